@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OBSERVED_AT_ONCE = 200
-"""Frames observed before the lock is let go, so that whoever takes messages meanwhile waits a millisecond
+"""Frames observed before the lock is let go, so that a taker of messages waits a millisecond
 or two.
 """
 JOIN_S = 10.0

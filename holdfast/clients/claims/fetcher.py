@@ -58,8 +58,8 @@ SIZE_SAMPLES = 32
 
 
 class ClaimFetcher:
-    """Fetches for as many partitions as are started, and puts what it gets into a queue; *arrived* is told of
-    it afterwards.
+    """Fetches for as many partitions as are started, and puts what it gets into a queue; *arrived* is
+    called with it afterwards.
 
     `start` and `stop` return at once and may be called from any thread; nothing of a stopped lease comes out
     of the queue afterwards, since `stop` closes the lease before it returns.
@@ -172,7 +172,7 @@ class ClaimFetcher:
             self._obey(consumer)
             consumer.unassign()
             self._finish_commits(consumer)
-        except Exception as error:  # noqa: BLE001  told to the user by the engine
+        except Exception as error:  # noqa: BLE001  raised to the user by the engine
             self._broken(error)
         finally:
             for lease in self._leases.values():

@@ -68,7 +68,7 @@ class CoordinationLog:
     """Reads the coordination partitions that carry *topics*, and appends to any of them.
 
     `caught_up` holds the partitions read to what was their end at some moment after `open`, holes and control
-    records at the tail notwithstanding (`EndOfLog`). `ends` holds the ends that were told, the latest of each
+    records at the tail notwithstanding (`EndOfLog`). `ends` holds the ends that were seen, the latest of each
     partition.
     """
 
@@ -254,7 +254,7 @@ class CoordinationLog:
     # -- writing
 
     def send(self, send_id: int, value: bytes, partition: int) -> None:
-        """Append a frame; what becomes of it is told by `acks` under *send_id*, sooner or later.
+        """Append a frame; `acks` reports what becomes of it under *send_id*, sooner or later.
 
         Never waits.
         """

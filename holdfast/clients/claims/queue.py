@@ -260,7 +260,7 @@ class FetchQueue:
                 self._discard(lease)
 
     def close(self) -> None:
-        """Drop what is queued and wake whoever waits; nothing can be put any more."""
+        """Drop what is queued and wake what waits; nothing can be put any more."""
         with self._lock:
             self._closed = True
             while self._turns:

@@ -28,7 +28,7 @@ class Member:
     """Everything one instance does to claim, keep, measure, commit and release partitions.
 
     Every input takes *now_s*, a monotonic time in seconds, and returns what to do, in order. Nothing in here
-    reads a clock. The wall clock is told by `clock` (at the start, and again before frames are observed and
+    reads a clock. The shell passes the wall clock by `clock` (at the start, and again before frames are observed and
     before each tick, since it may have jumped) because frames carry it.
 
     *coordination_partitions* is the number of partitions of the coordination topic. Read all of them that `coordination` names.
@@ -155,8 +155,8 @@ class Member:
         return 0 if claim is None or (work := work_of(claim.stage)) is None else work.tracker.outstanding
 
     def committed_offset(self, topic: str, partition: int) -> int | None:
-        """Return the offset that the log shows for the claim (guarded view), whoever holds it; None when
-        nobody told any.
+        """Return the offset that the log shows for the claim (guarded view), by any owner; None when
+        it shows none.
         """
         row = self.row(topic, partition)
         return None if row is None else row.current_offset
