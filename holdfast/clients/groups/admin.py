@@ -198,7 +198,7 @@ class GroupAdmin:
         held = self._reset_holds(view, group)
         if not held:
             return 0
-        untold = self._offsets.spots(
+        spots = self._offsets.spots(
             {key: None for key, claim in held.items() if claim.current_offset is None}, None
         )
         frames = settle(
@@ -207,7 +207,7 @@ class GroupAdmin:
             client=self._client,
             now_s=view.now_s,
             is_silent=lambda claim: force or view.silent(claim),
-            start=lambda key: untold[key].start,
+            start=lambda key: spots[key].start,
         )
         view.send(frames)
         view.refresh()

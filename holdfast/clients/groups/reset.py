@@ -147,15 +147,15 @@ class ClaimReset:
             self._view.take(LOOK_S)
 
     def _claim(self) -> None:
-        told = -1
+        reported = -1
         while True:
             self._view.refresh()
             rows = self._view.claims(self._group)
             mine = [key for key in self._keys if self._is_mine(rows.get(key))]
             self._refuse_others({key: rows[key] for key in self._keys if key in rows})
-            if len(mine) != told:
-                told = len(mine)
-                self._tell(ResetProgress(step=ResetStep.CLAIMING, done=told, total=len(self._keys)))
+            if len(mine) != reported:
+                reported = len(mine)
+                self._tell(ResetProgress(step=ResetStep.CLAIMING, done=reported, total=len(self._keys)))
             if len(mine) == len(self._keys):
                 self._renew(rows, due=any(rows[key].current_offset is None for key in mine))
                 return
