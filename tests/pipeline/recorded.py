@@ -51,12 +51,15 @@ def recorded_runs(topology: Topology) -> Iterator[RecordedRun]:
         )
 
 
-def each_by_number(runs: list[RecordedRun]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what folds the *runs* whose numbers come in: what a task of Spark runs."""
+def in_tasks(
+    runs: list[RecordedRun], tasks: int
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what folds an equal share of *runs* for each number of a task that comes in, each run as the partition of its place."""
 
     def fold(named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for numbers in named:
-            for number in numbers.column(0).to_pylist():
-                yield from runs[number].fold(number)
+            for task in numbers.column(0).to_pylist():
+                for number in range(task, len(runs), tasks):
+                    yield from runs[number].fold(number)
 
     return fold

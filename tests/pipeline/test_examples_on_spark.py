@@ -21,7 +21,7 @@ from holdfast.pipeline.shipping import pack, ship
 from holdfast.testing import Topology
 from tests.pipeline.folds import Record, accounts
 from tests.pipeline.lakes import write_bronze
-from tests.pipeline.recorded import RecordedRun, each_by_number, recorded_runs
+from tests.pipeline.recorded import RecordedRun, in_tasks, recorded_runs
 from tests.support.places import DOCS, ROOT
 from tests.test_docs import blocks, program
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HOUR_MS = 3_600_000
+TASKS = 2
 SALE = {"item": "green", "shelf": "tea", "pieces": 2}
 # Topic, key and value of what is written to each example; a number alone is a time of the tick clock.
 WRITTEN: dict[str, list[tuple[str, str, Any] | int]] = {
@@ -139,7 +140,7 @@ def test_every_processor_of_examples_and_pages_comes_to_its_digest_on_spark(
     ship(spark, accounts())  # with it comes this package, whose function the tasks run
     for run in runs:
         ship(spark, run.processor)
-    told = on_spark.fold_each(spark, range(len(runs)), each_by_number(runs)).toArrow()
+    told = on_spark.fold_each(spark, range(TASKS), in_tasks(runs, TASKS)).toArrow()
     summaries, _ = gather(told.to_batches(), range(len(runs)))
     there = {summary.partition: summary for summary in summaries}
     for number, run in enumerate(runs):
@@ -167,8 +168,9 @@ def test_the_program_of_the_readme_is_replayed_on_spark(
 
 
 def test_what_a_processor_is_made_of_is_shipped_from_wherever_it_is_declared(load: Load) -> None:
-    for name in WRITTEN:
-        for processor in load(name, ROOT / "examples").app.processors.values():
+    apps = {name: load(name, ROOT / "examples").app for name in WRITTEN}
+    for name, app in apps.items():
+        for processor in app.processors.values():
             # The last steps of two chains decode bytes and count, or compare offsets: all of it is ours.
             if (name, processor.name) not in {("word_count", "counts"), ("priced_orders", "priced")}:
                 assert f"{name}.py" in zipfile.ZipFile(io.BytesIO(pack(processor))).namelist()
