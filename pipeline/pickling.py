@@ -72,15 +72,15 @@ def _why_unfit(part: object, named: set[str] | None = None) -> Exception | None:
     register()
     seen, out = set[str]() if named is None else named, io.BytesIO()
 
-    class Recorder(cloudpickle.CloudPickler):  # type: ignore[misc]  # pyspark declares no types for it
+    class Recorder(cloudpickle.CloudPickler):
         def reducer_override(self, found: Any) -> Any:
             name = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
             if isinstance(name, str):
                 seen.add(name)
-            return super().reducer_override(found)
+            return super().reducer_override(found)  # type: ignore[no-untyped-call]
 
     try:
-        Recorder(out).dump(part)
+        Recorder(out).dump(part)  # type: ignore[no-untyped-call]  # pyspark declares no types here
         cloudpickle.loads(out.getvalue())  # some objects are written, and fail only where they are read
     except Exception as error:  # noqa: BLE001  the user's objects raise anything
         return error

@@ -164,10 +164,10 @@ def _launch(options: SparkOptions, archive: ClassArchive | None, scratch: Path) 
     try:
         SparkContext._ensure_initialized(gateway=gateway)
         return SparkSession.builder.config(conf=conf).getOrCreate(), gateway
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  py4j raises anything
         told = session_failed(error, log_path)  # while there is a JVM to ask what it was
         _end(gateway)
-        raise told from error
+        raise told from None  # with the JVM gone, py4j's own error cannot even be printed
 
 
 def archive_of(options: SparkOptions) -> ClassArchive | None:

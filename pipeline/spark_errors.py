@@ -12,6 +12,11 @@ from holdfast.errors import LakeError, LostRecordsError, PipelineError, SparkErr
 
 LIMIT_CAUSES = 30
 LOG_TAIL_BYTES = 1 << 16
+_GIVEN_UP = (
+    "Cannot call methods on a stopped SparkContext",
+    "SparkContext was shut down",
+    "Master removed our application",
+)
 GONE = "Py4JNetworkError"
 _RACES = (
     "ConcurrentTransactionException",
@@ -81,6 +86,10 @@ def failed(error: Exception, what: str) -> PipelineError:
         if isinstance(error, ConnectionError) or GONE in name:
             return SparkError(
                 f"{what}: Spark's JVM is gone: it was killed, or out of memory (see --memory), or gave up"
+            )
+        if any(each in message for each in _GIVEN_UP):
+            return SparkError(
+                f"{what}: Spark has given up, as it does without a master or executors (see --master): {message.splitlines()[0][:300]}"
             )
         if "spark.driver.maxResultSize" in message:
             return SparkError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +32,7 @@ HOUR_MS = 3_600_000
 TASKS = 2
 SALE = {"item": "green", "shelf": "tea", "pieces": 2}
 # Topic, key and value of what is written to each example; a number alone is a time of the tick clock.
-WRITTEN: dict[str, list[tuple[str, str, Any] | int]] = {
+WRITTEN: dict[str, Sequence[tuple[str, str, Any] | int]] = {
     "balances": [("paid-in", "ada", 500), ("paid-out", "ada", 200), ("paid-in", "bo", 7)],
     "bestsellers": [("sales", "green", SALE), ("sales", "black", SALE | {"item": "black", "pieces": 3})],
     "counting": [("words", "", "to"), ("words", "", "be"), ("words", "", "to")],

@@ -238,6 +238,17 @@ def test_an_error_whose_jvm_is_gone_is_told_as_that() -> None:
         assert "t: Spark's JVM is gone" in str(failed(spark_failure(java), "t"))
 
 
+def test_a_context_that_spark_has_stopped_is_told_with_its_cure() -> None:
+    stopped = (
+        "Cannot call methods on a stopped SparkContext.\nThis stopped SparkContext was created at:\n\nx.y"
+    )
+    error = spark_failure(Java("java.lang.IllegalStateException", stopped))
+    assert str(failed(error, "no Spark session")) == (
+        "no Spark session: Spark has given up, as it does without a master or executors (see --master): "
+        "Cannot call methods on a stopped SparkContext."
+    )
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "spark-1.log"
