@@ -285,7 +285,7 @@ def folded_side_by_side(records: int) -> list[tuple[str, int]]:
             runner.hand(events_of(0, records))
         for runner in runners:
             await ended(runner)
-        assert [sum(part.transactions) for part in parts] == [records] * 2
+        assert [part.transactions for part in parts] == [[records]] * 2
 
     asyncio.run(run())
     return [(name, len(list(group))) for name, group in itertools.groupby(folded)]
@@ -300,6 +300,11 @@ def test_a_long_fold_that_ends_within_its_long_turn_is_not_interrupted() -> None
 def test_a_partition_that_waits_for_a_long_fold_has_its_long_turn_before_that_has_ended() -> None:
     rest = [("a", 4), ("b", 4)]  # 240 ms: the first step that ends after LONG_TURN_S
     assert folded_side_by_side(13) == [("a", 1), ("b", 1), *rest, *rest, *rest]
+
+
+def test_a_wait_for_the_long_folds_of_others_does_not_end_a_transaction() -> None:
+    records = int(TRANSACTION_S * 1000 / STEP_MS) - 3
+    folded_side_by_side(records)  # together longer than TRANSACTION_S, and each is one transaction
 
 
 def test_a_short_fold_waits_for_no_long_one() -> None:
