@@ -25,10 +25,10 @@ from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.harvest import BatchSize, ProducerProgress, producer_name
 from holdfast.errors import BrokerError
 from holdfast.outbox.harvest.foreign import ForeignMarks, delete_watching
-from holdfast.outbox.harvest.leading import lead_on
+from holdfast.outbox.harvest.leading import BACKOFF, lead_on
 from holdfast.outbox.harvest.limits import TopicLimits
 from holdfast.outbox.harvest.publisher import Aborted, Publisher, PublishStopped, RowsRefused, read_progress
-from holdfast.outbox.harvest.refusals import BACKOFF_S, Refusals
+from holdfast.outbox.harvest.refusals import Refusals
 from holdfast.outbox.harvest.shard import Term
 from holdfast.outbox.harvest.worker_thread import Pending
 from holdfast.outbox.schema.layouts import OutboxRow
@@ -242,7 +242,7 @@ class FencedTerm:
                 self._stats.last_error = str(error)
                 if turn == ABORTS_IN_TURN:
                     raise BrokerError(f"{error}; {turn + 1} times in turn") from error
-                self._signals.sleep(BACKOFF_S * 2**turn)
+                self._signals.sleep(BACKOFF.wait_s(turn))
                 if self._signals.abandoned():
                     raise PublishStopped from error
             turn += 1

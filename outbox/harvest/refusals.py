@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 from confluent_kafka import KafkaError
 
-from holdfast.clock import Clock, system_clock
+from holdfast.clock import Backoff, Clock, system_clock
 from holdfast.core.outbox.harvest import Destination, producer_name
 from holdfast.kafka.codes import REFUSED_TOPIC, TOO_LARGE
 from holdfast.outbox.harvest.destinations import Destinations
@@ -26,7 +26,7 @@ from holdfast.outbox.settings import Poison
 
 logger = logging.getLogger(__name__)
 
-BACKOFF_S = 0.1
+LEAST_HOLD_S = 0.1
 LIMIT_HOLDS = 100
 """Topics that may be left out of a take; rows of further ones are held one by one."""
 LIMIT_NOTING = 16
@@ -61,6 +61,7 @@ class Refusals:
             term.stats,
         )
         self._limits, self._clock = limits, clock
+        self._backoff = Backoff(term.settings.retry_s, term.settings.retry_limit_s)
         self._producer = producer_name(term.settings.name, term.shard)
         self._holds: dict[str, Hold] = {}
         self._shard = term.shard
@@ -173,11 +174,8 @@ class Refusals:
         """
         settings, rows = self._settings, self._desk.rows
         self._stats.last_error = f"row {row.id} for {row.topic}: {reason}"
-        wait_s, attempts = (
-            min(settings.retry_s * 2 ** min(row.attempts, 30), settings.retry_limit_s),
-            row.attempts + 1,
-        )
-        retry_at_ms = self._clock.now_ms() + int(wait_s * 1000)
+        attempts = row.attempts + 1
+        retry_at_ms = self._clock.now_ms() + int(self._backoff.wait_s(row.attempts) * 1000)
         self._noting.append(self._desk.submit(rows.attempt_failed, row, reason, retry_at_ms, held=self._held))
         gives_up = (attempts >= settings.attempts or row.flaw is not None) and settings.poison is Poison.PASS
         if gives_up:
@@ -258,14 +256,14 @@ class Refusals:
                     "outbox %(outbox)s: rows for topic %(topic)s are held back: %(reason)s",
                     {"outbox": self._producer, "topic": topic, "reason": reason},
                 )
+        wait_s = self._backoff.wait_s(hold.attempts)
         hold.attempts += 1
-        wait_s = min(settings.retry_s * 2 ** min(hold.attempts - 1, 30), settings.retry_limit_s)
         if hold.attempts >= settings.attempts and settings.poison is Poison.PASS:
             for row in rows:
                 if self._signals.stopping():
                     break
                 self._quarantine(msgspec.structs.replace(row, attempts=hold.attempts), reason)
-            wait_s = max(BACKOFF_S, (self._clock.monotonic_s() - began_s) * HOLD_SHARE)
+            wait_s = max(LEAST_HOLD_S, (self._clock.monotonic_s() - began_s) * HOLD_SHARE)
         hold.until_s = self._clock.monotonic_s() + wait_s
         self._stats.holds = set(self._holds)
 
