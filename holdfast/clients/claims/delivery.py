@@ -437,13 +437,13 @@ class Dispatcher:
             fields = {
                 "group": self.member_settings.group_id,
                 "client": self.member_settings.client_id,
-                "event": event.event.value,
+                "claim_event": event.event.value,
                 "topic": event.topic,
                 "partition": event.partition,
                 "reason": event.reason.value if event.reason else None,
                 "detail": event.text,
             }
-            logger.log(level, "claim %(event)s" + where + why + text, fields)
+            logger.log(level, "claim %(claim_event)s" + where + why + text, fields)
         for tell in self._listeners:
             tell(event)
 
