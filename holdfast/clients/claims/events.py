@@ -49,14 +49,14 @@ class ClaimEvents:
         fields = {
             "group": self._settings.group_id,
             "client": self._settings.client_id,
-            "event": event.event.value,
+            "claim_event": event.event.value,
             "topic": event.topic,
             "partition": event.partition,
             "reason": event.reason.value if event.reason else None,
             "detail": event.text,
         }
         level = logging.WARNING if event.event in _ALARMING else logging.INFO
-        logger.log(level, "claim %(event)s" + where + why + text, fields)
+        logger.log(level, "claim %(claim_event)s" + where + why + text, fields)
 
     def end(self) -> None:
         """Pass on that no event will follow."""

@@ -169,7 +169,7 @@ class ClaimReset:
                 names = _names(
                     rows[key] for key in self._keys if key in rows and not self._is_mine(rows[key])
                 )
-                self._insist(f"{', '.join(names)} hold what was to be claimed")
+                self._insist(f"{', '.join(names)} hold the partitions to reset")
                 self._view.take(LOOK_S)
                 continue
             self._insist(f"{len(free)} partitions could not be claimed")

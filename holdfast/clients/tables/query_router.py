@@ -358,7 +358,7 @@ class QueryRouter:
             raise self._unreachable(url, question, error) from error
         except ValueError as unfit:
             raise _Setback(
-                QueryError(f"{url} is no URL that can be asked for {question}: {unfit}")
+                QueryError(f"{url} is not a URL that can be asked for {question}: {unfit}")
             ) from unfit
         if response.status == 200:
             return self._decoded(url, question, decode, body)

@@ -244,7 +244,7 @@ def decode_header(data: bytes | memoryview, at: int = 0) -> BatchHeader:
         )
     if attributes & COMPRESSION_BITS > max(Compression):
         raise WireError(
-            f"compression {attributes & COMPRESSION_BITS} is none that exists",
+            f"compression {attributes & COMPRESSION_BITS} is unknown",
             offset=at + CRC_FROM,
             reason=WireReason.COMPRESSION,
         )

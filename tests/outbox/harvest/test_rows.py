@@ -331,7 +331,7 @@ def test_a_transaction_that_fails_leaves_nothing_half_done(outbox: FreshOutbox) 
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("nonsense", "is no database URL"),
+        ("nonsense", "is not a database URL"),
         ("oracle://x/y", "does not know the database"),
         ("sqlite+nothing:///x", "is not installed"),
     ],
