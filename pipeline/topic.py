@@ -22,7 +22,7 @@ from holdfast.core.engine.skips import OffsetRanges
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import BrokerError, LostRecordsError, OutOfRangeError, TopicError, UnreadableError
-from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
+from holdfast.kafka.codes import CLOSED_TOPIC, LEADER_MOVES, NO_TOPIC, code_of
 from holdfast.kafka.connections import connector
 from holdfast.kafka.feed import Feed
 from holdfast.kafka.leader_requests import list_offsets
@@ -55,11 +55,7 @@ def _as_broker_error(what: str) -> Iterator[None]:
         yield
     except KafkaException as error:
         why: KafkaError = error.args[0]
-        if why.code() in (
-            KafkaError.UNKNOWN_TOPIC_OR_PART,
-            KafkaError._UNKNOWN_TOPIC,
-            KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        ):
+        if why.code() in CLOSED_TOPIC:
             raise TopicError(f"{what}: {why.str()}") from error
         raise BrokerError(
             f"{what}: {why.str()}; check that the brokers of bootstrap.servers are reachable"

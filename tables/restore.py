@@ -16,7 +16,7 @@ from holdfast.clock import system_clock
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, RottenStoreError
 from holdfast.kafka.clients import reader_options
-from holdfast.kafka.codes import is_end
+from holdfast.kafka.codes import ends_reading, is_end
 from holdfast.tables.ends import EndsClient, LogEnds
 from holdfast.tables.lived import Stopwatch
 from holdfast.tables.messages import by_place, only
@@ -115,9 +115,7 @@ class _Reader:
             self._ends[place] = message.offset() or 0
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             self.rebuild(self.parts[place], "its changelog offset is outside the changelog")
-        elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            pass  # a consumer must name a group, and librdkafka looks up its coordinator; this one never joins it
-        elif error.fatal() or not error.retriable():
+        elif ends_reading(error):
             raise BrokerError(f"changelog {place[0]} partition {place[1]}: {error.str()}")
 
     def is_whole(self, place: Place) -> bool:

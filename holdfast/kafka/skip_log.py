@@ -21,7 +21,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.skips import Skips, decode_skip
 from holdfast.errors import BrokerError, DecodeError
 from holdfast.kafka.clients import reader_options
-from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC
+from holdfast.kafka.codes import LEADER_MOVES, MISSING_TOPIC, NO_TOPIC
 from holdfast.kafka.leader_requests import list_offsets
 from holdfast.kafka.log_reader import LogReader
 
@@ -72,7 +72,7 @@ def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int
             return int(asked[place].result(left_s).offset)
         except KafkaException as error:
             why: KafkaError = error.args[0]
-            if why.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+            if why.code() in MISSING_TOPIC:
                 return -1
             if not (why.retriable() or why.code() in LEADER_MOVES | NO_TOPIC):
                 raise

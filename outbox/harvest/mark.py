@@ -29,7 +29,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.harvest import BatchSize
 from holdfast.errors import BrokerError
 from holdfast.kafka.clients import forget_frames
-from holdfast.kafka.codes import REFUSED_RECORD, TOO_LARGE
+from holdfast.kafka.codes import TOO_LARGE, refuses_record
 from holdfast.outbox.harvest.destinations import Destinations
 from holdfast.outbox.harvest.leading import lead_on
 from holdfast.outbox.harvest.limits import Rounds, TopicLimits
@@ -260,7 +260,7 @@ class MarkTerm:
         self._give_back()
         self._drop_producer()
         self._open_producer()
-        refused = {row_id: error for row_id, error in failed.items() if error.code() in REFUSED_RECORD}
+        refused = {row_id: error for row_id, error in failed.items() if refuses_record(error.code())}
         if not refused:
             if self._signals.stopping():
                 raise PublishStopped

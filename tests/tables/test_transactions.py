@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, RequestTimedOutError
+from confluent_kafka import KafkaError
 
 from holdfast.core.engine.codec import APPLIED, Marker
 from holdfast.core.engine.folding import Changes
@@ -20,6 +21,7 @@ from holdfast.core.engine.processor import Emit
 from holdfast.core.kafka import transaction_requests as wire
 from holdfast.core.kafka.wire import put_compact
 from holdfast.errors import BrokerError, FencedError, WireError
+from holdfast.kafka.codes import refuses_record
 from holdfast.kafka.raw_request import RawRequest
 from holdfast.tables import changelog, transactions
 from holdfast.tables.changelog import ChangelogWriter, _place_of
@@ -185,6 +187,28 @@ def test_what_a_topic_refuses_is_taken_back_and_named(brokers: Brokers) -> None:
 
     written(brokers, use)
     assert brokers.ends == [False, True]
+
+
+@pytest.mark.parametrize("code", [code for code in range(4, 200) if refuses_record(code)])
+def test_whatever_blames_the_record_names_its_topic(brokers: Brokers, code: int) -> None:
+    brokers.faults[wire.PRODUCE] = [code]
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(UndeliverableError, match="topic log refused a record"):
+            await writer.write(changes(1), (), 5)
+
+    written(brokers, use)
+
+
+def test_a_request_that_was_wrong_is_blamed_on_no_record(brokers: Brokers) -> None:
+    brokers.faults[wire.PRODUCE] = [KafkaError.INVALID_REQUEST]
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(BrokerError, match="me: transaction failed: INVALID_REQUEST") as caught:
+            await writer.write(changes(1), (), 5)
+        assert not isinstance(caught.value, UndeliverableError)
+
+    written(brokers, use)
 
 
 @pytest.mark.parametrize("partitions", [1, 3, 7])

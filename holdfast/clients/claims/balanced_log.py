@@ -21,7 +21,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.errors import BrokerError, TopicError
-from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of, is_end
+from holdfast.kafka.codes import CLOSED_TOPIC, LEADER_MOVES, NO_TOPIC, code_of, is_end
 from holdfast.kafka.log_tail import EndOfLog, following
 from holdfast.kafka.skipper import Skipper
 
@@ -190,7 +190,7 @@ class GroupLog:
                 )
             elif is_end(error):
                 self._tail.at_end()
-            elif error.code() in NO_TOPIC or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            elif error.code() in CLOSED_TOPIC:
                 raise TopicError(f"topic of balanced groups {self._topic}: {error.str()}")
             elif error.fatal():
                 raise BrokerError(f"topic of balanced groups {self._topic}: {error.str()}")

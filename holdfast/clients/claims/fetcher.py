@@ -22,7 +22,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
-from holdfast.kafka.codes import NO_TOPIC, UNREADABLE, is_end
+from holdfast.kafka.codes import CLOSED_TOPIC, OUT_OF_LOG, UNREADABLE, is_end
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 from holdfast.kafka.skipper import Skipper
 
@@ -385,11 +385,7 @@ def size_of(messages: Sequence[Message]) -> int:
 
 
 _NOT_ALONE = "the coordination topic has them. A consumer group of Kafka's own has the name of this one, and members: let one of them have another name"
-_HOPELESS = NO_TOPIC | {
-    KafkaError._AUTO_OFFSET_RESET,
-    KafkaError.OFFSET_OUT_OF_RANGE,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-}
+_HOPELESS = CLOSED_TOPIC | OUT_OF_LOG
 """What ends the reading of a partition: its claim is given back, and whoever gets it begins where there is
 something to read.
 """

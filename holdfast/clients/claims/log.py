@@ -28,7 +28,7 @@ from holdfast.clients.claims.frame_sender import Ack, FrameSender
 from holdfast.config import Settings
 from holdfast.core.claims.frames import coordination_partition
 from holdfast.errors import BrokerError, TopicError
-from holdfast.kafka.codes import NO_TOPIC, is_end, is_of_group
+from holdfast.kafka.codes import CLOSED_TOPIC, NO_TOPIC, is_end, is_of_group
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 from holdfast.kafka.log_tail import EndOfLog, following
 from holdfast.kafka.skipper import Skipper
@@ -244,7 +244,7 @@ class CoordinationLog:
             self.ends[message.partition() or 0] = message.offset() or 0
             if (tail := self._tails.get(message.partition() or 0)) is not None:
                 tail.at_end()
-        elif error.code() in NO_TOPIC or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        elif error.code() in CLOSED_TOPIC:
             raise TopicError(f"coordination topic {self._topic}: {error.str()}")
         elif error.fatal():
             raise BrokerError(f"coordination topic {self._topic}: {error.str()}")

@@ -28,7 +28,7 @@ from confluent_kafka import (
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, TopicError
-from holdfast.kafka.codes import COORDINATOR_MOVES, NO_TOPIC
+from holdfast.kafka.codes import NO_TOPIC, retriable
 from holdfast.kafka.coordinator_admin import NEVER_S, CoordinatorAdmin
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 
@@ -337,10 +337,7 @@ class OffsetFetcher:
                 cause: KafkaError = error.args[0]
                 if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
                     return None
-                why, again = (
-                    cause.str() or cause.name(),
-                    cause.code() in COORDINATOR_MOVES | {KafkaError._TIMED_OUT},
-                )
+                why, again = cause.str() or cause.name(), retriable(cause.code())
             except FutureTimeoutError:
                 why, again = "no answer", True
             if not again or self._clock.monotonic_s() > until_s:

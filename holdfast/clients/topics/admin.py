@@ -36,7 +36,7 @@ from holdfast.clients.topics.types import (
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, TopicError
-from holdfast.kafka.codes import LEADER_MOVES, NO_ANSWER, code_of
+from holdfast.kafka.codes import REFUSED_CONNECTION, code_of, retriable
 from holdfast.kafka.leader_requests import delete_records, list_offsets
 from holdfast.kafka.librdkafka_log import Quiet
 
@@ -335,7 +335,7 @@ class Admin:
         except FutureTimeoutError as error:
             raise BrokerError(f"{what}: no answer within {wait_s:g} s from {self._servers}") from error
         except KafkaException as error:
-            if code_of(error) in TRANSIENT:
+            if retriable(code_of(error)):
                 raise BrokerError(
                     f"{what}: {_text(error)}; asked {self._servers} for {self._timeout_s:g} s"
                 ) from error
@@ -347,10 +347,6 @@ class Admin:
             self._refused = _refuses(error)
 
 
-TRANSIENT = NO_ANSWER | LEADER_MOVES | {KafkaError.NOT_CONTROLLER}
-"""Answers that the next attempt may well not get."""
-
-
 def _refuses(error: KafkaError) -> bool:
     """Whether a connection failed over who is who, which no second attempt mends.
 
@@ -358,10 +354,7 @@ def _refuses(error: KafkaError) -> bool:
     than by its handshake, which calls everything transport trouble; the text alone tells then (its
     rd_kafka_transport_ssl_connect).
     """
-    return (
-        error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL)
-        or "certificate verify failed" in error.str()
-    )
+    return error.code() in REFUSED_CONNECTION or "certificate verify failed" in error.str()
 
 
 def _text(error: KafkaException) -> str:

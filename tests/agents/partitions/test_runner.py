@@ -10,15 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from holdfast.agents.partitions.runner import FEW_ROWS, Runner
 from holdfast.core.engine.folding import STEP_RECORDS, Changes, Folder
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Emit, Processor
 from holdfast.core.engine.rows import Rows
+from holdfast.kafka.codes import name_of
 from holdfast.kafka.feed import Fetched
 from holdfast.tables.producer import UndeliverableError
-from holdfast.tables.transactions import UNKNOWN_TOPIC, name_of
 
 
 def count(rows: Rows[int], event: bytes, at_ms: int) -> None:
@@ -453,7 +454,7 @@ def test_a_partition_that_stands_still_is_given_up_when_it_is_revoked_and_may_co
 def test_a_changelog_that_is_gone_ends_the_worker() -> None:
     async def run() -> None:
         part, desk = Part(ECHO), Desk()
-        part.refusals = [UndeliverableError("log", name_of(UNKNOWN_TOPIC))]
+        part.refusals = [UndeliverableError("log", name_of(KafkaError.UNKNOWN_TOPIC_OR_PART))]
         runner = Runner(desk, part)  # type: ignore[arg-type]
         runner.hand(event_of(0))
         await until(lambda: desk.failures)
