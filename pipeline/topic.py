@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
@@ -22,6 +22,7 @@ from holdfast.core.engine.skips import OffsetRanges
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import BrokerError, LostRecordsError, OutOfRangeError, TopicError, UnreadableError
+from holdfast.kafka.clients import CRITICAL, make_admin
 from holdfast.kafka.codes import CLOSED_TOPIC, LEADER_MOVES, NO_TOPIC, code_of
 from holdfast.kafka.connections import connector
 from holdfast.kafka.feed import Feed
@@ -70,9 +71,7 @@ class TopicLog:
 
     def __init__(self, settings: Settings, topic: str) -> None:
         self.topic, self._settings = topic, settings
-        self._admin = AdminClient(
-            {"log_level": 2, **settings.client()}
-        )  # what its lines mean is in our errors
+        self._admin = make_admin(settings.client(), log_level=CRITICAL)
 
     def __enter__(self) -> Self:
         return self

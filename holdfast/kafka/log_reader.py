@@ -14,6 +14,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError
+from holdfast.kafka.clients import make_reader
 from holdfast.kafka.codes import ends_reading, is_end
 from holdfast.kafka.skipper import Skipper
 
@@ -139,7 +140,7 @@ def reading(
 ) -> Iterator[LogReader]:
     """Open a reader of *topic* that passes what nobody can read; BrokerError for what keeps it from its end."""
     reader = LogReader(
-        Consumer(dict(config), logger=logger),
+        make_reader(config, logger=logger),
         Skipper(settings, config, clock=clock),
         limit=limit,
         clock=clock,

@@ -148,7 +148,7 @@ def read_with(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> Rows:
     try:
         part: Any = SimpleNamespace(changelog="log", partition=0)
         checking._read(part, 2, scratch, {}, "check", threading.Event(), 5.0)
-        return {key: scratch[key] for key in KEYS if key in scratch}
+        return {key: bytes(value) for key in KEYS if (value := scratch.get(key)) is not None}
     finally:
         scratch.close()
         assert consumer.closed

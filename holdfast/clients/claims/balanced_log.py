@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from confluent_kafka import (
     TIMESTAMP_NOT_AVAILABLE,
@@ -21,6 +20,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.errors import BrokerError, TopicError
+from holdfast.kafka.clients import make_reader, make_writer
 from holdfast.kafka.codes import CLOSED_TOPIC, LEADER_MOVES, NO_TOPIC, code_of, is_end
 from holdfast.kafka.log_tail import EndOfLog, following
 from holdfast.kafka.skipper import Skipper
@@ -76,7 +76,7 @@ class GroupLog:
         when nobody answers.
         """
         reads = following(self._settings, "groups-reader", self._follow_wait_ms)
-        self._reader = Consumer({**reads, "error_cb": self._on_error}, logger=logger)
+        self._reader = make_reader(reads, logger=logger, on_error=self._on_error)
         count = len(self._listed(self._topic, self._timeout_s))
         if not count:
             raise TopicError(
@@ -96,8 +96,8 @@ class GroupLog:
             # A sign of life that arrives after the session is worse than none.
             "message.timeout.ms": max(1_000, int(self._unsent_s * 1_000)),
         }
-        writes: dict[str, Any] = self._settings.producer(**writing)
-        self._writer = Producer({**writes, "error_cb": self._on_error}, logger=logger)
+        writes = self._settings.producer(**writing)
+        self._writer = make_writer(writes, logger=logger, on_error=self._on_error)
         self._bursts = FrameSender(
             self._writer, self._topic, self._told, key=self._group_id.encode(), unsent_s=self._unsent_s
         )

@@ -22,6 +22,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
+from holdfast.kafka.clients import make_reader
 from holdfast.kafka.codes import CLOSED_TOPIC, OUT_OF_LOG, UNREADABLE, is_end
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 from holdfast.kafka.skipper import Skipper
@@ -101,7 +102,7 @@ class ClaimFetcher:
         self.unreadable: dict[Place, Unreadable] = {}
         """Where reading stands before a batch that cannot be read."""
         self._told: dict[Place, int] = {}
-        self._config |= {"error_cb": self._on_error, "on_commit": self._on_commit}
+        self._config = {**self._config, "on_commit": self._on_commit}  # the watcher's has no callbacks
         self._commands: deque[Callable[[Consumer], None]] = deque()
         self._leases: dict[Place, Lease] = {}
         self._stopping, self._called = threading.Event(), threading.Event()
@@ -115,7 +116,7 @@ class ClaimFetcher:
 
     def open(self) -> None:
         """Start the thread; the broker is reached when there is something to read."""
-        self._consumer = Consumer(self._config, logger=quiet)
+        self._consumer = make_reader(self._config, logger=quiet, on_error=self._on_error)
         self._thread.start()
 
     def start(self, lease: Lease) -> Lease:

@@ -28,6 +28,7 @@ from holdfast.clients.claims.frame_sender import Ack, FrameSender
 from holdfast.config import Settings
 from holdfast.core.claims.frames import coordination_partition
 from holdfast.errors import BrokerError, TopicError
+from holdfast.kafka.clients import make_reader, make_writer
 from holdfast.kafka.codes import CLOSED_TOPIC, NO_TOPIC, is_end, is_of_group
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 from holdfast.kafka.log_tail import EndOfLog, following
@@ -109,7 +110,7 @@ class CoordinationLog:
         *timeout_s*.
         """
         config = impatient(following(self._settings, "claims-reader", self._follow_wait_ms))
-        self._reader = Consumer({**config, "error_cb": self._on_error}, logger=quiet)
+        self._reader = make_reader(config, logger=quiet, on_error=self._on_error)
         self._skipper = Skipper(self._settings, config)
         self.partitions = self._count(timeout_s)
         self.follow(topics)
@@ -123,7 +124,7 @@ class CoordinationLog:
             "queue.buffering.max.messages": LIMIT_UNSENT,
         }
         produces = impatient(self._settings.producer(**writing))
-        self._writer = Producer({**produces, "error_cb": self._on_error}, logger=quiet)
+        self._writer = make_writer(produces, logger=quiet, on_error=self._on_error)
         self._bursts = FrameSender(
             self._writer, self._topic, self._acks.append, unsent_s=self._send_timeout_s, headers=self._headers
         )

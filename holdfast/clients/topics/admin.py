@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package does not declare what it re-exports
-    AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
@@ -36,6 +35,7 @@ from holdfast.clients.topics.types import (
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, TopicError
+from holdfast.kafka.clients import make_admin
 from holdfast.kafka.codes import REFUSED_CONNECTION, code_of, retriable
 from holdfast.kafka.leader_requests import delete_records, list_offsets
 from holdfast.kafka.librdkafka_log import Quiet
@@ -71,9 +71,8 @@ class Admin:
         self._clock = clock
         self._last_error = ""
         self._refused = False
-        config: dict[str, Any] = {**settings.client(), "error_cb": self._on_error}
         try:
-            self._client = AdminClient(config, logger=Quiet(log))
+            self._client = make_admin(settings.client(), logger=Quiet(log), on_error=self._on_error)
         except KafkaException as error:
             raise ConfigError(f"a Kafka property is refused by librdkafka: {_text(error)}") from error
 

@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, GroupError
+from holdfast.kafka.clients import make_reader
 from holdfast.kafka.codes import COORDINATOR_MOVES, HAS_MEMBERS, code_of, retriable
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class CommittedOffsets:
     @contextmanager
     def _consumer(self, **more: Any) -> Iterator[Consumer]:
         overrides: dict[str, str | int | bool] = {"group.id": self._group, "enable.auto.commit": False}
-        consumer = Consumer({**self._settings.consumer(**overrides), **more}, logger=logger)
+        consumer = make_reader({**self._settings.consumer(**overrides), **more}, logger=logger)
         try:
             yield consumer
         finally:
