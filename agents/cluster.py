@@ -19,9 +19,9 @@ from holdfast.core.kafka.compression import Compression
 from holdfast.errors import BrokerError, ConfigError
 from holdfast.kafka.clients import CRITICAL, make_admin
 from holdfast.kafka.connections import connector
+from holdfast.kafka.transactional_client import producers
 from holdfast.tables.partition import Environment
 from holdfast.tables.rocks import Budget
-from holdfast.tables.transactions import producers
 
 logger = logging.getLogger(__name__)
 

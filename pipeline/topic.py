@@ -25,9 +25,9 @@ from holdfast.errors import BrokerError, LostRecordsError, OutOfRangeError, Topi
 from holdfast.kafka.clients import CRITICAL, make_admin
 from holdfast.kafka.codes import CLOSED_TOPIC, LEADER_MOVES, NO_TOPIC, code_of
 from holdfast.kafka.connections import connector
-from holdfast.kafka.feed import Feed
 from holdfast.kafka.leader_requests import list_offsets
 from holdfast.kafka.records import Records
+from holdfast.kafka.source_fetcher import SourceFetcher
 
 T = TypeVar("T")
 
@@ -184,7 +184,7 @@ class TopicReader:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-reader", daemon=True)
         self._thread.start()
-        self._feed: Feed | None = None
+        self._feed: SourceFetcher | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -216,10 +216,10 @@ class TopicReader:
                 f"topic {self.topic}: nothing read for {self._settings.stall_timeout_s:.0f} s; check the brokers"
             ) from error
 
-    async def _begin(self, place: Place, first: int) -> Feed:
+    async def _begin(self, place: Place, first: int) -> SourceFetcher:
         settings = self._settings
         if self._feed is None:
-            self._feed = Feed(
+            self._feed = SourceFetcher(
                 connector(settings, timeout_s=settings.request_timeout_s),
                 self._executor,
                 fetch_records=FETCH_RECORDS,

@@ -121,7 +121,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "streams": frozenset(),
     "models": frozenset({"msgspec"}),
     "kafka": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "google_crc32c"}),
-    "tables": frozenset({"aiokafka", "confluent_kafka", "msgspec", "rocksdict"}),
+    "tables": frozenset({"confluent_kafka", "msgspec", "rocksdict"}),
     "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "psycopg", "sqlalchemy"}),
     "clients": frozenset({"aiohttp", "confluent_kafka", "msgspec", "yarl"}),
     "agents": frozenset(

@@ -13,8 +13,8 @@ from holdfast.clock import system_clock
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.folding import Folder
 from holdfast.core.engine.stepping import Refused
-from holdfast.kafka.feed import Fetched
 from holdfast.kafka.records import FetchedRecord
+from holdfast.kafka.source_fetcher import Fetched
 from holdfast.tables.partition import Partition
 
 BACKLOG_S = 0.1

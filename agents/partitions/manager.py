@@ -30,7 +30,7 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.outbox.pacing import AdaptiveLinger
 from holdfast.errors import FencedError
 from holdfast.kafka.connections import connector
-from holdfast.kafka.feed import Feed, Fetched
+from holdfast.kafka.source_fetcher import Fetched, SourceFetcher
 from holdfast.tables.partition import Partition
 from holdfast.tables.recorded import read_choices
 from holdfast.tables.restore import RestoreInterrupted, StandbyFollower, restore
@@ -80,7 +80,7 @@ class PartitionManager:
             (topic for processor in self.processors.values() for topic in processor.topics),
         )
         self.sources = {topic for processor in self.processors.values() for topic in processor.topics}
-        self.feed = Feed(
+        self.feed = SourceFetcher(
             connector(settings, timeout_s=settings.request_timeout_s),
             self._pool,
             fetch_records=settings.fetch_records,

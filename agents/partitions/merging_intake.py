@@ -25,8 +25,8 @@ from holdfast.core.engine.merging import Merger, Stretch
 from holdfast.core.engine.merging_folder import MergingFolder
 from holdfast.core.engine.stepping import Refused
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.kafka.feed import Fetched
 from holdfast.kafka.records import FetchedRecord
+from holdfast.kafka.source_fetcher import Fetched
 from holdfast.tables.partition import Partition
 
 NO_EPOCH = -1

@@ -22,10 +22,10 @@ from holdfast.core.engine.processor import Emit
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import FencedError, RottenStoreError
 from holdfast.kafka.codes import name_of
+from holdfast.kafka.loop_turn import TURN_S
 from holdfast.kafka.records import FetchedRecord
-from holdfast.tables.lived import TURN_S
+from holdfast.kafka.transactional_producer import UndeliverableError
 from holdfast.tables.partition import AnyChanges, AnyFolder, Partition
-from holdfast.tables.producer import UndeliverableError
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.membership import NO_TERM
 from holdfast.errors import FencedError
-from holdfast.kafka.feed import Feed
+from holdfast.kafka.source_fetcher import SourceFetcher
 from holdfast.tables.partition import Partition
 
 Held = tuple[str, int]
@@ -61,7 +61,7 @@ class Host(Protocol):
 
     app: str
     metrics: Metrics
-    feed: Feed
+    feed: SourceFetcher
     held: dict[Held, str]
     epoch: int
     open: bool

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from holdfast.clients.claims.balanced_log import GroupLog
 from holdfast.clients.claims.engine import ClaimEngine
-from holdfast.clients.claims.fetcher import FeedSettings
+from holdfast.clients.claims.fetcher import FetchSettings
 from holdfast.clients.claims.options import EngineSettings, GroupSettings
 from holdfast.clock import Clock
 from holdfast.config import Settings
@@ -50,7 +50,7 @@ class BalancedEngine(ClaimEngine):
         settings: Settings,
         member: MemberSettings,
         options: EngineSettings,
-        feed: FeedSettings,
+        feed: FetchSettings,
         groups: GroupSettings,
         *,
         clock: Clock,
@@ -236,7 +236,7 @@ def engine_of(
     settings: Settings,
     member: MemberSettings,
     options: EngineSettings,
-    feed: FeedSettings,
+    feed: FetchSettings,
     groups: GroupSettings,
     *,
     clock: Clock,

@@ -15,13 +15,13 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from holdfast.clients.claims.frame_sender import Ack, FrameSender
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_reader, make_writer
 from holdfast.kafka.codes import CLOSED_TOPIC, LEADER_MOVES, NO_TOPIC, code_of, is_end
+from holdfast.kafka.frame_sender import Ack, FrameSender
 from holdfast.kafka.log_tail import EndOfLog, following
 from holdfast.kafka.skipper import Skipper
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar, assert_never
 
-from holdfast.clients.claims.fetcher import ClaimFetcher, FeedSettings
+from holdfast.clients.claims.fetcher import ClaimFetcher, FetchSettings
 from holdfast.clients.claims.log import CoordinationLog
 from holdfast.clients.claims.offsets import OffsetFetcher
 from holdfast.clients.claims.options import EngineSettings
@@ -58,7 +58,7 @@ class Dispatcher:
         settings: Settings,
         member: MemberSettings,
         options: EngineSettings,
-        feed: FeedSettings,
+        feed: FetchSettings,
         *,
         clock: Clock,
         draws: Draws,

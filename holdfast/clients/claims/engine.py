@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from holdfast.clients.claims.delivery import Dispatcher
-from holdfast.clients.claims.fetcher import ClaimFetcher, FeedSettings
-from holdfast.clients.claims.lanes import LaneFeed
+from holdfast.clients.claims.fetcher import ClaimFetcher, FetchSettings
+from holdfast.clients.claims.lanes import LaneFetcher
 from holdfast.clients.claims.log import LogRecord
 from holdfast.clients.claims.offsets import OffsetFetcher
 from holdfast.clients.claims.options import EngineSettings
@@ -51,7 +51,7 @@ class ClaimEngine(Dispatcher):
         settings: Settings,
         member: MemberSettings,
         options: EngineSettings,
-        feed: FeedSettings,
+        feed: FetchSettings,
         *,
         clock: Clock,
         draws: Draws,
@@ -172,7 +172,7 @@ class ClaimEngine(Dispatcher):
             "group.id": wanted.group_id,
             "isolation.level": "read_committed",
         }
-        self._feed = (LaneFeed if options.lanes else ClaimFetcher)(
+        self._feed = (LaneFetcher if options.lanes else ClaimFetcher)(
             settings,
             settings.consumer(**overrides),
             self.queue,

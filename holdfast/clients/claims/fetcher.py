@@ -36,7 +36,7 @@ JOIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedSettings:
+class FetchSettings:
     """How far ahead messages are fetched, and in what portions."""
 
     batch_messages: int = 2_000
@@ -71,7 +71,7 @@ class ClaimFetcher:
         kafka: Settings,
         config: Mapping[str, Any],
         queue: FetchQueue,
-        settings: FeedSettings,
+        settings: FetchSettings,
         *,
         partitions: Mapping[str, int],
         failed: Callable[[Lease, str], None],

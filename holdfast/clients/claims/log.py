@@ -24,12 +24,12 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from holdfast.clients.claims.frame_sender import Ack, FrameSender
 from holdfast.config import Settings
 from holdfast.core.claims.frames import coordination_partition
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_reader, make_writer
 from holdfast.kafka.codes import CLOSED_TOPIC, NO_TOPIC, is_end, is_of_group
+from holdfast.kafka.frame_sender import Ack, FrameSender
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 from holdfast.kafka.log_tail import EndOfLog, following
 from holdfast.kafka.skipper import Skipper

@@ -16,7 +16,7 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Text
 from holdfast.core.engine.sources import Source
-from holdfast.kafka.feed import Fetched
+from holdfast.kafka.source_fetcher import Fetched
 
 A, B = 0, 1
 TOPICS = ("a", "b")

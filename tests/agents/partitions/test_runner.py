@@ -18,8 +18,8 @@ from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Emit, Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.kafka.codes import name_of
-from holdfast.kafka.feed import Fetched
-from holdfast.tables.producer import UndeliverableError
+from holdfast.kafka.source_fetcher import Fetched
+from holdfast.kafka.transactional_producer import UndeliverableError
 
 
 def count(rows: Rows[int], event: bytes, at_ms: int) -> None:

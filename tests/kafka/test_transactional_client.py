@@ -21,13 +21,14 @@ from holdfast.core.engine.processor import Emit
 from holdfast.core.kafka import transaction_requests as wire
 from holdfast.core.kafka.wire import put_compact
 from holdfast.errors import BrokerError, FencedError, WireError
+from holdfast.kafka import transactional_client
 from holdfast.kafka.codes import refuses_record
 from holdfast.kafka.raw_request import RawRequest
-from holdfast.tables import changelog, transactions
+from holdfast.kafka.transactional_client import TransactionalClient, _first_refused, producers
+from holdfast.kafka.transactional_producer import AbortableError, UndeliverableError
+from holdfast.tables import changelog
 from holdfast.tables.changelog import ChangelogWriter, _place_of
-from holdfast.tables.producer import AbortableError, UndeliverableError
-from holdfast.tables.transactions import TransactionalClient, _first_refused, producers
-from tests.tables.scripted import (
+from tests.kafka.scripted import (
     CONCURRENT,
     FENCED,
     LOADING,
@@ -44,8 +45,8 @@ from tests.tables.scripted import (
 
 @pytest.fixture(params=[1, 2])
 def brokers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Brokers:
-    monkeypatch.setattr(transactions, "_PAUSE_S", 0.001)
-    monkeypatch.setattr(transactions, "UNKNOWN_TOPIC_S", 0.05)
+    monkeypatch.setattr(transactional_client, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(transactional_client, "UNKNOWN_TOPIC_S", 0.05)
     monkeypatch.setattr(changelog, "_BACKOFF_S", 0.001)
     return Brokers(request.param)
 
@@ -310,7 +311,7 @@ def test_many_emits_with_long_keys_let_others_have_their_turn(brokers: Brokers) 
 
 
 def test_connections_that_do_not_close_are_dropped(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "_CLOSE_S", 0.05)
+    monkeypatch.setattr(transactional_client, "_CLOSE_S", 0.05)
 
     async def hang() -> None:
         brokers.closed = True
