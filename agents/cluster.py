@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
 
 from holdfast.agents import descriptors
 from holdfast.clients.topics.admin import Admin
@@ -18,10 +17,11 @@ from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
 from holdfast.core.kafka.compression import Compression
 from holdfast.errors import BrokerError, ConfigError
+from holdfast.kafka.clients import CRITICAL, make_admin
 from holdfast.kafka.connections import connector
+from holdfast.kafka.transactional_client import producers
 from holdfast.tables.partition import Environment
 from holdfast.tables.rocks import Budget
-from holdfast.tables.transactions import producers
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def _identity(settings: Settings, topics: Sequence[str]) -> tuple[str, dict[str,
     """Return the cluster's id and the topics' ids: a topic deleted and made again under its name has
     another.
     """
-    client, timeout_s = AdminClient({"log_level": 2, **settings.client()}), settings.request_timeout_s
+    client, timeout_s = make_admin(settings.client(), log_level=CRITICAL), settings.request_timeout_s
     try:
         described = client.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
         ids = {topic: str(future.result(timeout_s).topic_id) for topic, future in described.items()}

@@ -74,10 +74,10 @@ class Ground:
                 "batch.size": 100_000,
             }
         )
-        for topic, key, value in views(work, records):
+        for at, key, value in views(work, records):
             while True:
                 try:
-                    producer.produce(self.topics[topic], value, key)
+                    producer.produce(self.topics[at], value, key)
                     break
                 except BufferError:
                     producer.poll(0.05)

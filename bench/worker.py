@@ -33,7 +33,7 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Bytes
 from holdfast.core.engine.sources import Source
-from holdfast.kafka.feed import Feed, Fetched
+from holdfast.kafka.source_fetcher import Fetched, SourceFetcher
 from holdfast.streams import Rekey
 from holdfast.tables.partition import Partition
 
@@ -146,15 +146,15 @@ def measure() -> None:
 
 def hold_until(gate: Path) -> None:
     """Fetch nothing before the file *gate* is there, so that a group can settle first."""
-    fetch = Feed.fetch
+    fetch = SourceFetcher.fetch
 
-    async def held(self: Feed, epoch: int, wait_s: float) -> list[Fetched]:
+    async def held(self: SourceFetcher, epoch: int, wait_s: float) -> list[Fetched]:
         if gate.exists():  # noqa: ASYNC240  a stat, and no part of what is measured
             return await fetch(self, epoch, wait_s)
         await asyncio.sleep(wait_s)
         return []
 
-    Feed.fetch = held  # type: ignore[method-assign]
+    SourceFetcher.fetch = held  # type: ignore[method-assign]
 
 
 def counting_of(source: str) -> Processor[tuple[str, int, int, bytes, bytes], Count]:

@@ -18,10 +18,11 @@ from math import inf
 from typing import Any, Protocol
 
 import msgspec
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import BrokerError, HoldfastError
+from holdfast.kafka.clients import make_writer
 from holdfast.kafka.codes import is_of_group
 from holdfast.kafka.log_reader import LogReader
 from holdfast.outbox.commands import (
@@ -151,7 +152,7 @@ class CommandLog(threading.Thread):
             raise BrokerError(
                 f"topic {commands}: {error.args[0].str()}; check that the broker is reachable"
             ) from error
-        self._producer = Producer(
+        self._producer = make_writer(
             {**settings.kafka.producer(), "message.timeout.ms": 10_000, "enable.idempotence": True}
         )
         self.start()

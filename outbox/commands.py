@@ -17,12 +17,12 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.untrusted import careful
 from holdfast.errors import BrokerError, TopicError
-from holdfast.kafka.clients import reader_options
+from holdfast.kafka.clients import make_reader, make_writer, reader_options
 from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
 from holdfast.kafka.log_reader import LogReader
 from holdfast.kafka.skipper import Skipper
@@ -88,7 +88,7 @@ def reader_of_commands(settings: HarvestSettings, refuse: Callable[[KafkaError],
     config = settings.kafka.consumer(
         **reader_options(f"{settings.name}-commands", committed=False, wait_ms=500)
     )
-    return LogReader(Consumer(config), Skipper(settings.kafka, config), refuse=refuse)
+    return LogReader(make_reader(config), Skipper(settings.kafka, config), refuse=refuse)
 
 
 def _reader_of_new_answers(settings: HarvestSettings) -> LogReader:
@@ -128,7 +128,7 @@ def tell(
     command = Command(
         id=secrets.token_hex(8), verb=verb, at_ms=clock.now_ms(), wait_ms=round(timeout_s * 1000)
     )
-    producer = Producer(
+    producer = make_writer(
         {
             **settings.kafka.producer(),
             "message.timeout.ms": int(timeout_s * 1000),

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -33,6 +33,7 @@ from holdfast.core.outbox.election import (
     RoleElection,
 )
 from holdfast.errors import BrokerError, HoldfastError, TopicError
+from holdfast.kafka.clients import make_member, make_writer
 from holdfast.kafka.skipper import Skipper
 from holdfast.outbox.troubles import Trouble
 
@@ -77,8 +78,8 @@ class Election:
         *,
         kafka: Settings | None = None,
         clock: Clock = system_clock,
-        make_consumer: Callable[[dict[str, Any]], Any] = Consumer,
-        make_producer: Callable[[dict[str, Any]], Any] = Producer,
+        make_consumer: Callable[[dict[str, Any]], Any] = make_member,
+        make_producer: Callable[[dict[str, Any]], Any] = make_writer,
     ) -> None:
         self.settings, self._handler, self._clock = settings, handler, clock
         self.skipper = (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from holdfast.errors import BrokerError, TopicError
+from holdfast.kafka.clients import make_admin
 from holdfast.outbox.settings import HarvestSettings, Strategy
 
 TIMEOUT_S = 15.0
@@ -56,7 +57,7 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
     Raises TopicError when a topic exists with too few partitions or is not compacted though it must be,
     BrokerError when the cluster cannot be asked or refuses.
     """
-    client = AdminClient({**settings.kafka.client()})
+    client = make_admin(settings.kafka.client())
     topics = wanted(settings)
     try:
         there = client.list_topics(timeout=TIMEOUT_S).topics

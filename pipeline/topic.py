@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
@@ -22,11 +22,12 @@ from holdfast.core.engine.skips import OffsetRanges
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import BrokerError, LostRecordsError, OutOfRangeError, TopicError, UnreadableError
-from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
+from holdfast.kafka.clients import CRITICAL, make_admin
+from holdfast.kafka.codes import CLOSED_TOPIC, LEADER_MOVES, NO_TOPIC, code_of
 from holdfast.kafka.connections import connector
-from holdfast.kafka.feed import Feed
 from holdfast.kafka.leader_requests import list_offsets
 from holdfast.kafka.records import Records
+from holdfast.kafka.source_fetcher import SourceFetcher
 
 T = TypeVar("T")
 
@@ -55,11 +56,7 @@ def _as_broker_error(what: str) -> Iterator[None]:
         yield
     except KafkaException as error:
         why: KafkaError = error.args[0]
-        if why.code() in (
-            KafkaError.UNKNOWN_TOPIC_OR_PART,
-            KafkaError._UNKNOWN_TOPIC,
-            KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        ):
+        if why.code() in CLOSED_TOPIC:
             raise TopicError(f"{what}: {why.str()}") from error
         raise BrokerError(
             f"{what}: {why.str()}; check that the brokers of bootstrap.servers are reachable"
@@ -74,9 +71,7 @@ class TopicLog:
 
     def __init__(self, settings: Settings, topic: str) -> None:
         self.topic, self._settings = topic, settings
-        self._admin = AdminClient(
-            {"log_level": 2, **settings.client()}
-        )  # what its lines mean is in our errors
+        self._admin = make_admin(settings.client(), log_level=CRITICAL)
 
     def __enter__(self) -> Self:
         return self
@@ -189,7 +184,7 @@ class TopicReader:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-reader", daemon=True)
         self._thread.start()
-        self._feed: Feed | None = None
+        self._feed: SourceFetcher | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -221,10 +216,10 @@ class TopicReader:
                 f"topic {self.topic}: nothing read for {self._settings.stall_timeout_s:.0f} s; check the brokers"
             ) from error
 
-    async def _begin(self, place: Place, first: int) -> Feed:
+    async def _begin(self, place: Place, first: int) -> SourceFetcher:
         settings = self._settings
         if self._feed is None:
-            self._feed = Feed(
+            self._feed = SourceFetcher(
                 connector(settings, timeout_s=settings.request_timeout_s),
                 self._executor,
                 fetch_records=FETCH_RECORDS,

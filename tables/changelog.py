@@ -17,8 +17,14 @@ from holdfast.core.engine.processor import Emit
 from holdfast.core.engine.stepping import Written as Changes
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, FencedError
-from holdfast.tables.lived import LoopTurn, Within
-from holdfast.tables.producer import AbortableError, TransactionalProducer, UndeliverableError, Written
+from holdfast.kafka.loop_turn import LoopTurn
+from holdfast.kafka.transactional_producer import (
+    AbortableError,
+    TransactionalProducer,
+    UndeliverableError,
+    Written,
+)
+from holdfast.tables.lived import Within
 
 logger = logging.getLogger(__name__)
 

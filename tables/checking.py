@@ -19,7 +19,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from holdfast.clock import system_clock
 from holdfast.core.engine.codec import APPLIED, META, ROW_KINDS, place_of_row
 from holdfast.errors import BrokerError
-from holdfast.kafka.codes import is_end
+from holdfast.kafka.codes import ends_reading, is_end
 from holdfast.tables.aside import scratch_of
 from holdfast.tables.partition import Partition
 from holdfast.tables.pins import Pinned, PinnedState, passing_by
@@ -113,7 +113,7 @@ def _read(
                         batch.put(key, value)
                 elif is_end(error):
                     reached = max(reached, _LAST)
-                elif error.fatal() or not error.retriable():
+                elif ends_reading(error):
                     raise BrokerError(f"changelog {part.changelog} partition {part.partition}: {error.str()}")
             scratch.write(batch, UNLOGGED)
             if end == _UNKNOWN and reached >= upto - 1:

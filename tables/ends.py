@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 
 from holdfast.clock import system_clock
 from holdfast.core.kafka.topic_partition import Place
+from holdfast.kafka.clients import CRITICAL, make_admin
 from holdfast.kafka.leader_requests import list_offsets
 
 ASK_TIMEOUT_S = 1.0
@@ -33,7 +34,7 @@ class EndsClient:
     """
 
     def __init__(self, client: Mapping[str, Any], *, committed: bool = False) -> None:
-        self._admin = AdminClient({"log_level": 2, **client})
+        self._admin = make_admin(client, log_level=CRITICAL)
         self._isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         self._asked_ms = 0
         self._pending: dict[Place, Future[Any]] = {}

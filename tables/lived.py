@@ -19,28 +19,6 @@ MOST_S = 2 * TICK_S
 """What one tick counts at most: whatever held it up for longer also kept answers from being read."""
 
 
-TURN_S = 0.003
-"""How long a partition keeps the event loop before others have their turn: partitions with less to do,
-heartbeats, queries.
-"""
-
-
-class LoopTurn:
-    """Lets others of the event loop have theirs when this one's has been long enough: keys and batches may
-    be large.
-    """
-
-    __slots__ = ("_began_s",)
-
-    def __init__(self) -> None:
-        self._began_s = system_clock.monotonic_s()
-
-    async def let_others(self) -> None:
-        if system_clock.monotonic_s() - self._began_s > TURN_S:
-            await asyncio.sleep(0)
-            self._began_s = system_clock.monotonic_s()
-
-
 class Within:
     """`asyncio.timeout` in lived time: `async with Within(15): ...` raises TimeoutError after 15 s, not
     counting a freeze.

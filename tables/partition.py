@@ -23,9 +23,9 @@ from holdfast.core.engine.positions import Position, counted, offsets_of, positi
 from holdfast.core.engine.processor import Emit, Processor
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ChangelogError
+from holdfast.kafka.transactional_producer import ProducerFactory
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.pins import PinnedState
-from holdfast.tables.producer import ProducerFactory
 from holdfast.tables.rocks import Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
 

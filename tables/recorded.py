@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from holdfast.core.engine.choices import VectorMarker, decode_choice
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, ChoicesError
-from holdfast.kafka.codes import is_end
+from holdfast.kafka.codes import ends_reading, is_end
 from holdfast.tables.lived import Stopwatch
 from holdfast.tables.messages import by_place, only
 from holdfast.tables.partition import Partition
@@ -100,9 +100,7 @@ class _ChoicesReader:
             _, high = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True) or (-1, -1)
             if (message.offset() or 0) >= max(self._ends.get(place, 0), high):
                 self._ends.pop(place, None)
-        elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            pass  # a consumer must name a group; this one never joins it
-        elif error.fatal() or not error.retriable():
+        elif ends_reading(error):
             raise BrokerError(f"choices {place[0]} partition {place[1]}: {error.str()}")
 
     @staticmethod

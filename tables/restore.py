@@ -15,8 +15,8 @@ from rocksdict import WriteOptions
 from holdfast.clock import system_clock
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, RottenStoreError
-from holdfast.kafka.clients import reader_options
-from holdfast.kafka.codes import is_end
+from holdfast.kafka.clients import CRITICAL, make_reader, reader_options
+from holdfast.kafka.codes import ends_reading, is_end
 from holdfast.tables.ends import EndsClient, LogEnds
 from holdfast.tables.lived import Stopwatch
 from holdfast.tables.messages import by_place, only
@@ -56,13 +56,13 @@ def changelog_consumer(client: Mapping[str, Any], name: str, *, wait_ms: int) ->
     The end is told by PARTITION_EOF, since control records close the log and offsets alone cannot tell it.
     *wait_ms* bounds how long an empty fetch waits before it says so.
     """
-    return Consumer(
+    return make_reader(
         {
-            "log_level": 2,  # librdkafka's own lines would bury what is said of an outage
             **client,
             **reader_options(f"{name}-changelog", committed=True, wait_ms=wait_ms, lost="error"),
             "queued.max.messages.kbytes": 16 << 10,
-        }
+        },
+        log_level=CRITICAL,
     )
 
 
@@ -115,9 +115,7 @@ class _Reader:
             self._ends[place] = message.offset() or 0
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             self.rebuild(self.parts[place], "its changelog offset is outside the changelog")
-        elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            pass  # a consumer must name a group, and librdkafka looks up its coordinator; this one never joins it
-        elif error.fatal() or not error.retriable():
+        elif ends_reading(error):
             raise BrokerError(f"changelog {place[0]} partition {place[1]}: {error.str()}")
 
     def is_whole(self, place: Place) -> bool:

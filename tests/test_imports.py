@@ -121,7 +121,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "streams": frozenset(),
     "models": frozenset({"msgspec"}),
     "kafka": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "google_crc32c"}),
-    "tables": frozenset({"aiokafka", "confluent_kafka", "msgspec", "rocksdict"}),
+    "tables": frozenset({"confluent_kafka", "msgspec", "rocksdict"}),
     "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "psycopg", "sqlalchemy"}),
     "clients": frozenset({"aiohttp", "confluent_kafka", "msgspec", "yarl"}),
     "agents": frozenset(
@@ -458,6 +458,106 @@ def test_leaders_are_asked_with_a_timeout_that_cannot_abort_the_process() -> Non
 )
 def test_a_planted_reading_is_found(text: str) -> None:
     assert clock_readings(text)
+
+
+KAFKA_CLIENTS = frozenset(
+    [
+        "Producer",
+        "Consumer",
+        "AdminClient",
+        "SerializingProducer",
+        "DeserializingConsumer",
+        "AIOProducer",
+        "AIOConsumer",
+        "AIOKafkaClient",
+        "AIOKafkaProducer",
+        "AIOKafkaConsumer",
+        "AIOKafkaAdminClient",
+    ]
+)
+"""The clients of confluent_kafka and aiokafka. Only holdfast/kafka makes them: their loggers, log levels and error
+callbacks are set there, one way."""
+
+
+def clients_made(text: str) -> list[int]:
+    """Return the lines of *text* where a Kafka client's class is called, derived from or handed on, so that
+    somebody else calls it. In an annotation it may be named.
+    """
+    tree = ast.parse(text)
+    named = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and _is_kafka(node.module)
+        for alias in node.names
+        if alias.name in KAFKA_CLIENTS
+    }
+    modules = {
+        (alias.asname or alias.name).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if _is_kafka(alias.name)
+    }
+    notes = {id(part) for note in _annotations(tree) for part in ast.walk(note)}
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) if name in named and id(node) not in notes:
+                found.append(node.lineno)
+            case ast.Attribute(attr=name) if name in KAFKA_CLIENTS and id(node) not in notes:
+                if ast.unparse(node).split(".")[0] in modules:
+                    found.append(node.lineno)
+    return found
+
+
+def _is_kafka(module: str | None) -> bool:
+    return (module or "").split(".")[0] in ("confluent_kafka", "aiokafka")
+
+
+def _annotations(tree: ast.Module) -> Iterator[ast.expr]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.arg(annotation=ast.expr() as note) | ast.AnnAssign(annotation=note):
+                yield note
+            case (
+                ast.FunctionDef(returns=ast.expr() as note) | ast.AsyncFunctionDef(returns=ast.expr() as note)
+            ):
+                yield note
+
+
+def test_only_the_kafka_room_makes_kafka_clients() -> None:
+    found = [
+        f"{name}:{line}"
+        for name, text in sources().items()
+        if room_of(name) != "kafka"
+        for line in clients_made(text)
+    ]
+    assert not found, (
+        f"use the makers of holdfast.kafka.clients or holdfast.kafka.connections: {', '.join(found)}"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from confluent_kafka import Producer\nmade = Producer({})",
+        "from confluent_kafka import Consumer as C\nmade = C({})",
+        "import confluent_kafka\nmade = confluent_kafka.Consumer({})",
+        "import confluent_kafka.admin as kafka\nmade = kafka.AdminClient({})",
+        "def f():\n    from confluent_kafka.admin import AdminClient\n    return AdminClient({})",
+        "from confluent_kafka import Producer\ndef f(make=Producer): ...",
+        "from confluent_kafka import Producer\nclass Mine(Producer): ...",
+        "from aiokafka.client import AIOKafkaClient\nmade = AIOKafkaClient()",
+    ],
+)
+def test_a_planted_client_is_found(text: str) -> None:
+    assert clients_made(text)
+
+
+def test_a_client_may_be_named_in_an_annotation() -> None:
+    text = "from confluent_kafka import Consumer\nx: Consumer | None = None\ndef f(y: Consumer) -> list[Consumer]: ..."
+    assert clients_made(text) == []
+    assert clients_made("class Producer: ...\nmade = Producer()") == []
 
 
 def test_every_room_is_read() -> None:

@@ -13,17 +13,17 @@ from typing import Any
 from aiokafka.errors import GroupAuthorizationFailedError
 from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
+from confluent_kafka import KafkaError
 
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.partitions.membership import Membership
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError
+from holdfast.kafka.codes import NOT_A_MEMBER
 
 logger = logging.getLogger(__name__)
 
-NO_ERROR, ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, FENCED_INSTANCE_ID = 0, 22, 25, 27, 82
 LOOK_S = 0.1
-_REFUSING = frozenset({ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID})
 
 
 def watch_group(coordinator: Any, manager: PartitionManager) -> None:
@@ -86,17 +86,20 @@ def _end(manager: PartitionManager, error: BaseException | None) -> None:
 
 def _note(membership: Membership, request: Any, answer: Any, sent_s: float, term: int) -> None:
     codes = _codes(request, answer)
-    if codes & _REFUSING:
+    if codes & NOT_A_MEMBER:
         membership.refused(term)
         logger.warning(
             "the group refused this member (%(request)s): it owns nothing any more and joins anew",
             {"request": type(request).__name__},
         )
-    elif isinstance(request, HeartbeatRequest) and codes <= {NO_ERROR, REBALANCE_IN_PROGRESS}:
-        membership.heard(sent_s, rebalancing=REBALANCE_IN_PROGRESS in codes)
-    elif isinstance(request, JoinGroupRequest) and codes == {NO_ERROR}:
+    elif isinstance(request, HeartbeatRequest) and codes <= {
+        KafkaError.NO_ERROR,
+        KafkaError.REBALANCE_IN_PROGRESS,
+    }:
+        membership.heard(sent_s, rebalancing=KafkaError.REBALANCE_IN_PROGRESS in codes)
+    elif isinstance(request, JoinGroupRequest) and codes == {KafkaError.NO_ERROR}:
         membership.joined()
-    elif isinstance(request, SyncGroupRequest) and codes == {NO_ERROR}:
+    elif isinstance(request, SyncGroupRequest) and codes == {KafkaError.NO_ERROR}:
         membership.synced(sent_s)
 
 

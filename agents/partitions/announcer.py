@@ -7,12 +7,11 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import Producer
-
 from holdfast.agents.partitions.types import RunInThread
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
+from holdfast.kafka.clients import CRITICAL, make_writer
 from holdfast.kafka.librdkafka_log import Quiet
 
 logger = logging.getLogger(__name__)
@@ -29,9 +28,10 @@ class Announcer:
     def __init__(self, settings: Settings, thread: RunInThread, *, clock: Clock = system_clock) -> None:
         self._topic, self._url, self._thread = settings.workers_topic, settings.advertised_url, thread
         self._clock, self._started_ms, self._announced = clock, clock.now_ms(), False
-        self.producer = Producer(
-            {"log_level": 2, **settings.producer(), "enable.idempotence": True, "message.timeout.ms": 15_000},
+        self.producer = make_writer(
+            {**settings.producer(), "enable.idempotence": True, "message.timeout.ms": 15_000},
             logger=Quiet(logger),
+            log_level=CRITICAL,
         )
 
     async def announce(self, generation: int, tables: Mapping[str, Mapping[str, Any]]) -> None:

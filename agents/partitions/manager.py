@@ -34,7 +34,7 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.outbox.pacing import AdaptiveLinger
 from holdfast.errors import FencedError
 from holdfast.kafka.connections import connector
-from holdfast.kafka.feed import Feed, Fetched
+from holdfast.kafka.source_fetcher import Fetched, SourceFetcher
 from holdfast.tables.partition import Partition
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class PartitionManager:
         self.flow = FlowControl(settings.inflight_bytes, topics, clock=self._clock)
         self.long_folds = asyncio.Lock()
         """Held by the partition that has a long turn; those that wait for it have the next, in order."""
-        self.feed = Feed(
+        self.feed = SourceFetcher(
             connector(settings, timeout_s=settings.request_timeout_s),
             self._pool,
             fetch_records=settings.fetch_records,

@@ -8,7 +8,7 @@ from holdfast.agents.partitions.membership import Membership
 from holdfast.agents.partitions.types import Held
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
-from holdfast.kafka.feed import Feed
+from holdfast.kafka.source_fetcher import SourceFetcher
 
 
 class Readiness:
@@ -17,7 +17,7 @@ class Readiness:
     *refusals* says of a batch that cannot be read why it is not skipped.
     """
 
-    def __init__(self, membership: Membership, feed: Feed, refusals: Mapping[Place, str]) -> None:
+    def __init__(self, membership: Membership, feed: SourceFetcher, refusals: Mapping[Place, str]) -> None:
         self._membership, self._feed, self._refusals = membership, feed, refusals
         self.why = "starting: reading the cluster's topics"
         """Why this worker does not fold at all, while it does not."""

@@ -10,6 +10,8 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from confluent_kafka import KafkaError
+
 from holdfast.agents.partitions.intake import Intake
 from holdfast.agents.partitions.merging_intake import MergingIntake
 from holdfast.agents.partitions.types import NOT_IN_GROUP, FoldEvent, FoldLimits, RunnerHost
@@ -19,11 +21,11 @@ from holdfast.core.engine.merging_folder import MergedChanges
 from holdfast.core.engine.processor import Emit
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import FencedError, RottenStoreError
+from holdfast.kafka.codes import name_of
+from holdfast.kafka.loop_turn import TURN_S
 from holdfast.kafka.records import FetchedRecord
-from holdfast.tables.lived import TURN_S
+from holdfast.kafka.transactional_producer import UndeliverableError
 from holdfast.tables.partition import AnyChanges, AnyFolder, Partition
-from holdfast.tables.producer import UndeliverableError
-from holdfast.tables.transactions import UNKNOWN_TOPIC, name_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ HOLD_S, HOLD_TICK_S = 5.0, 0.1
 it was revoked.
 """
 NOT_YET = "records before it are not committed yet"
-MISSING = name_of(UNKNOWN_TOPIC)
+MISSING = name_of(KafkaError.UNKNOWN_TOPIC_OR_PART)
 QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
 """How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made
 by holdfast takes, what Kafka takes by default, and only where the record is and why it was refused."""

@@ -27,9 +27,9 @@ from holdfast.core.engine.processor import Emit
 from holdfast.core.engine.skips import OffsetRanges, Skip, Skips, behind, encode_skip
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
-from holdfast.kafka.feed import Feed
 from holdfast.kafka.skip_log import PARTITION, read_skips
-from holdfast.tables.producer import UndeliverableError
+from holdfast.kafka.source_fetcher import SourceFetcher
+from holdfast.kafka.transactional_producer import UndeliverableError
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Skipping:
         producer: Producer,
         *,
         gate: FoldGate,
-        feed: Feed,
+        feed: SourceFetcher,
         holdings: Holdings,
         metrics: Metrics,
         clock: Clock = system_clock,

@@ -39,12 +39,14 @@ def config(
 
 def check_clients(settings: Settings) -> None:
     """Have every client read its configuration; ConfigError names what one of them refuses."""
-    from confluent_kafka import Consumer, KafkaException, Producer
+    from confluent_kafka import KafkaException
+
+    from holdfast.kafka.clients import make_member, make_writer
 
     nowhere = {"bootstrap.servers": ""}  # reads every property and connects to nothing
     try:
-        Producer({**settings.producer(), **nowhere}, logger=logger)
-        Consumer({**settings.consumer(), **nowhere, "group.id": settings.app}, logger=logger).close()
+        make_writer({**settings.producer(), **nowhere}, logger=logger)
+        make_member({**settings.consumer(), **nowhere, "group.id": settings.app}, logger=logger).close()
     except KafkaException as error:
         raise ConfigError(f"a Kafka property is refused by librdkafka: {error.args[0].str()}") from error
     settings.sasl()

@@ -23,10 +23,10 @@ from holdfast.core.engine.strays import Audit, ForeignRecords, Mending
 from holdfast.errors import ChangelogError, ConfigError, GroupError
 from holdfast.kafka.connections import connector
 from holdfast.kafka.raw_log import RawLog
+from holdfast.kafka.transactional_client import producers
 from holdfast.pipeline.extent import Until
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.tables.changelog import ChangelogWriter
-from holdfast.tables.transactions import producers
 
 TRANSACTION_S = 300.0
 """For as many rows as a partition may have: all of them change at once."""

@@ -26,6 +26,7 @@ from holdfast.clock import system_clock
 from holdfast.config import load_settings
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.errors import DevBrokerError
+from holdfast.kafka.clients import make_admin
 
 __all__ = ["FreshTopic", "SessionBroker", "fresh_topic", "holdfast_broker"]
 
@@ -68,7 +69,7 @@ class SessionBroker:
         *name* with a unique ending, or *exact*ly *name*.
         """
         topic = name if exact else f"{name}-{uuid.uuid4().hex[:8]}"
-        client = AdminClient(self.client_config())
+        client = make_admin(self.client_config())
         created = client.create_topics(
             [NewTopic(topic, partitions, replication_factor, config=dict(config or {}))]
         )
@@ -83,7 +84,7 @@ class SessionBroker:
 
     def delete_topics(self, topics: list[str]) -> None:
         """Delete *topics*; those already gone are no error."""
-        client = AdminClient(self.client_config())
+        client = make_admin(self.client_config())
         for topic, deleted in (client.delete_topics(topics) if topics else {}).items():
             try:
                 deleted.result(DEADLINE_S)

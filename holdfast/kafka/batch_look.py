@@ -25,6 +25,7 @@ from holdfast.core.kafka.record_batch import BatchHeader, check_batch, decode_he
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.core.kafka.wire import WireReason
 from holdfast.errors import HoldfastError, WireError
+from holdfast.kafka.clients import make_reader
 from holdfast.kafka.codes import UNREADABLE, is_end
 from holdfast.kafka.raw_log import RawLog
 
@@ -214,7 +215,7 @@ class BatchLook(threading.Thread):
         or is not heard of in time.
         """
         topic, partition = self.place
-        consumer = Consumer(
+        consumer = make_reader(
             {
                 **self._config,
                 "enable.auto.commit": False,

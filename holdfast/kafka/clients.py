@@ -1,22 +1,100 @@
-"""What librdkafka's clients need of their users: how a consumer that reads a log, and is a member of no group, is
-set up; and what errors that a client raises while it is calling back must let go of.
+"""librdkafka's clients, each made in one place: readers, members of groups, writers and admin clients. Their log
+lines, their log level and their errors go where the maker is told.
+
+Also here: the settings of a consumer that reads a log and is a member of no group, and how an error that a client
+raised while it was calling back lets go of the client.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+from confluent_kafka import Consumer, KafkaError, Producer
+from confluent_kafka.admin import AdminClient
+
+from holdfast.kafka.librdkafka_log import Quiet
 
 Options = dict[str, str | int | bool]
+
+Lines: TypeAlias = logging.Logger | Quiet
+"""Takes the lines that librdkafka logs. Without one it writes them to stderr."""
+
+CRITICAL = 2
+"""A log level (syslog's) for clients whose errors are reported by us: librdkafka's own lines would bury them."""
+
+
+def make_reader(
+    config: Mapping[str, Any],
+    *,
+    logger: Lines | None = None,
+    log_level: int | None = None,
+    on_error: Callable[[KafkaError], object] | None = None,
+) -> Consumer:
+    """Return a consumer for partitions that are assigned to it. It commits nothing by itself.
+
+    *log_level* holds where *config* names none. *on_error* takes errors of the connection, which go to the log
+    otherwise. KafkaException names a property that librdkafka refuses.
+    """
+    return Consumer({**_set_up(config, logger, log_level, on_error), "enable.auto.commit": False})
+
+
+def make_member(
+    config: Mapping[str, Any],
+    *,
+    logger: Lines | None = None,
+    log_level: int | None = None,
+    on_error: Callable[[KafkaError], object] | None = None,
+) -> Consumer:
+    """Return a consumer that subscribes, and so joins the group that *config* names (see `make_reader`)."""
+    return Consumer(_set_up(config, logger, log_level, on_error))
+
+
+def make_writer(
+    config: Mapping[str, Any],
+    *,
+    logger: Lines | None = None,
+    log_level: int | None = None,
+    on_error: Callable[[KafkaError], object] | None = None,
+) -> Producer:
+    """Return a producer, a transactional one where *config* has a `transactional.id` (see `make_reader`)."""
+    return Producer(_set_up(config, logger, log_level, on_error))
+
+
+def make_admin(
+    config: Mapping[str, Any],
+    *,
+    logger: Lines | None = None,
+    log_level: int | None = None,
+    on_error: Callable[[KafkaError], object] | None = None,
+) -> AdminClient:
+    """Return an admin client (see `make_reader`). For questions to a group's coordinator use CoordinatorAdmin."""
+    return AdminClient(_set_up(config, logger, log_level, on_error))
+
+
+def _set_up(
+    config: Mapping[str, Any],
+    logger: Lines | None,
+    log_level: int | None,
+    on_error: Callable[[KafkaError], object] | None,
+) -> dict[str, Any]:
+    return {
+        **({} if log_level is None else {"log_level": log_level}),
+        **config,
+        **({} if logger is None else {"logger": logger}),
+        **({} if on_error is None else {"error_cb": on_error}),
+    }
 
 
 def reader_options(
     group: str, *, committed: bool, wait_ms: int, lost: Literal["earliest", "error"] = "earliest"
 ) -> Options:
-    """Return the options of a consumer that is given its partitions with `assign` and is told of their ends.
+    """Return the options of a reader whose partitions are assigned, and which reports their ends.
 
     librdkafka wants a *group* named; it is never joined and never committed to. *committed* hides what open
     transactions hold, and all that lies behind their beginning; without it, an open transaction of a stranger
-    hides nothing. *wait_ms* is how long a broker may wait for records: an end is told only with an answer.
+    hides nothing. *wait_ms* is how long a broker may wait for records: only an answer reports an end.
     *lost* is what happens where the position is not in the log any more.
 
     >>> reader_options("app-readers", committed=True, wait_ms=10)["isolation.level"]
@@ -35,10 +113,10 @@ def reader_options(
 
 
 def forget_frames(error: BaseException) -> None:
-    """Have *error* hold no frames any more, once it is told.
+    """Drop the frames of *error*, once it has been reported.
 
-    An error that a client raises while it is calling back is referred to for ever by the client's C code, and its frames
-    would keep what is in them as long: a producer, say, with its threads and its connections.
+    The client's C code refers for ever to an error that was raised while it was calling back. Its frames would keep
+    what is in them as long: a producer, say, with its threads and its connections.
     """
     while True:
         error.__traceback__ = None

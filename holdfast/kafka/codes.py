@@ -1,27 +1,43 @@
-"""Kafka's error codes by what they mean for the caller: try again, give up, or blame the record. Codes below
-zero are librdkafka's own.
+"""Kafka's error codes by what they mean for the caller: try again, give up, or blame the record.
 
-One place answers "can this be retried?", so that two clients never answer it differently.
+Codes are numbers, so that librdkafka's errors and the answers of our own requests are judged alike. Codes
+below zero are librdkafka's own. One place answers "can this be retried?", so that two clients never answer it
+differently.
 """
 
 from __future__ import annotations
 
 from confluent_kafka import KafkaError, KafkaException
 
-NO_TOPIC = frozenset(
-    (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
-)
-"""The topic or the partition does not exist, or this client does not know it yet."""
+MISSING_TOPIC = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
+"""The topic does not exist. A broker that has just started, or a topic just created, answers so for a moment."""
+
+NO_TOPIC = MISSING_TOPIC | {KafkaError._UNKNOWN_PARTITION}
+"""The topic or the partition does not exist, or this client does not know it yet.
+
+Not retriable by itself: only the caller knows whether it waits for a topic or looks for one.
+"""
+
+CLOSED_TOPIC = NO_TOPIC | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+"""The topic cannot be read: it does not exist, or this principal may not read it."""
+
+OUT_OF_LOG = frozenset((KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE))
+"""The offset is not in the log (any more)."""
 
 LEADER_MOVES = frozenset(
     (
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_TOPIC_ID,
     )
 )
-"""The partition changes its leader: the next request may reach the new one."""
+"""The partition changes its leader: the next request may reach the new one. Kafka's own clients ask for
+metadata anew on each of these (its InvalidMetadataException).
+"""
 
 COORDINATOR_MOVES = frozenset(
     (
@@ -30,12 +46,34 @@ COORDINATOR_MOVES = frozenset(
         KafkaError.NOT_COORDINATOR,
     )
 )
-"""The group's coordinator moves, or a broker that has just started still loads its offsets."""
+"""The coordinator moves, or a broker that has just started still loads its state."""
 
 NO_ANSWER = frozenset(
-    (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN, KafkaError.REQUEST_TIMED_OUT)
+    (
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._WAIT_COORD,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+    )
 )
 """No broker answered in time."""
+
+RETRIABLE = (
+    LEADER_MOVES
+    | COORDINATOR_MOVES
+    | NO_ANSWER
+    | {
+        KafkaError.INVALID_MSG,  # the bytes were damaged on their way
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.CONCURRENT_TRANSACTIONS,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+    }
+)
+"""The next attempt may succeed. See `retriable`."""
 
 FENCING = frozenset(
     (
@@ -46,35 +84,48 @@ FENCING = frozenset(
         KafkaError.INVALID_TXN_STATE,
     )
 )
-"""A newer producer has this transactional id: this one must not write again."""
+"""This producer's epoch is over: a newer producer has its transactional id, the broker has ended a transaction
+that took too long, or it has forgotten an id that was not used for a week.
+"""
+
+ABORTABLE = frozenset(
+    (
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        KafkaError.DUPLICATE_SEQUENCE_NUMBER,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+        KafkaError.TRANSACTION_ABORTABLE,
+    )
+)
+"""The transaction must be aborted, and the same records can go into a new one."""
 
 HAS_MEMBERS = frozenset(
     (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS)
 )
 """The group has members, and the request is not from one of its present generation."""
 
+NOT_A_MEMBER = frozenset(
+    (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.FENCED_INSTANCE_ID)
+)
+"""The sender is not a member of the group any more, and owns no partition."""
+
 NO_GROUP = frozenset((KafkaError.GROUP_ID_NOT_FOUND, KafkaError.INVALID_GROUP_ID))
 """There is no such group."""
+
+REFUSED_CONNECTION = frozenset((KafkaError._AUTHENTICATION, KafkaError._SSL))
+"""The broker or its certificate was refused, or this client was."""
 
 TOO_LARGE = frozenset(
     (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
 )
 """The record, or the batch it is in, is larger than the topic takes."""
 
-REFUSED_TOPIC = frozenset(
-    (
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError._UNKNOWN_TOPIC,
-    )
-)
+REFUSED_TOPIC = MISSING_TOPIC | {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 """No record of the topic can be written."""
 
-REFUSED_RECORD = frozenset(
-    {
-        *REFUSED_TOPIC,
-        *TOO_LARGE,
+REFUSED_RECORD = (
+    REFUSED_TOPIC
+    | TOO_LARGE
+    | {
         KafkaError.INVALID_RECORD,
         KafkaError.INVALID_TIMESTAMP,
         KafkaError.INVALID_MSG,
@@ -84,7 +135,7 @@ REFUSED_RECORD = frozenset(
         KafkaError._BAD_MSG,
     }
 )
-"""A retry does not cure it. Anything else that keeps a record from its topic ends with the outage."""
+"""The topic does not take the record. See `refuses_record`."""
 
 UNREADABLE = frozenset(
     (
@@ -97,6 +148,50 @@ UNREADABLE = frozenset(
     )
 )
 """librdkafka cannot read the batch it was given."""
+
+
+def retriable(code: int | None) -> bool:
+    """Return whether the same request may succeed a moment later, as Kafka's protocol says of *code*.
+
+    Codes of NO_TOPIC are not retriable: a caller that waits for a topic to appear asks for them as well.
+
+    >>> retriable(KafkaError.NOT_LEADER_FOR_PARTITION), retriable(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    (True, False)
+    """
+    return code in RETRIABLE
+
+
+def fences(code: int | None) -> bool:
+    """Return whether *code* tells a producer that it must not write again under its epoch.
+
+    >>> fences(KafkaError.PRODUCER_FENCED), fences(KafkaError.CONCURRENT_TRANSACTIONS)
+    (True, False)
+    """
+    return code in FENCING
+
+
+def refuses_record(code: int | None) -> bool:
+    """Return whether *code* blames the record or its topic, and no outage: a retry does not cure it.
+
+    INVALID_TIMESTAMP is one: the topic refuses the record's time (message.timestamp.before.max.ms).
+    INVALID_REQUEST is none: the request around the record was wrong, so the record is not to blame.
+    INVALID_MSG is retriable too: a client that can send the same batch again does so first; librdkafka does
+    not, and leaves the record to its caller.
+
+    >>> refuses_record(KafkaError.INVALID_TIMESTAMP), refuses_record(KafkaError.INVALID_REQUEST)
+    (True, False)
+    """
+    return code in REFUSED_RECORD
+
+
+def name_of(code: int) -> str:
+    """Return the name of an error code, and what it means.
+
+    >>> name_of(KafkaError.NOT_COORDINATOR)
+    'NOT_COORDINATOR: Broker: Not coordinator'
+    """
+    error = KafkaError(code)
+    return f"{error.name()}: {error.str()}"
 
 
 def code_of(error: BaseException | None) -> int | None:

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from confluent_kafka.admin import AdminClient
 
+from holdfast.kafka.clients import make_admin
+
 T = TypeVar("T")
 
 NEVER_S = 3_600.0
@@ -34,7 +36,7 @@ class CoordinatorAdmin:
     def client(self) -> AdminClient:
         """Return the client; keep no name of it beyond a call, for it ends with its last one."""
         if self._client is None:
-            self._client = AdminClient(self._config, logger=self._logger)
+            self._client = make_admin(self._config, logger=self._logger)
         return self._client
 
     def result(self, future: Future[T], timeout_s: float) -> T:

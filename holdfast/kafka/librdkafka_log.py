@@ -1,6 +1,4 @@
-"""How the Kafka clients of a claim consumer differ from others: quiet while a broker is away, and quick to
-find it back.
-"""
+"""How librdkafka's clients bear an outage: their log lines go to DEBUG, and they reconnect soon."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ from typing import Any
 
 
 class Quiet:
-    """A `logger=` for confluent-kafka clients that writes at DEBUG what librdkafka calls an error; we
-    report what it means once.
+    """A logger for librdkafka's clients that writes at DEBUG what librdkafka calls an error; we report what it
+    means once.
     """
 
     def __init__(self, logger: logging.Logger) -> None:

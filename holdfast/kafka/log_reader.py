@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError
+from holdfast.kafka.clients import make_reader
 from holdfast.kafka.codes import ends_reading, is_end
 from holdfast.kafka.skipper import Skipper
 
@@ -61,12 +62,23 @@ class LogReader:
         self._moved = False
 
     def assign(self, starts: Mapping[Place, int]) -> None:
-        """Read each partition from its offset on; below 0, from the beginning."""
+        """Read each partition from its offset on, from OFFSET_BEGINNING or from OFFSET_END.
+
+        From OFFSET_END, `next` is 0 until the first record or the end is reported.
+        """
         self.consumer.assign([TopicPartition(*place, offset) for place, offset in starts.items()])
+        self._begin(starts)
+
+    def follow(self, starts: Mapping[Place, int]) -> None:
+        """Read these partitions too (see `assign`); the others go on."""
+        self.consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in starts.items()])
+        self._begin(starts)
+
+    def _begin(self, starts: Mapping[Place, int]) -> None:
         for place, offset in starts.items():
             self.next[place] = max(0, offset)
             if self._skipper is not None:
-                self._skipper.begin(*place, self.next[place])
+                self._skipper.begin(*place, -1 if offset == OFFSET_END else self.next[place])
 
     def read(self, wait_s: float) -> list[Message]:
         """Return the records that have come, those of one partition in order; waits up to *wait_s* for the
@@ -139,7 +151,7 @@ def reading(
 ) -> Iterator[LogReader]:
     """Open a reader of *topic* that passes what nobody can read; BrokerError for what keeps it from its end."""
     reader = LogReader(
-        Consumer(dict(config), logger=logger),
+        make_reader(config, logger=logger),
         Skipper(settings, config, clock=clock),
         limit=limit,
         clock=clock,

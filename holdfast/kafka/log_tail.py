@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import TopicPartition
 
 from holdfast.config import Settings
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.kafka.clients import reader_options
+from holdfast.kafka.log_reader import LogReader
 
 FOLLOW_BYTES = 4_096
 """Records worth an answer at once."""
@@ -29,34 +31,25 @@ def following(settings: Settings, name: str, wait_ms: int) -> dict[str, Any]:
 
 
 class EndOfLog:
-    """Where one partition ended at some moment after *reader* began to read it, and how far it has been read.
+    """Where one partition ended at some moment after *reader* began to read it, and whether it has been read so
+    far.
 
-    librdkafka tells an end by an answer without records (PARTITION_EOF), since an offset cannot: control
-    records and holes may close a log. But in a log that is written to all the time no answer is ever without.
-    There the first end that the reader hears is reached by a record. So both count: call `read` with each
-    record, `at_end` with each PARTITION_EOF, and `look` now and then.
+    librdkafka reports an end by an answer without records (PARTITION_EOF), since an offset cannot: control
+    records and holes may close a log. But in a log that is written to all the time every answer has records.
+    There, reading ends at the first end that any answer named, and a record reaches it. So both count.
     """
 
-    __slots__ = ("_end", "_next", "_place", "reached")
+    __slots__ = ("_end", "_place", "_reader")
 
-    def __init__(self, topic: str, partition: int, begin: int = -1) -> None:
-        """*begin* is the offset where reading begins, -1 where that is not known."""
-        self._place = TopicPartition(topic, partition)
-        self._next, self._end = begin, -1
-        self.reached = False
+    def __init__(self, reader: LogReader, place: Place) -> None:
+        """*place* has been assigned to *reader*."""
+        self._reader, self._place, self._end = reader, place, -1
 
-    def read(self, offset: int) -> None:
-        """Note that the record at *offset* was read."""
-        self._next = offset + 1
-
-    def at_end(self) -> None:
-        """Note that the reader has told the end."""
-        self.reached = True
-
-    def look(self, reader: Consumer) -> bool:
-        """Return whether the end has been reached. Asks nobody."""
-        if not self.reached:
-            if self._end < 0:
-                _, self._end = reader.get_watermark_offsets(self._place, cached=True) or (-1, -1)
-            self.reached = 0 <= self._end <= self._next
-        return self.reached
+    def is_reached(self) -> bool:
+        """Return whether the end has been reached; once it has, it stays so. Sends no request."""
+        if self._place in self._reader.ended:
+            return True
+        if self._end < 0:
+            place = TopicPartition(*self._place)
+            _, self._end = self._reader.consumer.get_watermark_offsets(place, cached=True) or (-1, -1)
+        return 0 <= self._end <= self._reader.next[self._place]

@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
+from aiokafka.errors import IncompatibleBrokerVersion, for_code
+from aiokafka.errors import KafkaError as AioKafkaError
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
+from confluent_kafka import KafkaError
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.kafka.record_batch import HEADER_BYTES, BatchHeader, RecordBatch, decode_header, read_batch
 from holdfast.errors import BrokerError, TopicError, WireError
+from holdfast.kafka.codes import NO_TOPIC, OUT_OF_LOG, retriable
 from holdfast.kafka.connections import connector
 from holdfast.kafka.markers import WriteTransactionMarker, code_of
 
@@ -33,10 +36,6 @@ LIMIT_BATCH_BYTES = 100 << 20
 RETRY_S = 0.1
 LEAST_FETCH_VERSION = 5
 EARLIEST, LATEST = -2, -1
-
-OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER = 1, 3, 6
-_PASSING = frozenset({UNKNOWN_TOPIC_OR_PARTITION, 5, NOT_LEADER, 9, 56, 74, 75, 76})
-"""Codes of a leader that has just moved or is not yet known, by which a consumer would ask again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,7 @@ class RawLog:
         self._client = connector(settings, timeout_s=self._timeout_s)()
         try:
             await asyncio.wait_for(self._client.bootstrap(), self._timeout_s)
-        except (KafkaError, TimeoutError, OSError) as error:
+        except (AioKafkaError, TimeoutError, OSError) as error:
             await self._client.close()
             raise BrokerError(
                 f"no broker at {settings.bootstrap_servers} within {self._timeout_s:g} s: {error}; check the address"
@@ -95,7 +94,7 @@ class RawLog:
         With *committed* it ends at the last stable offset, and tells which transactions in it were aborted.
         """
         code, fetched = await self._fetch(topic, partition, offset, committed, max_bytes)
-        if code == OFFSET_OUT_OF_RANGE:
+        if code in OUT_OF_LOG:
             start, end = await self.bounds(topic, partition)
             raise TopicError(
                 f"{topic} partition {partition}: offset {offset} is not in the log, which holds {start} to {end - 1}"
@@ -147,10 +146,10 @@ class RawLog:
                 leader = await self._leader(topic, partition)
                 if leader is not None:
                     code, answer = await ask(leader)
-                    if code not in _PASSING:
+                    if not _asks_again(code):
                         return code, answer
                     why = f"error {code}"
-            except (KafkaError, TimeoutError) as error:
+            except (AioKafkaError, TimeoutError) as error:
                 why = f"{type(error).__name__}: {error}"
             await asyncio.sleep(RETRY_S)
             self._client.force_metadata_update()
@@ -255,6 +254,14 @@ class RawLog:
                     f"{topic} partition {partition}: a batch at offset {offset} of more than {size} bytes",
                     offset=0,
                 )
+
+
+def _asks_again(code: int) -> bool:
+    """Return whether the leader may answer otherwise in a moment: it moves, or is not yet known.
+
+    A batch that is damaged on the broker's disk (INVALID_MSG) stays so.
+    """
+    return code != KafkaError.INVALID_MSG and (retriable(code) or code in NO_TOPIC)
 
 
 def _split(data: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:

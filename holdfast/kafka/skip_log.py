@@ -8,20 +8,19 @@ from contextlib import closing
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
-    Consumer,
     KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.skips import Skips, decode_skip
 from holdfast.errors import BrokerError, DecodeError
-from holdfast.kafka.clients import reader_options
-from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC
+from holdfast.kafka.clients import CRITICAL, make_admin, make_reader, reader_options
+from holdfast.kafka.codes import LEADER_MOVES, MISSING_TOPIC, NO_TOPIC
 from holdfast.kafka.leader_requests import list_offsets
 from holdfast.kafka.log_reader import LogReader
 
@@ -59,7 +58,7 @@ def _failure(settings: Settings, why: str) -> BrokerError:
 
 def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int:
     """Return where the log ends, open transactions included; -1 when there is no such topic."""
-    admin, place = AdminClient({"log_level": 2, **settings.client()}), TopicPartition(topic, PARTITION)
+    admin, place = make_admin(settings.client(), log_level=CRITICAL), TopicPartition(topic, PARTITION)
     while True:
         left_s = deadline_s - clock.monotonic_s()
         if left_s <= 0:
@@ -72,7 +71,7 @@ def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int
             return int(asked[place].result(left_s).offset)
         except KafkaException as error:
             why: KafkaError = error.args[0]
-            if why.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+            if why.code() in MISSING_TOPIC:
                 return -1
             if not (why.retriable() or why.code() in LEADER_MOVES | NO_TOPIC):
                 raise
@@ -82,7 +81,7 @@ def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int
 def _read(settings: Settings, topic: str, end: int, deadline_s: float, clock: Clock) -> Skips:
     own = reader_options(f"{settings.app}-skips-readers", committed=True, wait_ms=20)
     skips, place = Skips(), (topic, PARTITION)
-    with closing(LogReader(Consumer(settings.consumer(**own), logger=logger), clock=clock)) as reader:
+    with closing(LogReader(make_reader(settings.consumer(**own), logger=logger), clock=clock)) as reader:
         reader.assign({place: OFFSET_BEGINNING})
         for message in reader.until(lambda: reader.ended.get(place, -1) >= end, deadline_s=deadline_s):
             _take(skips, topic, message.offset(), message.key(), message.value())

@@ -15,9 +15,10 @@ from concurrent.futures import TimeoutError as LateError
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import AclOperation, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from holdfast.clock import Clock, system_clock
+from holdfast.kafka.clients import make_admin
 from holdfast.kafka.codes import code_of
 from holdfast.outbox.schema.layouts import OutboxRow
 
@@ -214,7 +215,7 @@ class TopicLimits:
 
     def _admin_client(self) -> Any:
         if self._admin is None:
-            self._admin = AdminClient(dict(self._client))
+            self._admin = make_admin(self._client)
         return self._admin
 
     def _ask(self, topics: Iterable[str]) -> None:

@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.harvest import BatchSize
 from holdfast.errors import BrokerError
-from holdfast.kafka.clients import forget_frames
-from holdfast.kafka.codes import REFUSED_RECORD
+from holdfast.kafka.clients import forget_frames, make_writer
+from holdfast.kafka.codes import refuses_record
 from holdfast.outbox.harvest.destinations import Destinations
 from holdfast.outbox.harvest.leading import lead_on
 from holdfast.outbox.harvest.limits import Rounds, TopicLimits
@@ -62,7 +62,7 @@ class MarkTerm:
             term.signals,
             term.stats,
         )
-        self._make_producer: Callable[[dict[str, Any]], Any] = term.clients.get("make_producer", Producer)
+        self._make_producer: Callable[[dict[str, Any]], Any] = term.clients.get("make_producer", make_writer)
         most = min(term.settings.batch_rows, term.settings.in_flight_rows)
         self._size = BatchSize(least=min(FIRST_ROWS, most), most=most, limit_bytes=term.settings.batch_bytes)
         self._marks = MarkedRows(term.desk.rows)
@@ -250,7 +250,7 @@ class MarkTerm:
         self._give_back()
         self._drop_producer()
         self._open_producer()
-        refused = {row_id: error for row_id, error in failed.items() if error.code() in REFUSED_RECORD}
+        refused = {row_id: error for row_id, error in failed.items() if refuses_record(error.code())}
         if not refused:
             if self._signals.stopping():
                 raise PublishStopped

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.kafka.topic_partition import Place
@@ -19,8 +19,8 @@ from holdfast.core.outbox.pacing import TransactionPacing
 from holdfast.core.producers.row_digests import RowDigests
 from holdfast.core.producers.stamps import DIGEST
 from holdfast.errors import BrokerError, FencedError, HoldfastError
-from holdfast.kafka.clients import forget_frames, reader_options
-from holdfast.kafka.codes import FENCING, REFUSED_RECORD
+from holdfast.kafka.clients import forget_frames, make_reader, make_writer, reader_options
+from holdfast.kafka.codes import fences, refuses_record
 from holdfast.kafka.log_reader import LogReader
 from holdfast.outbox.harvest.destinations import Destinations
 from holdfast.outbox.harvest.limits import Rounds, TopicLimits
@@ -84,7 +84,7 @@ class Publisher:
         stopping: Callable[[], bool],
         limits: TopicLimits,
         clock: Clock = system_clock,
-        make_producer: Callable[[dict[str, Any]], Any] = Producer,
+        make_producer: Callable[[dict[str, Any]], Any] = make_writer,
     ) -> None:
         self.transactional_id, self.books = transactional_id, books
         self._limits = limits
@@ -114,7 +114,7 @@ class Publisher:
         if error is None:
             return
         self._undelivered = True
-        if error.code() in REFUSED_RECORD:
+        if refuses_record(error.code()):
             destination = message.topic() or "", message.partition() or 0
             self._failed.append(_Failed(error, destination, message.key(), message.value()))
 
@@ -145,7 +145,7 @@ class Publisher:
                 return
             except KafkaException as error:
                 why: KafkaError = error.args[0]
-                if why.code() in FENCING:
+                if fences(why.code()):
                     raise self._fenced(why) from error
                 if not why.retriable():
                     raise
@@ -250,7 +250,7 @@ class Publisher:
                         if isinstance(error, KafkaException)
                         else KafkaError(KafkaError._INVALID_ARG, str(error))
                     )
-                    if why.code() not in REFUSED_RECORD:
+                    if not refuses_record(why.code()):
                         raise
                     self._abort()
                     raise RowsRefused(why, frozenset([(topic, partition)]), [index]) from error
@@ -305,7 +305,7 @@ class Publisher:
     ) -> None:
         """Abort, and raise what the failure means."""
         why: KafkaError = error.args[0]
-        if why.code() in FENCING:
+        if fences(why.code()):
             raise self._fenced(why) from error
         # A record that failed while others were still being handed over makes the client refuse those:
         # _STATE.
@@ -360,7 +360,7 @@ def read_progress(
     open: readers of committed records are told that its beginning is the end. DecodeError when a record is
     not a progress record of this version.
     """
-    consumer = Consumer({**client, **reader_options(f"{topic}-reader", committed=True, wait_ms=10)})
+    consumer = make_reader({**client, **reader_options(f"{topic}-reader", committed=True, wait_ms=10)})
     reader, records = LogReader(consumer, limit=PROGRESS_RECORDS), 0
     todo: set[Place] = set()
 

@@ -19,8 +19,8 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.connections import connector
-from holdfast.kafka.feed import Feed, Fetched
 from holdfast.kafka.records import Records
+from holdfast.kafka.source_fetcher import Fetched, SourceFetcher
 from tests.support.columns import take
 from tests.support.places import ROOT
 
@@ -59,10 +59,14 @@ def send(
 
 
 @asynccontextmanager
-async def feeding(broker: SessionBroker, positions: dict[tuple[str, int], int]) -> AsyncIterator[Feed]:
+async def feeding(
+    broker: SessionBroker, positions: dict[tuple[str, int], int]
+) -> AsyncIterator[SourceFetcher]:
     with ThreadPoolExecutor(2) as executor:
         connect = connector(Settings(kafka=broker.client_config()), timeout_s=30)
-        feed = Feed(connect, executor, fetch_records=10_000, fetch_bytes=8 * MIB, queue_bytes=8 * MIB)
+        feed = SourceFetcher(
+            connect, executor, fetch_records=10_000, fetch_bytes=8 * MIB, queue_bytes=8 * MIB
+        )
         await feed.assign(positions)
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -71,7 +75,7 @@ async def feeding(broker: SessionBroker, positions: dict[tuple[str, int], int]) 
             await feed.close()
 
 
-async def until(feed: Feed, seen: list[Fetched], count: int) -> None:
+async def until(feed: SourceFetcher, seen: list[Fetched], count: int) -> None:
     while sum(map(len, seen)) < count:
         seen += await feed.fetch(0, 0.2)
 
@@ -128,7 +132,7 @@ HUNGRY = """
 import asyncio, resource, sys
 from concurrent.futures import ThreadPoolExecutor
 from holdfast.kafka.connections import connector
-from holdfast.kafka.feed import Feed
+from holdfast.kafka.source_fetcher import SourceFetcher
 from holdfast.config import Settings
 
 def peak_mib():
@@ -137,7 +141,7 @@ def peak_mib():
 async def run(bootstrap, topic, partitions):
     with ThreadPoolExecutor(2) as executor:
         connect = connector(Settings(kafka={"bootstrap.servers": bootstrap}), timeout_s=30)
-        feed = Feed(connect, executor, fetch_records=10_000, fetch_bytes=8 << 20, queue_bytes=8 << 20)
+        feed = SourceFetcher(connect, executor, fetch_records=10_000, fetch_bytes=8 << 20, queue_bytes=8 << 20)
         before = peak_mib()
         await feed.assign({(topic, number): 0 for number in range(partitions)})
         met, good = set(), 0

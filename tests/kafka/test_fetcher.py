@@ -21,8 +21,8 @@ from holdfast.core.kafka.fetch_requests import FETCH, Wanted, fetch_request, fet
 from holdfast.core.kafka.record_batch import Record, RecordBatch, encode_batch
 from holdfast.core.kafka.wire import WireReader, put_compact, put_uvarint
 from holdfast.errors import TopicError, WireError
-from holdfast.kafka.feed import ATTEMPTS, Feed, Fetched
 from holdfast.kafka.raw_request import RawRequest
+from holdfast.kafka.source_fetcher import ATTEMPTS, Fetched, SourceFetcher
 
 DEADLINE_S = 60.0
 TOPIC = "events"
@@ -137,9 +137,9 @@ class Brokers:
 @asynccontextmanager
 async def feeding(
     brokers: Brokers, positions: dict[int, int], advised: dict[int, int] | None = None
-) -> AsyncIterator[Feed]:
+) -> AsyncIterator[SourceFetcher]:
     with ThreadPoolExecutor(1) as executor:
-        feed = Feed(
+        feed = SourceFetcher(
             cast(Any, brokers.connect),
             executor,
             fetch_records=1_000,
@@ -157,14 +157,14 @@ async def feeding(
             await feed.close()
 
 
-async def values(feed: Feed, count: int) -> list[bytes | None]:
+async def values(feed: SourceFetcher, count: int) -> list[bytes | None]:
     seen: list[Fetched] = []
     while sum(map(len, seen)) < count:
         seen += await feed.fetch(0, 0.5)
     return [value for each in seen for value in each.records.values]
 
 
-async def fail(feed: Feed) -> None:
+async def fail(feed: SourceFetcher) -> None:
     while True:
         await feed.fetch(0, 0.2)
 

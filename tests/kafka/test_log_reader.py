@@ -7,10 +7,11 @@ from math import ceil
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message
 
 from holdfast.clock import ManualClock
 from holdfast.kafka.log_reader import POLL_S, LogReader, raise_if_fatal
+from holdfast.kafka.skipper import Skipper
 
 PLACE = ("log", 0)
 END = KafkaError._PARTITION_EOF
@@ -45,6 +46,9 @@ class ScriptedConsumer:
 
     def assign(self, places: Iterable[Any]) -> None:
         self.assigned = [(each.topic, each.partition, each.offset) for each in places]
+
+    def incremental_assign(self, places: Iterable[Any]) -> None:
+        self.assigned += [(each.topic, each.partition, each.offset) for each in places]
 
     def poll(self, timeout_s: float) -> Message | None:
         found = self._told.pop(0) if self._told else None
@@ -133,3 +137,35 @@ def test_who_waits_for_better_times_hears_of_errors_only_when_they_are_fatal() -
     assert reader_of(Told(-1, code=code), refuse=raise_if_fatal).read(0) == []
     with pytest.raises(KafkaException):
         raise_if_fatal(KafkaError(KafkaError._FATAL, "over", fatal=True))
+
+
+class NotingSkipper:
+    """Notes where it is told that reading begins."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, int, int]] = []
+
+    def begin(self, topic: str, partition: int, offset: int) -> None:
+        self.begun.append((topic, partition, offset))
+
+
+def test_partitions_may_be_followed_later_while_others_go_on() -> None:
+    reader = reader_of(Told(5), Told(0, partition=1))
+    reader.assign({PLACE: 5})
+    reader.follow({("log", 1): 0})
+    assert cast(ScriptedConsumer, reader.consumer).assigned == [("log", 0, 5), ("log", 1, 0)]
+    assert offsets([*reader.read(0), *reader.read(0)]) == [5, 0]
+    assert reader.next == {PLACE: 6, ("log", 1): 1}
+
+
+def test_where_reading_begins_at_the_end_is_not_known_before_something_is_told() -> None:
+    """A skipper that took 0 for the position would look for a batch that cannot be read there."""
+    skipper, consumer = NotingSkipper(), ScriptedConsumer(ManualClock(), Told(7, code=END))
+    reader = LogReader(cast(Consumer, consumer), clock=ManualClock())
+    reader._skipper = cast(Skipper, skipper)
+    reader.assign({PLACE: OFFSET_END, ("log", 1): OFFSET_BEGINNING, ("log", 2): 4})
+    assert skipper.begun == [("log", 0, -1), ("log", 1, 0), ("log", 2, 4)]
+    assert reader.next == {PLACE: 0, ("log", 1): 0, ("log", 2): 4}
+    reader._skipper = None
+    reader.read(0)
+    assert reader.next[PLACE] == 7

@@ -6,18 +6,21 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import cast
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from holdfast.clients.claims.balanced_log import GroupLog
 from holdfast.clients.claims.log import CoordinationLog
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.kafka.log_reader import LogReader
 from holdfast.kafka.log_tail import EndOfLog
 from tests.clients.claims.claiming import LOG_APPEND
 
 GAP_S = 0.005
 WITHIN_S = 20.0
+QUIET = {"group.id": "tail", "enable.auto.commit": False}
 
 
 @contextmanager
@@ -100,26 +103,72 @@ def test_an_end_is_not_reached_before_the_last_record_that_was_there_is_read(
     for _ in range(10):
         producer.produce(topic, b"x", partition=0)
     assert producer.flush(10) == 0
-    reader = Consumer({**broker.config, "group.id": "tail", "enable.auto.commit": False})
-    with closing(reader):
-        tail = EndOfLog(topic, 0, 0)
-        assert not tail.look(reader), "nobody has told an end"
-        reader.assign([TopicPartition(topic, 0, 0)])
+    with closing(LogReader(Consumer({**broker.config, **QUIET}))) as reader:
+        reader.assign({(topic, 0): 0})
+        tail = EndOfLog(reader, (topic, 0))
+        assert not tail.is_reached(), "nobody has told an end"
         until_s, seen = time.monotonic() + WITHIN_S, list[tuple[int, bool]]()
         while len(seen) < 10:
             assert time.monotonic() < until_s, seen
-            if (message := reader.poll(0.1)) is not None and message.error() is None:
-                tail.read(message.offset() or 0)
-                seen.append((message.offset() or 0, tail.look(reader)))
+            seen += [(message.offset() or 0, tail.is_reached()) for message in reader.read(0.1)]
         assert seen == [(offset, offset == 9) for offset in range(10)]
 
 
 def test_an_end_that_the_reader_tells_counts_whatever_was_read(
     broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
-    """Control records close a log whose last offset nobody is handed."""
-    reader = Consumer({**broker.config, "group.id": "tail"})
-    with closing(reader):
-        tail = EndOfLog(fresh_topic("log", partitions=1), 0)
-        tail.at_end()
-        assert tail.look(reader)
+    """A control record closes the log, and nobody is handed its offset."""
+    topic = fresh_topic("log", partitions=1)
+    producer = Producer({**broker.config, "transactional.id": topic})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(topic, b"x", partition=0)
+    producer.commit_transaction()
+    reads = {**broker.config, **QUIET, "enable.partition.eof": True}
+    with closing(LogReader(Consumer(reads))) as reader:
+        reader.assign({(topic, 0): 0})
+        tail, until_s, seen = EndOfLog(reader, (topic, 0)), time.monotonic() + WITHIN_S, list[int]()
+        while not tail.is_reached():
+            assert time.monotonic() < until_s, seen
+            seen += [message.offset() or 0 for message in reader.read(0.1)]
+        assert (seen, reader.next[topic, 0]) == ([0], 2)
+
+
+class NoNews:
+    """A consumer that has not heard yet where any partition ends; it gives the end that it is told."""
+
+    def __init__(self, message: ToldEnd) -> None:
+        self._message: ToldEnd | None = message
+
+    def get_watermark_offsets(self, place: TopicPartition, **_: bool) -> None: ...
+
+    def assign(self, places: list[TopicPartition]) -> None: ...
+
+    def poll(self, timeout_s: float) -> ToldEnd | None:
+        message, self._message = self._message, None
+        return message
+
+
+class ToldEnd:
+    """The message by which librdkafka reports an end."""
+
+    def topic(self) -> str:
+        return "log"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return 0
+
+    def error(self) -> KafkaError:
+        return KafkaError(KafkaError._PARTITION_EOF)
+
+
+def test_an_end_that_is_told_needs_no_watermark() -> None:
+    reader = LogReader(cast(Consumer, NoNews(ToldEnd())))
+    reader.assign({("log", 0): 0})
+    tail = EndOfLog(reader, ("log", 0))
+    assert not tail.is_reached()
+    reader.read(0)
+    assert tail.is_reached()

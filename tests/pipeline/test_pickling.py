@@ -201,6 +201,8 @@ def test_a_socket_in_a_lambda_is_told_before_a_jvm_starts(
     write_bronze(tmp_path, "t", {0: [Record(0, 5, None, b"add a 1")]})
     options = ReplayOptions(engine="spark", source="bronze", lake=str(tmp_path))
     with socket.socket() as held:
-        processor = replace(accounts("t"), fold=lambda rows, event, at_ms: held.send(b"x") and None)
+        processor = replace(
+            accounts("t"), fold=lambda rows, event, at_ms: iter(()) if held.send(b"x") else None
+        )
         with pytest.raises(SparkError, match=r"accounts: fold holds 'held', a socket.socket, which cannot"):
             replay(processor, Settings(), options)

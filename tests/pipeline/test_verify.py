@@ -20,12 +20,12 @@ from holdfast.core.engine.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ChangelogError, PipelineError
 from holdfast.kafka.connections import connector
+from holdfast.kafka.transactional_client import producers
 from holdfast.pipeline.land import land
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import Span, TopicReader
 from holdfast.pipeline.verify import TableVerdict, verify
 from holdfast.tables.changelog import ChangelogWriter
-from holdfast.tables.transactions import producers
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Account, Log, Op, Record, accounts
 from tests.support.harness import wait_for_ends

@@ -21,11 +21,11 @@ from holdfast.core.kafka import transaction_requests
 from holdfast.core.kafka.sequences import MAX_EPOCH
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, FencedError
+from holdfast.kafka import transactional_client
 from holdfast.kafka.connections import connector
-from holdfast.tables import transactions
+from holdfast.kafka.transactional_client import BATCH_RECORDS, ROUND_BYTES, TransactionalClient, producers
+from holdfast.kafka.transactional_producer import UndeliverableError
 from holdfast.tables.changelog import ChangelogWriter
-from holdfast.tables.producer import UndeliverableError
-from holdfast.tables.transactions import BATCH_RECORDS, ROUND_BYTES, TransactionalClient, producers
 
 DEADLINE_S = 30.0
 
@@ -171,7 +171,7 @@ def test_emits_go_where_they_say_or_where_their_key_does(
 def test_an_emit_to_a_topic_or_partition_that_does_not_exist_takes_the_transaction_back(
     broker: SessionBroker, topic: str, protocol: str, monkeypatch: pytest.MonkeyPatch, partition: int | None
 ) -> None:
-    monkeypatch.setattr(transactions, "UNKNOWN_TOPIC_S", 1.0)
+    monkeypatch.setattr(transactional_client, "UNKNOWN_TOPIC_S", 1.0)
     missing = topic if partition else f"{topic}-missing"
 
     async def use(writer: ChangelogWriter) -> None:

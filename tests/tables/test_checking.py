@@ -6,11 +6,16 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import rocksdict as R
+from confluent_kafka import KafkaError, TopicPartition
 
 from holdfast.core.engine.codec import Marker, row_key, wake_key
+from holdfast.errors import BrokerError
+from holdfast.tables import checking
 from holdfast.tables.checking import _LATER, CheckStopped, _compare
 from holdfast.tables.rocks import Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
@@ -87,3 +92,78 @@ def test_a_walk_that_is_told_to_stop_says_nothing_of_the_store(tmp_path: Path) -
         _compare(store.pin(), scratch, stop)
     scratch.close()
     store.close()
+
+
+class ChangelogMessage:
+    """A message as a consumer gives it; *code* is that of an error."""
+
+    def __init__(self, offset: int, key: bytes = b"", value: bytes = b"", code: int | None = None) -> None:
+        self._offset, self._key, self._value = offset, key, value
+        self._error = None if code is None else KafkaError(code)
+
+    def error(self) -> KafkaError | None:
+        return self._error
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> bytes:
+        return self._key
+
+    def value(self) -> bytes:
+        return self._value
+
+
+class ChangelogConsumer:
+    """Gives its messages at once."""
+
+    def __init__(self, *messages: ChangelogMessage) -> None:
+        self._messages, self.closed = list(messages), False
+
+    def get_watermark_offsets(self, place: TopicPartition, **_: Any) -> tuple[int, int]:
+        return 0, 2
+
+    def assign(self, places: list[TopicPartition]) -> None: ...
+
+    def consume(self, limit: int, timeout_s: float) -> list[ChangelogMessage]:
+        came, self._messages = self._messages[:limit], self._messages[limit:]
+        return came
+
+    def poll(self, timeout_s: float) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def read_with(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> Rows:
+    """Return what a check has read of a changelog of two records, with an error between them."""
+    consumer = ChangelogConsumer(
+        ChangelogMessage(0, KEYS[0], b"one"),
+        ChangelogMessage(-1, code=code),
+        ChangelogMessage(1, KEYS[1], b"two"),
+        ChangelogMessage(2, code=KafkaError._PARTITION_EOF),
+    )
+    monkeypatch.setattr(checking, "changelog_consumer", lambda *_, **__: consumer)
+    scratch = R.Rdict(str(folder / "scratch"), BUDGET.options())
+    try:
+        part: Any = SimpleNamespace(changelog="log", partition=0)
+        checking._read(part, 2, scratch, {}, "check", threading.Event(), 5.0)
+        return {key: bytes(value) for key in KEYS if (value := scratch.get(key)) is not None}
+    finally:
+        scratch.close()
+        assert consumer.closed
+
+
+def test_a_check_reads_on_where_its_consumer_may_not_use_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer must name a group; a check never joins it, as a restore does not."""
+    found = read_with(tmp_path, monkeypatch, KafkaError.GROUP_AUTHORIZATION_FAILED)
+    assert found == {KEYS[0]: b"one", KEYS[1]: b"two"}
+
+
+def test_a_check_ends_where_it_may_not_read_the_changelog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BrokerError, match="changelog log partition 0: "):
+        read_with(tmp_path, monkeypatch, KafkaError.TOPIC_AUTHORIZATION_FAILED)

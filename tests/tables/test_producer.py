@@ -14,15 +14,15 @@ from holdfast.core.engine.folding import Changes
 from holdfast.core.engine.processor import Emit
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, FencedError
-from holdfast.tables import changelog
-from holdfast.tables.changelog import ChangelogWriter
-from holdfast.tables.producer import (
+from holdfast.kafka.transactional_producer import (
     AbortableError,
     ProducerFactory,
     TransactionalProducer,
     UndeliverableError,
     Written,
 )
+from holdfast.tables import changelog
+from holdfast.tables.changelog import ChangelogWriter
 
 LOG, OUT = ("log", 3), ("out", 1)
 MARKER = Marker(7, 1_000, 1)

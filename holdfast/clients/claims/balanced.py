@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from holdfast.clients.claims.balanced_log import GroupLog
 from holdfast.clients.claims.engine import ClaimEngine
-from holdfast.clients.claims.fetcher import FeedSettings
+from holdfast.clients.claims.fetcher import FetchSettings
 from holdfast.clients.claims.options import EngineSettings, GroupSettings
 from holdfast.clock import Clock
 from holdfast.config import Settings
@@ -235,7 +235,7 @@ def engine_of(
     settings: Settings,
     member: MemberSettings,
     options: EngineSettings,
-    feed: FeedSettings,
+    feed: FetchSettings,
     groups: GroupSettings,
     *,
     clock: Clock,

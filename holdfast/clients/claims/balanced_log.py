@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from confluent_kafka import (
     TIMESTAMP_NOT_AVAILABLE,
@@ -16,12 +15,14 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from holdfast.clients.claims.frame_sender import Ack, FrameSender
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.errors import BrokerError, TopicError
-from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of, is_end
+from holdfast.kafka.clients import make_reader, make_writer
+from holdfast.kafka.codes import CLOSED_TOPIC, LEADER_MOVES, NO_TOPIC, code_of
+from holdfast.kafka.frame_sender import Ack, FrameSender
+from holdfast.kafka.log_reader import LogReader
 from holdfast.kafka.log_tail import EndOfLog, following
 from holdfast.kafka.skipper import Skipper
 
@@ -63,8 +64,7 @@ class GroupLog:
     ) -> None:
         self._settings, self._topic, self._group_id, self._clock = settings, topic, group_id, clock
         self._timeout_s, self._unsent_s, self._follow_wait_ms = timeout_s, unsent_s, follow_wait_ms
-        self._reader: Consumer | None = None
-        self._skipper: Skipper | None = None
+        self._reader: LogReader | None = None
         self._writer: Producer | None = None
         self._sender: FrameSender | None = None
         self._partition = 0
@@ -76,7 +76,13 @@ class GroupLog:
         when nobody answers.
         """
         reads = following(self._settings, "groups-reader", self._follow_wait_ms)
-        self._reader = Consumer({**reads, "error_cb": self._on_error}, logger=logger)
+        self._reader = LogReader(
+            make_reader(reads, logger=logger, on_error=self._on_error),
+            Skipper(self._settings, reads, clock=self._clock),
+            limit=READ_RECORDS,
+            refuse=self._refuse,
+            clock=self._clock,
+        )
         count = len(self._listed(self._topic, self._timeout_s))
         if not count:
             raise TopicError(
@@ -84,11 +90,9 @@ class GroupLog:
                 "create it with `holdfast --set groups=true topics create`, or name another one by groups_topic"
             )
         self._partition = coordinator_partition(self._group_id, count)
-        found = self._since(self._reader, since_ms)
-        self._reader.assign([found])  # the log's end, where nothing was said since then
-        self._skipper = Skipper(self._settings, reads, clock=self._clock)
-        self._skipper.begin(self._topic, self._partition, found.offset)
-        self._tail = EndOfLog(self._topic, self._partition, found.offset)
+        found, place = self._since(self._reader.consumer, since_ms), (self._topic, self._partition)
+        self._reader.assign({place: found.offset})  # the log's end, where nothing was said since then
+        self._tail = EndOfLog(self._reader, place)
         writing: dict[str, str | int | bool] = {
             "enable.idempotence": True,
             "acks": "all",
@@ -96,8 +100,8 @@ class GroupLog:
             # A sign of life that arrives after the session is worse than none.
             "message.timeout.ms": max(1_000, int(self._unsent_s * 1_000)),
         }
-        writes: dict[str, Any] = self._settings.producer(**writing)
-        self._writer = Producer({**writes, "error_cb": self._on_error}, logger=logger)
+        writes = self._settings.producer(**writing)
+        self._writer = make_writer(writes, logger=logger, on_error=self._on_error)
         self._sender = FrameSender(
             self._writer,
             self._topic,
@@ -135,9 +139,9 @@ class GroupLog:
         assert self._reader is not None
         try:
             listed = (
-                self._reader.list_topics(topic, timeout=timeout_s)
+                self._reader.consumer.list_topics(topic, timeout=timeout_s)
                 if topic
-                else self._reader.list_topics(timeout=timeout_s)
+                else self._reader.consumer.list_topics(timeout=timeout_s)
             )
         except KafkaException as error:
             raise self._unreachable(error.args[0], timeout_s) from None
@@ -168,37 +172,25 @@ class GroupLog:
     @property
     def caught_up(self) -> bool:
         """Return whether the partition has been read to where it ended at some moment after `open`."""
-        return self._tail is not None and self._reader is not None and self._tail.look(self._reader)
+        return self._tail is not None and self._tail.is_reached()
 
     def poll(self, timeout_s: float) -> list[ReceivedAnnouncement]:
         """Return what came since; waits up to *timeout_s* for the first."""
         assert self._reader is not None
-        assert self._skipper is not None
-        assert self._tail is not None
         assert self._sender is not None
         self._sender.go_on()
-        first = self._reader.poll(timeout_s)
-        came = [] if first is None else [first, *self._reader.consume(READ_RECORDS - 1, 0)]
         out = []
-        for message in self._skipper.sift(self._reader, came):
-            error = message.error()
-            if error is None:
-                kind, at_ms = message.timestamp()
-                self._tail.read(message.offset() or 0)
-                out.append(
-                    ReceivedAnnouncement(
-                        message.offset() or 0,
-                        -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms,
-                        message.value(),
-                    )
-                )
-            elif is_end(error):
-                self._tail.at_end()
-            elif error.code() in NO_TOPIC or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise TopicError(f"topic of balanced groups {self._topic}: {error.str()}")
-            elif error.fatal():
-                raise BrokerError(f"topic of balanced groups {self._topic}: {error.str()}")
+        for message in self._reader.read(timeout_s):
+            kind, at_ms = message.timestamp()
+            at_ms = -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
+            out.append(ReceivedAnnouncement(message.offset() or 0, at_ms, message.value()))
         return out
+
+    def _refuse(self, error: KafkaError) -> None:
+        if error.code() in CLOSED_TOPIC:
+            raise TopicError(f"topic of balanced groups {self._topic}: {error.str()}")
+        if error.fatal():
+            raise BrokerError(f"topic of balanced groups {self._topic}: {error.str()}")
 
     def send(self, value: bytes) -> None:
         """Append an announcement. Whether it arrived is seen by reading it back."""
@@ -215,11 +207,9 @@ class GroupLog:
             self._sender.close(timeout_s)
             self._writer.purge()
             self._writer.flush(0)
-        if self._skipper is not None:
-            self._skipper.close()
         if self._reader is not None:
             self._reader.close()
-        self._writer = self._reader = self._sender = self._skipper = None
+        self._writer = self._reader = self._sender = self._tail = None
 
     def _unreachable(self, error: KafkaError, timeout_s: float) -> BrokerError:
         why = self.last_error or error.str()

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from holdfast.clients.claims.fetcher import ClaimFetcher, FeedSettings
+from holdfast.clients.claims.fetcher import ClaimFetcher, FetchSettings
 from holdfast.clients.claims.queue import FetchedMessages, FetchQueue, Handout, Lease
 from holdfast.clock import Clock
 from holdfast.core.claims.lanes import ClaimNames
@@ -27,7 +27,7 @@ class ClaimDelivery:
     def __init__(
         self,
         settings: MemberSettings,
-        feed: FeedSettings,
+        feed: FetchSettings,
         names: ClaimNames,
         *,
         clock: Clock,

@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar, assert_never
 
 from holdfast.clients.claims.delivery import ClaimDelivery
 from holdfast.clients.claims.events import ClaimEvents
-from holdfast.clients.claims.fetcher import ClaimFetcher, FeedSettings
-from holdfast.clients.claims.lanes import LaneFeed
+from holdfast.clients.claims.fetcher import ClaimFetcher, FetchSettings
+from holdfast.clients.claims.lanes import LaneFetcher
 from holdfast.clients.claims.log import CoordinationLog, LogRecord
 from holdfast.clients.claims.offset_mirror import OffsetMirror
 from holdfast.clients.claims.offsets import OffsetFetcher
@@ -96,7 +96,7 @@ class ClaimEngine:
         settings: Settings,
         member: MemberSettings,
         options: EngineSettings,
-        feed: FeedSettings,
+        feed: FetchSettings,
         *,
         clock: Clock,
         draws: Draws,
@@ -387,7 +387,7 @@ class ClaimEngine:
             "group.id": wanted.group_id,
             "isolation.level": "read_committed",
         }
-        self._fetcher = (LaneFeed if options.lanes else ClaimFetcher)(
+        self._fetcher = (LaneFetcher if options.lanes else ClaimFetcher)(
             settings,
             settings.consumer(**overrides),
             self.delivery.queue,

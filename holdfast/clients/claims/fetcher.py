@@ -22,7 +22,8 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
-from holdfast.kafka.codes import NO_TOPIC, UNREADABLE, is_end
+from holdfast.kafka.clients import make_reader
+from holdfast.kafka.codes import CLOSED_TOPIC, OUT_OF_LOG, UNREADABLE, is_end
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 from holdfast.kafka.skipper import Skipper
 
@@ -35,7 +36,7 @@ JOIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedSettings:
+class FetchSettings:
     """How far ahead messages are fetched, and in what portions."""
 
     batch_messages: int = 2_000
@@ -70,7 +71,7 @@ class ClaimFetcher:
         kafka: Settings,
         config: Mapping[str, Any],
         queue: FetchQueue,
-        settings: FeedSettings,
+        settings: FetchSettings,
         *,
         partitions: Mapping[str, int],
         failed: Callable[[Lease, str], None],
@@ -101,7 +102,7 @@ class ClaimFetcher:
         self.unreadable: dict[Place, Unreadable] = {}
         """Where reading stands before a batch that cannot be read."""
         self._reported: dict[Place, int] = {}
-        self._config |= {"error_cb": self._on_error, "on_commit": self._on_commit}
+        self._config = {**self._config, "on_commit": self._on_commit}  # the watcher's has no callbacks
         self._commands: deque[Callable[[Consumer], None]] = deque()
         self._leases: dict[Place, Lease] = {}
         self._stopping, self._called = threading.Event(), threading.Event()
@@ -115,7 +116,7 @@ class ClaimFetcher:
 
     def open(self) -> None:
         """Start the thread; the broker is reached when there is something to read."""
-        self._consumer = Consumer(self._config, logger=quiet)
+        self._consumer = make_reader(self._config, logger=quiet, on_error=self._on_error)
         self._thread.start()
 
     def start(self, lease: Lease) -> Lease:
@@ -385,11 +386,7 @@ def size_of(messages: Sequence[Message]) -> int:
 
 
 _NOT_ALONE = "the coordination topic has them. A consumer group of Kafka's own has the name of this one, and members: let one of them have another name"
-_HOPELESS = NO_TOPIC | {
-    KafkaError._AUTO_OFFSET_RESET,
-    KafkaError.OFFSET_OUT_OF_RANGE,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-}
+_HOPELESS = CLOSED_TOPIC | OUT_OF_LOG
 """What ends the reading of a partition: its claim is given back, and whoever gets it begins where there is
 something to read.
 """

@@ -38,8 +38,8 @@ class _Stream:
         return [lease for lane, lease in self.lanes.items() if lease.open and lane not in self.full]
 
 
-class LaneFeed(ClaimFetcher):
-    """A feed whose leases are of lanes."""
+class LaneFetcher(ClaimFetcher):
+    """A claim fetcher whose leases are of lanes."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)

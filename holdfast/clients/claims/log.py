@@ -14,22 +14,16 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
-from confluent_kafka import (
-    TIMESTAMP_NOT_AVAILABLE,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    Message,
-    Producer,
-    TopicPartition,
-)
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, KafkaException, Producer
 
-from holdfast.clients.claims.frame_sender import Ack, FrameSender
 from holdfast.config import Settings
 from holdfast.core.claims.frames import coordination_partition
 from holdfast.errors import BrokerError, TopicError
-from holdfast.kafka.codes import NO_TOPIC, is_end, is_of_group
+from holdfast.kafka.clients import make_reader, make_writer
+from holdfast.kafka.codes import CLOSED_TOPIC, NO_TOPIC, is_of_group
+from holdfast.kafka.frame_sender import Ack, FrameSender
 from holdfast.kafka.librdkafka_log import Quiet, impatient
+from holdfast.kafka.log_reader import LogReader
 from holdfast.kafka.log_tail import EndOfLog, following
 from holdfast.kafka.skipper import Skipper
 
@@ -68,8 +62,7 @@ class CoordinationLog:
     """Reads the coordination partitions that carry *topics*, and appends to any of them.
 
     `caught_up` holds the partitions read to what was their end at some moment after `open`, holes and control
-    records at the tail notwithstanding (`EndOfLog`). `ends` holds the ends that were seen, the latest of each
-    partition.
+    records at the tail notwithstanding (`EndOfLog`).
     """
 
     def __init__(
@@ -88,7 +81,7 @@ class CoordinationLog:
             follow_wait_ms,
         )
         self._headers: list[tuple[str, str | bytes | None]] = [] if interop else [CAPABILITY_HEADER]
-        self._reader: Consumer | None = None
+        self._reader: LogReader | None = None
         self._skipper: Skipper | None = None
         self._writer: Producer | None = None
         self._sender: FrameSender | None = None
@@ -96,7 +89,6 @@ class CoordinationLog:
         self.partitions = 0
         self.reading: frozenset[int] = frozenset()
         self.caught_up: set[int] = set()
-        self.ends: dict[int, int] = {}
         self._tails: dict[int, EndOfLog] = {}
         self.last_error: str | None = None
 
@@ -109,8 +101,13 @@ class CoordinationLog:
         *timeout_s*.
         """
         config = impatient(following(self._settings, "claims-reader", self._follow_wait_ms))
-        self._reader = Consumer({**config, "error_cb": self._on_error}, logger=quiet)
         self._skipper = Skipper(self._settings, config)
+        self._reader = LogReader(
+            make_reader(config, logger=quiet, on_error=self._on_error),
+            self._skipper,
+            limit=READ_RECORDS,
+            refuse=self._refuse,
+        )
         self.partitions = self._count(timeout_s)
         self.follow(topics)
         writing: dict[str, str | int | bool] = {
@@ -123,7 +120,7 @@ class CoordinationLog:
             "queue.buffering.max.messages": LIMIT_UNSENT,
         }
         produces = impatient(self._settings.producer(**writing))
-        self._writer = Producer({**produces, "error_cb": self._on_error}, logger=quiet)
+        self._writer = make_writer(produces, logger=quiet, on_error=self._on_error)
         self._sender = FrameSender(
             self._writer, self._topic, self._acks.append, unsent_s=self._send_timeout_s, headers=self._headers
         )
@@ -131,7 +128,7 @@ class CoordinationLog:
     def _count(self, timeout_s: float) -> int:
         assert self._reader is not None
         try:
-            listed = self._reader.list_topics(self._topic, timeout=timeout_s).topics[self._topic]
+            listed = self._reader.consumer.list_topics(self._topic, timeout=timeout_s).topics[self._topic]
             if listed.error is not None:
                 raise KafkaException(listed.error)
         except KafkaException as error:
@@ -158,18 +155,13 @@ class CoordinationLog:
     def follow_partitions(self, partitions: AbstractSet[int]) -> None:
         """Read these coordination partitions too."""
         assert self._reader is not None
-        assert self._skipper is not None
         added = partitions - self.reading
         if added:
             # From 0, and from the first there is where that is gone (auto.offset.reset): asking for the
             # beginning takes half a second.
-            self._reader.incremental_assign(
-                [TopicPartition(self._topic, number, 0) for number in sorted(added)]
-            )
-            for number in added:
-                self._skipper.begin(self._topic, number, 0)
+            self._reader.follow({(self._topic, number): 0 for number in sorted(added)})
             self.reading |= added
-            self._tails |= {number: EndOfLog(self._topic, number, 0) for number in added}
+            self._tails |= {number: EndOfLog(self._reader, (self._topic, number)) for number in added}
 
     def close(self, timeout_s: float = 0.0) -> int:
         """Wait up to *timeout_s* for acknowledgements, let go of the broker, and return how many frames
@@ -178,8 +170,6 @@ class CoordinationLog:
         writer, self._writer = self._writer, None
         sender, self._sender = self._sender, None
         reader, self._reader = self._reader, None
-        if self._skipper is not None:
-            self._skipper.close()
         unsent = 0
         if writer is not None and sender is not None:
             unsent = sender.close(timeout_s)
@@ -203,52 +193,39 @@ class CoordinationLog:
 
         Raises TopicError when the topic is gone or must not be read, BrokerError on what no waiting mends.
         """
-        reader, skipper = self._reader, self._skipper
-        assert reader is not None
-        assert skipper is not None
-        first = reader.poll(timeout_s)
-        came = [] if first is None else [first, *reader.consume(READ_RECORDS - 1, 0)]
+        assert self._reader is not None
         out = []
-        for message in skipper.sift(reader, came):
-            error = message.error()
-            if error is None:
-                kind, at_ms = message.timestamp()
-                at = -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
-                capable = CAPABILITY_HEADER in (message.headers() or ())
-                out.append(
-                    LogRecord(message.partition() or 0, message.offset() or 0, at, message.value(), capable)
-                )
-            else:
-                self._judge(message, error)
+        for message in self._reader.read(timeout_s):
+            kind, at_ms = message.timestamp()
+            at = -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
+            capable = CAPABILITY_HEADER in (message.headers() or ())
+            out.append(
+                LogRecord(message.partition() or 0, message.offset() or 0, at, message.value(), capable)
+            )
         if out:
             self.last_error = None
-            if self._tails:
-                for record in out:
-                    if (tail := self._tails.get(record.partition)) is not None:
-                        tail.read(record.offset)
-        self._look_for_ends(reader)
+        for partition in [number for number, tail in self._tails.items() if tail.is_reached()]:
+            del self._tails[partition]
+            self.caught_up.add(partition)
         return out
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """Return the latest end that was reported of each partition."""
+        ended = {} if self._reader is None else self._reader.ended
+        return {partition: end for (_, partition), end in ended.items()}
 
     @property
     def skipped(self) -> int:
         """Return how many batches were passed that nobody can read."""
         return 0 if self._skipper is None else self._skipper.skipped
 
-    def _look_for_ends(self, reader: Consumer) -> None:
-        for partition in [number for number, tail in self._tails.items() if tail.look(reader)]:
-            del self._tails[partition]
-            self.caught_up.add(partition)
-
-    def _judge(self, message: Message, error: KafkaError) -> None:
-        if is_end(error):
-            self.ends[message.partition() or 0] = message.offset() or 0
-            if (tail := self._tails.get(message.partition() or 0)) is not None:
-                tail.at_end()
-        elif error.code() in NO_TOPIC or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+    def _refuse(self, error: KafkaError) -> None:
+        if error.code() in CLOSED_TOPIC:
             raise TopicError(f"coordination topic {self._topic}: {error.str()}")
-        elif error.fatal():
+        if error.fatal():
             raise BrokerError(f"coordination topic {self._topic}: {error.str()}")
-        elif not is_of_group(error):
+        if not is_of_group(error):
             self._on_error(error)
 
     # -- writing

@@ -28,7 +28,8 @@ from confluent_kafka import (
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, TopicError
-from holdfast.kafka.codes import COORDINATOR_MOVES, NO_TOPIC
+from holdfast.kafka.clients import make_reader
+from holdfast.kafka.codes import NO_TOPIC, retriable
 from holdfast.kafka.coordinator_admin import NEVER_S, CoordinatorAdmin
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 
@@ -86,10 +87,7 @@ class OffsetFetcher:
             "enable.auto.commit": False,
             "isolation.level": "read_uncommitted",  # the end is where the next message goes, whoever may read it yet
         }
-        self._config: dict[str, Any] = {
-            **impatient(settings.consumer(**overrides)),
-            "error_cb": self._on_error,
-        }
+        self._config = impatient(settings.consumer(**overrides))
         self._consumer: Consumer | None = None
         self._changed = threading.Condition()
         self._wanted: dict[tuple[str, int], bool] = {}
@@ -175,7 +173,7 @@ class OffsetFetcher:
 
     def _connected(self) -> Consumer:
         if self._consumer is None:
-            self._consumer = Consumer(self._config, logger=quiet)
+            self._consumer = make_reader(self._config, logger=quiet, on_error=self._on_error)
         return self._consumer
 
     def _renew(self) -> None:
@@ -337,10 +335,7 @@ class OffsetFetcher:
                 cause: KafkaError = error.args[0]
                 if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
                     return None
-                why, again = (
-                    cause.str() or cause.name(),
-                    cause.code() in COORDINATOR_MOVES | {KafkaError._TIMED_OUT},
-                )
+                why, again = cause.str() or cause.name(), retriable(cause.code())
             except FutureTimeoutError:
                 why, again = "no answer", True
             if not again or self._clock.monotonic_s() > until_s:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.specs import UNPACKED
@@ -32,7 +32,7 @@ from holdfast.core.claims.resets import (
     release,
 )
 from holdfast.errors import BrokerError, DecodeError
-from holdfast.kafka.clients import reader_options
+from holdfast.kafka.clients import make_writer, reader_options
 from holdfast.kafka.log_reader import reading
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class ResetLog:
             "message.timeout.ms": int(self._timeout_s * 1000),
             "message.max.bytes": 1 << 20,
         }
-        producer = Producer(self._settings.producer(**overrides), logger=logger)
+        producer = make_writer(self._settings.producer(**overrides), logger=logger)
         try:
             producer.produce(
                 self.topic,

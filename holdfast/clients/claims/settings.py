@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
-from holdfast.clients.claims.fetcher import FeedSettings
+from holdfast.clients.claims.fetcher import FetchSettings
 from holdfast.clients.claims.options import EngineSettings, GroupSettings
 from holdfast.config import Settings
 from holdfast.core.claims.lanes import ClaimNames, lane_named
@@ -16,7 +16,7 @@ from holdfast.core.member.settings import Delivery, MemberSettings
 from holdfast.errors import ConfigError
 
 _GIVEN_OTHERWISE = frozenset({"group_id", "client_id", "topics"})
-_PARTS = (MemberSettings, EngineSettings, FeedSettings, GroupSettings)
+_PARTS = (MemberSettings, EngineSettings, FetchSettings, GroupSettings)
 NAMES = {
     declared.name: part
     for part in _PARTS
@@ -33,7 +33,7 @@ class ConsumerSettings:
     kafka: Settings
     member: MemberSettings
     engine: EngineSettings
-    feed: FeedSettings
+    feed: FetchSettings
     groups: GroupSettings
 
 
@@ -69,7 +69,7 @@ def consumer_settings(
         kafka=settings,
         member=MemberSettings(group_id=group, client_id=client, topics=wanted, **member),
         engine=engine,
-        feed=FeedSettings(**parts[FeedSettings]),
+        feed=FetchSettings(**parts[FetchSettings]),
         groups=GroupSettings(**parts[GroupSettings]),
     )
 

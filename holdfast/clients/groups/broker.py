@@ -16,7 +16,7 @@ from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, Ka
 from holdfast.clients.groups.records import GroupDescription, GroupKind, MemberDescription
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, GroupError
-from holdfast.kafka.codes import NO_ANSWER, NO_GROUP, code_of
+from holdfast.kafka.codes import NO_GROUP, code_of, retriable
 from holdfast.kafka.coordinator_admin import NEVER_S, CoordinatorAdmin
 
 logger = logging.getLogger(__name__)
@@ -136,6 +136,6 @@ class BrokerGroups:
 
     def _refused(self, what: str, error: KafkaException) -> BrokerError | GroupError:
         cause: KafkaError = error.args[0]
-        if cause.retriable() or cause.code() in NO_ANSWER:
+        if retriable(cause.code()) or cause.retriable():
             return BrokerError(f"{what}: {cause.str()}; asked {self._servers}, check the broker")
         return GroupError(f"{what}: {cause.str()}")

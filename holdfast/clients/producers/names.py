@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -26,6 +26,7 @@ from holdfast.core.producers.registry import (
 )
 from holdfast.core.producers.stamps import check_name
 from holdfast.errors import BrokerError, FencedError, TopicError
+from holdfast.kafka.clients import make_reader, make_writer
 from holdfast.kafka.skipper import Skipper
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class NameHolder:
         }
         config = settings.consumer(**own)
         self._consumer, self._skipper = (
-            Consumer(config, logger=logger),
+            make_reader(config, logger=logger),
             Skipper(settings, config, clock=clock),
         )
         sending: dict[str, str | int | bool] = {
@@ -73,7 +74,7 @@ class NameHolder:
             "linger.ms": 0,
             "message.timeout.ms": int(timeout_s * 1000),
         }
-        self._producer = Producer(settings.producer(**sending), logger=logger)
+        self._producer = make_writer(settings.producer(**sending), logger=logger)
         self._partition: int | None = None
 
     def __enter__(self) -> Self:

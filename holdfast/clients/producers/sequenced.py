@@ -18,7 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from holdfast.clients.producers.names import NameHolder
 from holdfast.clock import Clock, system_clock
@@ -28,6 +28,7 @@ from holdfast.core.engine.processor import Headers
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, NO_SEQUENCE, advance
 from holdfast.core.producers.stamps import NAMES, Stamp, stamp_headers
 from holdfast.errors import BrokerError, ConfigError, FencedError, TopicError
+from holdfast.kafka.clients import make_writer
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class SequencedProducer:
             "message.timeout.ms": int(timeout_s * 1000),
             "queue.buffering.max.messages": min(10_000_000, 2 * limit_unsure),
         }
-        self._producer = Producer(settings.producer(**own), logger=logger)
+        self._producer = make_writer(settings.producer(**own), logger=logger)
         self._lock = threading.RLock()
         self._last: dict[tuple[str, int], int] = {}
         self._partitions: dict[str, int] = {}

@@ -30,7 +30,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.processor import Headers
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import QuarantineError, TopicError
-from holdfast.kafka.clients import reader_options
+from holdfast.kafka.clients import make_writer, reader_options
 from holdfast.kafka.codes import code_of
 from holdfast.kafka.log_reader import reading
 
@@ -273,7 +273,7 @@ class Quarantine:
             "message.timeout.ms": int(self._timeout_s * 1000),
             "message.max.bytes": 64 << 20,  # the topic's own limit decides
         }
-        producer = Producer(self._settings.producer(**overrides), logger=logger)
+        producer = make_writer(self._settings.producer(**overrides), logger=logger)
         # The values are read again as they are sent, so that no more than one of them is in memory.
         with closing(self._log(self.topic)) as log:
             for message in log:

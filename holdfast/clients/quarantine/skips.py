@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from holdfast.clients.topics.admin import Admin
 from holdfast.clock import Clock, system_clock
@@ -20,6 +20,7 @@ from holdfast.core.engine.skips import Skip, Skips, encode_skip
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import BrokerError, SkipError, TopicError
 from holdfast.kafka.batch_at import BatchAt, batch_at
+from holdfast.kafka.clients import make_writer
 from holdfast.kafka.raw_log import RawLog
 from holdfast.kafka.skip_log import PARTITION, read_skips
 
@@ -137,7 +138,7 @@ class SkipRequests:
             "linger.ms": 0,
             "message.timeout.ms": int(self._timeout_s * 1000),
         }
-        producer = Producer(self._settings.producer(**overrides), logger=logger)
+        producer = make_writer(self._settings.producer(**overrides), logger=logger)
         outcome: list[KafkaError | None] = []
 
         def delivered(error: KafkaError | None, message: Message) -> None:

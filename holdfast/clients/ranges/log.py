@@ -38,7 +38,7 @@ from holdfast.core.ranges import (
     range_key,
 )
 from holdfast.errors import BrokerError, TopicError
-from holdfast.kafka.clients import reader_options
+from holdfast.kafka.clients import make_admin, make_reader, make_writer, reader_options
 from holdfast.kafka.codes import COORDINATOR_MOVES, code_of, is_end
 from holdfast.kafka.leader_requests import delete_records
 from holdfast.kafka.librdkafka_log import Quiet, impatient
@@ -114,9 +114,9 @@ class RangeLog:
             impatient(self._settings.consumer(**reader_options(self._group, committed=committed, wait_ms=20)))
             for committed in (False, True)
         )
-        self._messages = Consumer(messages, logger=quiet)
+        self._messages = make_reader(messages, logger=quiet)
         self._reader = LogReader(
-            Consumer(wishes, logger=quiet),
+            make_reader(wishes, logger=quiet),
             Skipper(self._settings, wishes, clock=self._clock),
             limit=READ_RECORDS,
             refuse=raise_if_fatal,
@@ -125,7 +125,7 @@ class RangeLog:
         self._watcher = Skipper(self._settings, messages, stands=self._stands, clock=self._clock)
         writing: dict[str, str | int | bool] = {"enable.idempotence": True, "acks": "all", "linger.ms": 0}
         timeout_ms = max(1_000, int(self._timeout_s * 1_000))
-        self._producer = Producer(
+        self._producer = make_writer(
             {**self._settings.producer(**writing), "message.timeout.ms": timeout_ms}, logger=quiet
         )
         homes = self._count(
@@ -257,8 +257,7 @@ class RangeLog:
             return
         self._trimmed[home] = begin
         if self._admin is None:
-            config: dict[str, Any] = {**self._settings.client()}
-            self._admin = AdminClient(config, logger=quiet)
+            self._admin = make_admin(self._settings.client(), logger=quiet)
         place = TopicPartition(self._ranges_topic, home, begin)
         (asked,) = delete_records(self._admin, [place], timeout_s=self._timeout_s).values()
         try:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 from yarl import URL
 
@@ -23,7 +23,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims, decode_worker
 from holdfast.errors import BrokerError
-from holdfast.kafka.clients import reader_options
+from holdfast.kafka.clients import make_admin, make_reader, reader_options
 from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
 from holdfast.kafka.leader_requests import list_offsets
 from holdfast.kafka.log_reader import LogReader
@@ -221,7 +221,7 @@ class WorkersTopic:
             group = f"{self._settings.app}-workers-readers"
             config = self._settings.consumer(**reader_options(group, committed=False, wait_ms=500))
             skipper = Skipper(self._settings, config, clock=self._clock)
-            reader = LogReader(Consumer(config, logger=logger), skipper, clock=self._clock)
+            reader = LogReader(make_reader(config, logger=logger), skipper, clock=self._clock)
             try:
                 # A consumer that is assigned a topic it knows nothing of takes half a second to find its
                 # leader.
@@ -249,8 +249,7 @@ class WorkersTopic:
 
     def _asked_end(self, timeout_s: float) -> int:
         if self._admin is None:
-            config: dict[str, Any] = {**self._settings.client()}
-            self._admin = AdminClient(config, logger=logger)
+            self._admin = make_admin(self._settings.client(), logger=logger)
         place = TopicPartition(*self._place)
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         asked = list_offsets(self._admin, {place: latest}, timeout_s=timeout_s)

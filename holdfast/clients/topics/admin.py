@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package does not declare what it re-exports
-    AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
@@ -36,7 +35,8 @@ from holdfast.clients.topics.types import (
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, TopicError
-from holdfast.kafka.codes import LEADER_MOVES, NO_ANSWER, code_of
+from holdfast.kafka.clients import make_admin
+from holdfast.kafka.codes import REFUSED_CONNECTION, code_of, retriable
 from holdfast.kafka.leader_requests import delete_records, list_offsets
 from holdfast.kafka.librdkafka_log import Quiet
 
@@ -71,9 +71,8 @@ class Admin:
         self._clock = clock
         self._last_error = ""
         self._refused = False
-        config: dict[str, Any] = {**settings.client(), "error_cb": self._on_error}
         try:
-            self._client = AdminClient(config, logger=Quiet(log))
+            self._client = make_admin(settings.client(), logger=Quiet(log), on_error=self._on_error)
         except KafkaException as error:
             raise ConfigError(f"a Kafka property is refused by librdkafka: {_text(error)}") from error
 
@@ -335,7 +334,7 @@ class Admin:
         except FutureTimeoutError as error:
             raise BrokerError(f"{what}: no answer within {wait_s:g} s from {self._servers}") from error
         except KafkaException as error:
-            if code_of(error) in TRANSIENT:
+            if retriable(code_of(error)):
                 raise BrokerError(
                     f"{what}: {_text(error)}; asked {self._servers} for {self._timeout_s:g} s"
                 ) from error
@@ -347,10 +346,6 @@ class Admin:
             self._refused = _refuses(error)
 
 
-TRANSIENT = NO_ANSWER | LEADER_MOVES | {KafkaError.NOT_CONTROLLER}
-"""Answers that the next attempt may well not get."""
-
-
 def _refuses(error: KafkaError) -> bool:
     """Whether a connection failed over who is who, which no second attempt mends.
 
@@ -358,10 +353,7 @@ def _refuses(error: KafkaError) -> bool:
     than by its handshake, which calls everything transport trouble; the text alone tells then (its
     rd_kafka_transport_ssl_connect).
     """
-    return (
-        error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL)
-        or "certificate verify failed" in error.str()
-    )
+    return error.code() in REFUSED_CONNECTION or "certificate verify failed" in error.str()
 
 
 def _text(error: KafkaException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message, TopicPartition
 
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.types import ClusterTopics, Processors, Severity, TopicFinding
@@ -17,7 +17,7 @@ from holdfast.core.engine.positions import offsets_of, position_format
 from holdfast.core.engine.processor import Processor
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, ChainError
-from holdfast.kafka.clients import reader_options
+from holdfast.kafka.clients import make_reader, reader_options
 from holdfast.kafka.log_reader import LogReader
 
 TAIL_RECORDS = 64
@@ -120,7 +120,7 @@ def last_positions(
     """Return the last position in each partition of some changelogs, None where there is none."""
     out: dict[Place, bytes | None] = dict.fromkeys(places)
     options = reader_options(f"{settings.app}-positions", committed=True, wait_ms=100)
-    consumer = Consumer(settings.consumer(**options))
+    consumer = make_reader(settings.consumer(**options))
     try:
         left, records = list(places), TAIL_RECORDS
         while left:

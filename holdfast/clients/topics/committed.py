@@ -17,7 +17,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, GroupError
-from holdfast.kafka.codes import COORDINATOR_MOVES, HAS_MEMBERS, NO_ANSWER, code_of
+from holdfast.kafka.clients import make_reader
+from holdfast.kafka.codes import COORDINATOR_MOVES, HAS_MEMBERS, code_of, retriable
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class CommittedOffsets:
     @contextmanager
     def _consumer(self, **more: Any) -> Iterator[Consumer]:
         overrides: dict[str, str | int | bool] = {"group.id": self._group, "enable.auto.commit": False}
-        consumer = Consumer({**self._settings.consumer(**overrides), **more}, logger=logger)
+        consumer = make_reader({**self._settings.consumer(**overrides), **more}, logger=logger)
         try:
             yield consumer
         finally:
@@ -97,7 +98,7 @@ class CommittedOffsets:
 
     def _refused(self, what: str, cause: KafkaError) -> BrokerError | GroupError:
         text = f"{what} of group {self._group}: {cause.str()}"
-        if cause.code() in NO_ANSWER | {KafkaError._WAIT_COORD} or cause.retriable():
+        if retriable(cause.code()) or cause.retriable():
             return BrokerError(f"{text}; asked {self._settings.bootstrap_servers}, check the broker")
         if cause.code() in HAS_MEMBERS:
             return GroupError(f"{text}: it has members, stop them first")

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGCONT, SIGTERM
-from typing import Any
 
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
@@ -23,6 +22,7 @@ from holdfast.dev.broker import properties, state
 from holdfast.dev.broker.java import Java
 from holdfast.dev.broker.state import ClusterState, NodeState
 from holdfast.errors import DevBrokerError
+from holdfast.kafka.clients import make_admin
 from holdfast.kafka.leader_requests import list_offsets
 
 FORMAT_DEADLINE_S = 60.0
@@ -174,13 +174,12 @@ def _wait_for(
 ) -> None:
     # One client for all tries: it dials again by itself, quickly, and keeps its complaints about a node still
     # starting to itself.
-    quiet: dict[str, Any] = {
-        "log_level": 0,
-        "error_cb": lambda _: None,
-        "reconnect.backoff.ms": 50,
-        "reconnect.backoff.max.ms": 200,
-    }
-    client = AdminClient({**properties.client_properties(cluster, folder, nodes=[node]), **quiet})
+    quick = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200}
+    client = make_admin(
+        {**properties.client_properties(cluster, folder, nodes=[node]), **quick},
+        log_level=0,
+        on_error=lambda _: None,
+    )
     while True:
         try:
             if (reason := _what_is_missing(client, expected)) is None:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from importlib import resources
 
 import msgspec
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from holdfast.config import Settings
 from holdfast.errors import BrokerError
+from holdfast.kafka.clients import make_writer
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def load(settings: Settings, recorded: Sequence[Recorded]) -> None:
         if error is not None:
             failures.append(error)
 
-    producer = Producer(settings.producer(**{"enable.idempotence": True, "linger.ms": 5}), logger=logger)
+    producer = make_writer(settings.producer(**{"enable.idempotence": True, "linger.ms": 5}), logger=logger)
     try:
         for each in sorted(
             recorded, key=lambda record: (record.timestamp_ms, record.partition, record.offset)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.types import CreateTopic, TopicRole, TopicSpec
@@ -25,6 +25,7 @@ from holdfast.dev.demo.narrator import ClaimFindings, Teller
 from holdfast.dev.demo.procfile import Process
 from holdfast.dev.waits import wait_until
 from holdfast.errors import BrokerError, DemoError
+from holdfast.kafka.clients import make_writer
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +201,7 @@ class Letters:
 
     def __init__(self, settings: Settings, *, clock: Clock = system_clock) -> None:
         self._clock = clock
-        self._producer = Producer(
+        self._producer = make_writer(
             settings.producer(**{"enable.idempotence": True, "linger.ms": 2}), logger=logger
         )
         self._over = threading.Event()

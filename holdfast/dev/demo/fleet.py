@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -30,6 +30,7 @@ from holdfast.core.claims.frames import (
     encode,
 )
 from holdfast.errors import BrokerError, ConfigError
+from holdfast.kafka.clients import make_writer
 
 logger = logging.getLogger(__name__)
 
@@ -329,7 +330,7 @@ class LiveFleet:
             clock,
         )
         self._arrives = arrives
-        self._producer = Producer(
+        self._producer = make_writer(
             settings.producer(**{"enable.idempotence": True, "linger.ms": 2, "message.timeout.ms": 30_000}),
             logger=logger,
         )

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from confluent_kafka import Consumer, Producer
-
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics
 from holdfast.clock import system_clock
@@ -32,7 +30,7 @@ from holdfast.dev.demo.narrator import HASH_SHOWN, JoinFindings, Teller
 from holdfast.dev.demo.procfile import Process
 from holdfast.dev.waits import wait_until
 from holdfast.errors import DemoError
-from holdfast.kafka.clients import reader_options
+from holdfast.kafka.clients import make_reader, make_writer, reader_options
 from holdfast.kafka.log_reader import LogReader
 from holdfast.pipeline.verify import verify
 
@@ -169,7 +167,7 @@ class OutcomeReader:
 
     def __init__(self, settings: Settings) -> None:
         config = settings.consumer(**reader_options(f"{settings.app}-reader", committed=True, wait_ms=10))
-        self._reader = LogReader(Consumer(config), limit=READ_RECORDS)
+        self._reader = LogReader(make_reader(config), limit=READ_RECORDS)
         self._reader.assign({(str(outcomes), partition): 0 for partition in range(PARTITIONS)})
 
     def __enter__(self) -> Self:
@@ -189,7 +187,7 @@ class Audience:
     """A thread that shows advertisements and clicks on two of three, until it is stopped."""
 
     def __init__(self, settings: Settings) -> None:
-        self._producer = Producer(settings.producer(partitioner="murmur2_random"))
+        self._producer = make_writer(settings.producer(partitioner="murmur2_random"))
         self._expected: dict[int, int | None] = {}
         self._due: list[tuple[int, int]] = []
         self._stopping = threading.Event()

@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.kafka.sequences import advance
 from holdfast.core.producers.stamps import Stamp, read_stamp
 from holdfast.errors import BrokerError
-from holdfast.kafka.clients import reader_options
+from holdfast.kafka.clients import make_reader, reader_options
 from holdfast.kafka.log_reader import LogReader
 
 READ_RECORDS = 5_000
@@ -111,7 +111,7 @@ class PublishedReader:
         config = settings.consumer(
             **reader_options(f"{settings.app}-reader", committed=committed, wait_ms=10)
         )
-        self._reader = LogReader(Consumer(config), limit=READ_RECORDS, refuse=self._refuse, clock=clock)
+        self._reader = LogReader(make_reader(config), limit=READ_RECORDS, refuse=self._refuse, clock=clock)
         self._reader.assign({(topic, partition): 0 for partition in range(partitions)})
 
     def __enter__(self) -> Self:

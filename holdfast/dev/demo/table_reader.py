@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, Message
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.clients.tables.client import Answer, TableClient
@@ -27,6 +27,7 @@ from holdfast.core.engine.codec import RowCodec, combine_digests, digest, row_ke
 from holdfast.core.engine.processor import Processor
 from holdfast.dev.demo.fleet import FleetClaim
 from holdfast.errors import BrokerError, DemoError
+from holdfast.kafka.clients import make_writer
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class TableReader:
         self._settings, self.processor, self._partitions, self._clock = settings, processor, partitions, clock
         self._directory = WorkersTopic(settings, clock)
         self.tables = TableClient(settings, [processor], directory=self._directory, clock=clock)
-        self._producer = Producer(
+        self._producer = make_writer(
             settings.producer(**{"enable.idempotence": True, "linger.ms": 0, "message.timeout.ms": 10_000}),
             logger=logger,
         )

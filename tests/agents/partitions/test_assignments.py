@@ -127,8 +127,11 @@ class Worker:
         return steps
 
     async def adopt(self, generation: int, active: Iterable[int] = (), standby: Iterable[int] = ()) -> None:
-        named = [frozenset(("counts", number) for number in numbers) for numbers in (active, standby)]
-        await self.adoption.adopt(AssignmentPlan(self.gate.epoch, generation, *named, term=generation))
+        actives, standbys = (
+            frozenset(("counts", number) for number in numbers) for numbers in (active, standby)
+        )
+        plan = AssignmentPlan(self.gate.epoch, generation, actives, standbys, term=generation)
+        await self.adoption.adopt(plan)
 
     def revoke(self) -> None:
         self.gate.revoked()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from holdfast.agents.partitions.intake import SingleIntake
 from holdfast.agents.partitions.runner import FEW_ROWS, HOLD_S, TRANSACTION_S, Runner
@@ -18,8 +19,8 @@ from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Emit, Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.errors import FencedError
-from holdfast.tables.producer import UndeliverableError
-from holdfast.tables.transactions import UNKNOWN_TOPIC, name_of
+from holdfast.kafka.codes import name_of
+from holdfast.kafka.transactional_producer import UndeliverableError
 from tests.agents.partitions.fold_events import HandedEvent, event_of
 
 
@@ -525,7 +526,7 @@ def test_a_partition_that_stands_still_is_given_up_when_it_is_revoked_and_may_co
 def test_a_changelog_that_is_gone_ends_the_worker() -> None:
     async def run() -> None:
         part, host = Part(ECHO), Host()
-        part.refusals = [UndeliverableError("log", name_of(UNKNOWN_TOPIC))]
+        part.refusals = [UndeliverableError("log", name_of(KafkaError.UNKNOWN_TOPIC_OR_PART))]
         runner = runner_of(host, part)
         runner.hand(events_of(0, 1))
         await until(lambda: host.failures)

@@ -16,7 +16,7 @@ from confluent_kafka import Message
 
 from holdfast.clients.claims.base import ConsumerBase
 from holdfast.clients.claims.engine import ClaimEngine
-from holdfast.clients.claims.fetcher import ClaimFetcher, FeedSettings
+from holdfast.clients.claims.fetcher import ClaimFetcher, FetchSettings
 from holdfast.clients.claims.log import LogRecord
 from holdfast.clients.claims.options import EngineSettings
 from holdfast.clients.claims.queue import FetchedMessages, Lease
@@ -59,7 +59,7 @@ class Rig:
             Settings(kafka={"bootstrap.servers": "nobody:1"}),
             settings,
             EngineSettings(),
-            FeedSettings(),
+            FetchSettings(),
             clock=self.clock,
             draws=Random(1),
         )
@@ -269,7 +269,7 @@ def test_a_clock_that_was_wrong_at_the_last_tick_does_not_end_a_pause_that_is_re
         group_id="g", client_id="a", instance_id="a1", topics=("orders",), heartbeat_interval_s=4.0
     )
     settings = Settings(kafka={"bootstrap.servers": "nobody:1"})
-    engine = ClaimEngine(settings, wanted, EngineSettings(), FeedSettings(), clock=clock, draws=Random(1))
+    engine = ClaimEngine(settings, wanted, EngineSettings(), FetchSettings(), clock=clock, draws=Random(1))
     clock.jump_ms(50_000)
     member = Member(
         wanted,

@@ -199,7 +199,7 @@ def test_without_the_right_to_ask_its_refusals_tell(
     rig: Rig, fresh_topic: FreshTopic, postgres: Postgres, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few refusals, and never again for rows that fit; a row that does not is found in one."""
-    monkeypatch.setattr(limits, "AdminClient", Silent)
+    monkeypatch.setattr(limits, "make_admin", Silent)
     rig.topic = fresh_topic("small", partitions=PARTITIONS, config={limits.CONFIG: "100000"})
     rig.fill(4_000, size=500)
     with Alone(rig.settings(strategy=strategy, attempts=1), CLIENTS) as leader:
@@ -226,7 +226,7 @@ def test_many_rows_that_are_too_large_are_found_without_a_word_of_the_topic(
     rig: Rig, strategy: str, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several in one batch of rows, each in a batch of its own on the wire."""
-    monkeypatch.setattr(limits, "AdminClient", Silent)
+    monkeypatch.setattr(limits, "make_admin", Silent)
     rig.fill(60, keys=60)
     for number in range(0, 60, 5):
         enlarge(rig, postgres, number, 1_200_000)

@@ -234,12 +234,10 @@ def test_of_rows_that_were_not_delivered_those_before_the_first_refused_one_go_f
 class Refusing(Producer):
     """A producer whose broker refuses records when the test says so."""
 
-    refuses: ClassVar[Callable[[str, bytes | None], KafkaError | None]] = staticmethod(
-        lambda topic, value: None
-    )
+    refuses: ClassVar[Any] = staticmethod(lambda topic, value: None)
     gone: ClassVar[set[str]] = set()
     """Topics that exist no more."""
-    on_refusal: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
+    on_refusal: ClassVar[Any] = staticmethod(lambda: None)
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._delivered, self._refused = config["on_delivery"], list[Any]()
@@ -251,7 +249,7 @@ class Refusing(Producer):
         found = SimpleNamespace(partitions={}, error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
         return SimpleNamespace(topics={topic: found})
 
-    def produce(
+    def produce(  # type: ignore[override]
         self, topic: str, value: Any = None, key: Any = None, partition: int = -1, **more: Any
     ) -> None:
         if (why := self.refuses(topic, value)) is None:
@@ -334,7 +332,7 @@ def test_a_leader_that_stops_at_a_refusal_publishes_nothing_behind_the_rows_it_l
         is_bad = value is not None and (b'"number": 1,' in value or b'"number": 2,' in value)
         return KafkaError(KafkaError.INVALID_RECORD) if is_bad else None
 
-    leader = Alone(
+    leader: Alone = Alone(
         rig.settings(attempts=1), refusing(refuses=refuses, on_refusal=lambda: leader.signals.stop())
     )
     with leader:

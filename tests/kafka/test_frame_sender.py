@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.clients.claims.frame_sender import GATHER_S, Ack, FrameSender
 from holdfast.clients.claims.log import CoordinationLog
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.types import CreateTopic, TopicRole, TopicSpec
 from holdfast.config import Settings
 from holdfast.dev.broker.cluster import Cluster
+from holdfast.kafka.frame_sender import GATHER_S, Ack, FrameSender
 from tests.clients.claims.claiming import LOG_APPEND
 
 WITHIN_S = 20.0

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, RequestTimedOutError
+from confluent_kafka import KafkaError
 
 from holdfast.core.engine.codec import APPLIED, Marker
 from holdfast.core.engine.folding import Changes
@@ -20,12 +21,14 @@ from holdfast.core.engine.processor import Emit
 from holdfast.core.kafka import transaction_requests as wire
 from holdfast.core.kafka.wire import put_compact
 from holdfast.errors import BrokerError, FencedError, WireError
+from holdfast.kafka import transactional_client
+from holdfast.kafka.codes import refuses_record
 from holdfast.kafka.raw_request import RawRequest
-from holdfast.tables import changelog, transactions
+from holdfast.kafka.transactional_client import TransactionalClient, _first_refused, producers
+from holdfast.kafka.transactional_producer import AbortableError, UndeliverableError
+from holdfast.tables import changelog
 from holdfast.tables.changelog import ChangelogWriter, _place_of
-from holdfast.tables.producer import AbortableError, UndeliverableError
-from holdfast.tables.transactions import TransactionalClient, _first_refused, producers
-from tests.tables.scripted import (
+from tests.kafka.scripted import (
     CONCURRENT,
     FENCED,
     LOADING,
@@ -42,8 +45,8 @@ from tests.tables.scripted import (
 
 @pytest.fixture(params=[1, 2])
 def brokers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Brokers:
-    monkeypatch.setattr(transactions, "_PAUSE_S", 0.001)
-    monkeypatch.setattr(transactions, "UNKNOWN_TOPIC_S", 0.05)
+    monkeypatch.setattr(transactional_client, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(transactional_client, "UNKNOWN_TOPIC_S", 0.05)
     monkeypatch.setattr(changelog, "_BACKOFF_S", 0.001)
     return Brokers(request.param)
 
@@ -187,6 +190,28 @@ def test_what_a_topic_refuses_is_taken_back_and_named(brokers: Brokers) -> None:
     assert brokers.ends == [False, True]
 
 
+@pytest.mark.parametrize("code", [code for code in range(4, 200) if refuses_record(code)])
+def test_whatever_blames_the_record_names_its_topic(brokers: Brokers, code: int) -> None:
+    brokers.faults[wire.PRODUCE] = [code]
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(UndeliverableError, match="topic log refused a record"):
+            await writer.write(changes(1), (), 5)
+
+    written(brokers, use)
+
+
+def test_a_request_that_was_wrong_is_blamed_on_no_record(brokers: Brokers) -> None:
+    brokers.faults[wire.PRODUCE] = [KafkaError.INVALID_REQUEST]
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(BrokerError, match="me: transaction failed: INVALID_REQUEST") as caught:
+            await writer.write(changes(1), (), 5)
+        assert not isinstance(caught.value, UndeliverableError)
+
+    written(brokers, use)
+
+
 @pytest.mark.parametrize("partitions", [1, 3, 7])
 def test_a_key_goes_where_java_clients_and_queries_look_for_it(partitions: int) -> None:
     keys = [f"key-{number}" for number in range(200)]
@@ -286,7 +311,7 @@ def test_many_emits_with_long_keys_let_others_have_their_turn(brokers: Brokers) 
 
 
 def test_connections_that_do_not_close_are_dropped(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "_CLOSE_S", 0.05)
+    monkeypatch.setattr(transactional_client, "_CLOSE_S", 0.05)
 
     async def hang() -> None:
         brokers.closed = True

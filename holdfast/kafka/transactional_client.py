@@ -28,9 +28,10 @@ from holdfast.core.kafka.sequences import advance
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.transaction_requests import Appended, Identity
 from holdfast.errors import BrokerError, FencedError
+from holdfast.kafka.codes import ABORTABLE, COORDINATOR_MOVES, fences, name_of, refuses_record, retriable
+from holdfast.kafka.loop_turn import LoopTurn
 from holdfast.kafka.raw_request import RawRequest
-from holdfast.tables.lived import LoopTurn
-from holdfast.tables.producer import AbortableError, UndeliverableError, Written
+from holdfast.kafka.transactional_producer import AbortableError, UndeliverableError, Written
 
 logger = logging.getLogger(__name__)
 
@@ -39,45 +40,8 @@ T = TypeVar("T")
 Connect: TypeAlias = Callable[[], Any]
 """Makes a client of aiokafka's that is not yet connected."""
 
-UNKNOWN_TOPIC, NO_LEADER, NETWORK, UNAUTHORIZED_TOPIC, INVALID_STATE, CONCURRENT, NOT_ATTEMPTED = (
-    3,
-    5,
-    13,
-    29,
-    48,
-    51,
-    55,
-)
-_COORDINATOR_MOVED = frozenset({14, 15, 16})
-"""The coordinator loads, is not available, or is another broker."""
-_PASSING = _COORDINATOR_MOVED | {
-    2,
-    UNKNOWN_TOPIC,
-    NO_LEADER,
-    6,
-    7,
-    9,
-    NETWORK,
-    19,
-    20,
-    CONCURRENT,
-    56,
-    74,
-    75,
-    100,
-}
-"""What a leader answers that will be otherwise: it moves, it misses replicas, it has not finished the
-transaction before.
-"""
-_FENCING = frozenset({47, INVALID_STATE, 49, 90})
-"""What tells that this producer's epoch is over: a newer owner has begun, the broker has ended a transaction
-that took too long, or has forgotten an id that was not used for a week."""
-_ABORTABLE = frozenset({45, 46, 59, 120})
-"""What ends with this transaction: sequences that the broker cannot place."""
-_REFUSALS = frozenset({UNKNOWN_TOPIC, 10, 17, 18, UNAUTHORIZED_TOPIC, 42, 44, 87})
-"""What keeps a record from its topic and trying again does not cure: its size, its form, the topic's
-rules.
-"""
+_UNFINISHED = {KafkaError.CONCURRENT_TRANSACTIONS}
+"""The coordinator still ends the transaction before: it takes milliseconds."""
 UNKNOWN_TOPIC_S = 5.0
 """How long a topic may be unknown before it is taken for missing: one just made, or of a broker just
 started, is not known at once.
@@ -129,12 +93,6 @@ def producers(
         transaction_timeout_s=transaction_timeout_s,
         compression=compression,
     )
-
-
-def name_of(code: int) -> str:
-    """Return the name of an error code, and what it means."""
-    error = KafkaError(code)
-    return f"{error.name()}: {error.str()}"
 
 
 class TransactionalClient:
@@ -209,10 +167,10 @@ class TransactionalClient:
         await self._client.add_topic(topic)
         while len(known := cluster.partitions_for_topic(topic) or ()) <= more_than:
             if topic in cluster.unauthorized_topics:
-                raise UndeliverableError(topic, name_of(UNAUTHORIZED_TOPIC))
+                raise UndeliverableError(topic, name_of(KafkaError.TOPIC_AUTHORIZATION_FAILED))
             if system_clock.monotonic_s() >= until_s:
                 raise UndeliverableError(
-                    topic, f"{name_of(UNKNOWN_TOPIC)}: {len(known)} partitions are known"
+                    topic, f"{name_of(KafkaError.UNKNOWN_TOPIC_OR_PART)}: {len(known)} partitions are known"
                 )
             await asyncio.sleep(_PAUSE_S)
             await self._client.force_metadata_update()
@@ -252,17 +210,17 @@ class TransactionalClient:
                 if code == 0:
                     offsets[place] = offset
                     self._sequences[place] = advance(self._sequences.get(place, 0), left.pop(place).records)
-                elif code not in _PASSING or (
-                    code == UNKNOWN_TOPIC and system_clock.monotonic_s() >= unknown_until_s
+                elif retriable(code) or (
+                    code == KafkaError.UNKNOWN_TOPIC_OR_PART and system_clock.monotonic_s() < unknown_until_s
                 ):
-                    self._refuse(code, place[0])
-                else:
                     codes.add(code)
+                else:
+                    self._refuse(code, place[0])
             if not left:
                 return offsets
             self.why = ", ".join(map(name_of, codes))
-            await pauses.wait(quick=codes == {CONCURRENT})
-            if codes != {CONCURRENT}:
+            await pauses.wait(quick=codes == _UNFINISHED)
+            if codes != _UNFINISHED:
                 await self._client.force_metadata_update()
 
     async def _append_once(self, batches: Mapping[Place, SentBatch]) -> list[Appended]:
@@ -271,7 +229,7 @@ class TransactionalClient:
         for place, batch in batches.items():
             leader = self._client.cluster.leader_for_partition(TopicPartition(*place))
             if leader is None or leader < 0:
-                out.append(Appended(place, NO_LEADER, -1))
+                out.append(Appended(place, KafkaError.LEADER_NOT_AVAILABLE, -1))
             else:
                 by_leader.setdefault(leader, {})[place] = batch.data
         sending = [self._append_to(leader, theirs) for leader, theirs in by_leader.items()]
@@ -295,7 +253,7 @@ class TransactionalClient:
                 "%(producer)s: broker %(broker)d did not answer: %(error)r",
                 {"producer": self.transactional_id, "broker": leader, "error": error},
             )
-            return [Appended(place, NETWORK, -1) for place in batches]
+            return [Appended(place, KafkaError.NETWORK_EXCEPTION, -1) for place in batches]
 
     async def _join(self, places: Iterable[Place]) -> None:
         if not (places := list(places)):
@@ -311,7 +269,7 @@ class TransactionalClient:
             if not code:
                 self._joined.update(places)
                 return
-            if code != UNKNOWN_TOPIC or system_clock.monotonic_s() >= unknown_until_s:
+            if code != KafkaError.UNKNOWN_TOPIC_OR_PART or system_clock.monotonic_s() >= unknown_until_s:
                 self._refuse(code, topic)
             await pauses.wait(quick=False)
 
@@ -325,7 +283,7 @@ class TransactionalClient:
             wire.end_transaction(self.transactional_id, self._me, commit=commit),
         )
         code, me = await self._ask(request, lambda answer: wire.ended(answer, request.version))
-        nothing_joined = code == INVALID_STATE and not commit and not self._second_version
+        nothing_joined = code == KafkaError.INVALID_TXN_STATE and not commit and not self._second_version
         if code and not nothing_joined:
             self._refuse(code)
         if me is not None:
@@ -358,24 +316,24 @@ class TransactionalClient:
                 self._asked_again, self._coordinator, self.why = True, None, repr(error)
                 await pauses.wait(quick=False)
                 continue
-            if code in _COORDINATOR_MOVED:
+            if code in COORDINATOR_MOVES:
                 self._coordinator = None
-            elif code != CONCURRENT:
+            elif code != KafkaError.CONCURRENT_TRANSACTIONS:
                 return code, found
             self.why = name_of(code)
-            await pauses.wait(quick=code == CONCURRENT)
+            await pauses.wait(quick=code == KafkaError.CONCURRENT_TRANSACTIONS)
 
     def _refuse(self, code: int, topic: str | None = None) -> None:
         """Raise what an error code means."""
         why = name_of(code)
-        if code in _FENCING:
+        if fences(code):
             raise FencedError(
                 f"{self.transactional_id}: the broker refused this owner ({why}): there is a newer one, or a transaction took longer "
                 f"than transaction_timeout_s"
             )
-        if code in _ABORTABLE:
+        if code in ABORTABLE:
             raise AbortableError(why)
-        if topic is not None and code in _REFUSALS:
+        if topic is not None and refuses_record(code):
             raise UndeliverableError(topic, why)
         raise BrokerError(f"{self.transactional_id}: transaction failed: {why}")
 
@@ -407,7 +365,7 @@ def _first_refused(answer: bytes) -> tuple[int, str | None]:
     """
     codes = sorted(
         ((code, place[0]) for place, code in wire.added(answer) if code),
-        key=lambda each: each[0] == NOT_ATTEMPTED,
+        key=lambda each: each[0] == KafkaError.OPERATION_NOT_ATTEMPTED,
     )
     return codes[0] if codes else (0, None)
 

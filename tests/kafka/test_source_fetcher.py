@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.connections import connector
-from holdfast.kafka.feed import HANDFUL, Feed
+from holdfast.kafka.source_fetcher import HANDFUL, SourceFetcher
 
 RECORDS = 3 * HANDFUL + 100
 DEADLINE_S = 30.0
@@ -35,11 +35,11 @@ def topic(broker: SessionBroker) -> str:
 @asynccontextmanager
 async def reading(
     broker: SessionBroker, topic: str, *, fetch_records: int, fetch_bytes: int = 1 << 20
-) -> AsyncIterator[Feed]:
+) -> AsyncIterator[SourceFetcher]:
     """Yield a feed at the beginning of both partitions, whose records are fetched."""
     with ThreadPoolExecutor(2) as executor:
         connect = connector(Settings(kafka=broker.client_config()), timeout_s=DEADLINE_S)
-        feed = Feed(
+        feed = SourceFetcher(
             connect, executor, fetch_records=fetch_records, fetch_bytes=fetch_bytes, queue_bytes=64 << 20
         )
         await feed.assign({(topic, 0): 0, (topic, 1): 0})
@@ -107,7 +107,7 @@ def test_a_fetch_ends_when_it_has_the_bytes_it_may_have(broker: SessionBroker, t
 def test_what_was_taken_for_an_older_assignment_does_not_come_out(
     broker: SessionBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.kafka.feed.HANDFUL", 1)
+    monkeypatch.setattr("holdfast.kafka.source_fetcher.HANDFUL", 1)
 
     async def run() -> None:
         async with reading(broker, topic, fetch_records=10_000) as feed:

@@ -78,7 +78,7 @@ class _Reading:
     skips: OffsetRanges = ()
 
 
-class Feed:
+class SourceFetcher:
     """Reads the source partitions this worker folds, from positions that come from the state, never from
     committed offsets.
 

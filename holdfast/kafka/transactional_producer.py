@@ -31,9 +31,9 @@ class UndeliverableError(BrokerError):
 class TransactionalProducer(Protocol):
     """The producer of one transactional id. Its calls follow each other, on one event loop.
 
-    They ask until they are answered: whoever calls limits the time, and finds in `why` what was answered
-    last. They raise FencedError when a newer owner exists, UndeliverableError when a topic refuses a record,
-    AbortableError when the transaction has to be made anew, and BrokerError for anything else.
+    Each asks until it is answered: the caller limits the time, and `why` holds the last answer. They raise
+    FencedError when a newer owner exists, UndeliverableError when a topic refuses a record, AbortableError when
+    the transaction has to be made anew, and BrokerError for anything else.
     """
 
     transactional_id: str

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-LIMIT_WAITING = 100_000
 from holdfast.clock import system_clock
 
+LIMIT_WAITING = 100_000
 """Frames that wait here or are under way; more than any member has partitions, so that only a broken
 broker reaches it.
 """

@@ -1,0 +1,68 @@
+"""Every Kafka client is made one way: where its lines and its errors go, and who has the last word."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from holdfast.kafka import clients
+from holdfast.kafka.clients import CRITICAL, make_admin, make_member, make_reader, make_writer
+
+MAKERS: list[tuple[Callable[..., Any], str]] = [
+    (make_reader, "Consumer"),
+    (make_member, "Consumer"),
+    (make_writer, "Producer"),
+    (make_admin, "AdminClient"),
+]
+
+
+@pytest.fixture(params=MAKERS, ids=lambda each: each[0].__name__)
+def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Return what gives the configuration that a client would get."""
+    make, kind = request.param
+    monkeypatch.setattr(clients, kind, lambda config: config)
+    return make  # type: ignore[no-any-return]
+
+
+def test_a_client_gets_its_logger_its_level_and_its_callback(made: Callable[..., dict[str, Any]]) -> None:
+    logger, heard = logging.getLogger("there"), list[KafkaError]()
+    config = made({"client.id": "c"}, logger=logger, log_level=CRITICAL, on_error=heard.append)
+    config.pop("enable.auto.commit", None)
+    assert config == {"client.id": "c", "logger": logger, "log_level": 2, "error_cb": heard.append}
+
+
+def test_a_client_gets_nothing_that_was_not_asked_for(made: Callable[..., dict[str, Any]]) -> None:
+    given = {"client.id": "c"}
+    config = made(given)
+    config.pop("enable.auto.commit", None)
+    assert config == given == {"client.id": "c"}
+
+
+def test_the_users_log_level_counts(made: Callable[..., dict[str, Any]]) -> None:
+    assert made({"log_level": 7}, log_level=CRITICAL)["log_level"] == 7
+
+
+def test_a_reader_never_commits_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "Consumer", lambda config: config)
+    given: Any = {"enable.auto.commit": True}
+    reads: Any = make_reader(given)
+    joins: Any = make_member(given)
+    assert (reads["enable.auto.commit"], joins["enable.auto.commit"]) == (False, True)
+
+
+def test_each_maker_makes_a_client_that_librdkafka_takes() -> None:
+    for make, kind in MAKERS:
+        config = {"bootstrap.servers": ""} | ({"group.id": "g"} if kind == "Consumer" else {})
+        client = make(config, logger=logging.getLogger("quiet"), log_level=0, on_error=lambda _: None)
+        assert any(each.__name__ == kind for each in type(client).__mro__)
+        if kind == "Consumer":
+            client.close()
+
+
+def test_what_librdkafka_refuses_is_raised() -> None:
+    with pytest.raises(KafkaException, match=r"no\.such\.property"):
+        make_writer({"no.such.property": 1})
