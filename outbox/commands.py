@@ -23,7 +23,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.core.untrusted import careful
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_reader, make_writer, reader_options
-from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
+from holdfast.kafka.codes import NO_LEADER, code_of
 from holdfast.kafka.log_reader import LogReader
 from holdfast.kafka.skipper import Skipper
 from holdfast.outbox.settings import HarvestSettings
@@ -111,7 +111,7 @@ def end_of(consumer: Any, topic: str, clock: Clock = system_clock) -> int:
             _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=END_S)
             return int(end)
         except KafkaException as error:
-            if code_of(error) not in LEADER_MOVES | NO_TOPIC or clock.monotonic_s() > until_s:
+            if code_of(error) not in NO_LEADER or clock.monotonic_s() > until_s:
                 raise
             time.sleep(0.05)
 

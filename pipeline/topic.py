@@ -23,7 +23,7 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import BrokerError, LostRecordsError, OutOfRangeError, TopicError, UnreadableError
 from holdfast.kafka.clients import CRITICAL, make_admin
-from holdfast.kafka.codes import CLOSED_TOPIC, LEADER_MOVES, NO_TOPIC, code_of
+from holdfast.kafka.codes import CLOSED_TOPIC, NO_LEADER, code_of
 from holdfast.kafka.connections import connector
 from holdfast.kafka.leader_requests import list_offsets
 from holdfast.kafka.records import Records
@@ -153,7 +153,7 @@ class TopicLog:
                     # The admin client gives up on a leader that has just moved, or is not yet known, where a
                     # consumer would go on.
                     if (
-                        not (error.args[0].retriable() or code_of(error) in LEADER_MOVES | NO_TOPIC)
+                        not (error.args[0].retriable() or code_of(error) in NO_LEADER)
                         or system_clock.monotonic_s() > deadline_s
                     ):
                         raise

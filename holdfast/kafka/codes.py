@@ -32,12 +32,17 @@ LEADER_MOVES = frozenset(
         KafkaError.KAFKA_STORAGE_ERROR,
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
         KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError.INCONSISTENT_TOPIC_ID,
     )
 )
-"""The partition changes its leader: the next request may reach the new one. Kafka's own clients ask for
-metadata anew on each of these (its InvalidMetadataException).
+"""The partition changes its leader, or the new one is not ready: ask for metadata, then again. Kafka's own clients
+do so (its InvalidMetadataException).
 """
+
+NO_LEADER = LEADER_MOVES | NO_TOPIC
+"""What answers a caller that waits for a partition to have a leader, one just created included."""
 
 COORDINATOR_MOVES = frozenset(
     (
@@ -70,7 +75,6 @@ RETRIABLE = (
         KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
         KafkaError.NOT_CONTROLLER,
         KafkaError.CONCURRENT_TRANSACTIONS,
-        KafkaError.OFFSET_NOT_AVAILABLE,
     }
 )
 """The next attempt may succeed. See `retriable`."""

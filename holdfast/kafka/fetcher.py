@@ -17,9 +17,11 @@ from io import BytesIO
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
-from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
+from aiokafka.errors import IncompatibleBrokerVersion, for_code
+from aiokafka.errors import KafkaError as AioKafkaError
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
+from confluent_kafka import KafkaError
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.kafka.fetch_requests import (
@@ -33,6 +35,7 @@ from holdfast.core.kafka.fetch_requests import (
 )
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, HoldfastError, OutOfRangeError, TopicError, WireError
+from holdfast.kafka.codes import NO_LEADER, OUT_OF_LOG
 from holdfast.kafka.fetched_partition import Chunk, FetchedPartition, HeldResponse
 from holdfast.kafka.raw_request import RawRequest
 
@@ -60,9 +63,6 @@ CHECK_EVERY_S, UNKNOWN_PAUSE_S = 1.0, 0.2
 _CLOSE_S = 5.0
 
 EARLIEST = -2
-OUT_OF_RANGE, UNKNOWN_TOPIC, TOPIC_UNAUTHORIZED = 1, 3, 29
-_MOVED = frozenset({UNKNOWN_TOPIC, 5, 6, 9, 56, 74, 75, 76, 78, 100, 103})
-"""What a leader answers that is none, or is not ready: ask for metadata, then again."""
 
 
 class _Call(RawRequest):
@@ -198,7 +198,7 @@ class Fetcher:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await client.bootstrap()
-        except (KafkaError, TimeoutError, OSError) as error:
+        except (AioKafkaError, TimeoutError, OSError) as error:
             self._down(f"{type(error).__name__}: {error}")
             await _closed(client)
             return False
@@ -217,7 +217,7 @@ class Fetcher:
 
     async def _know_leaders(self) -> None:
         client, sources = self._client, self._sources
-        with contextlib.suppress(KafkaError, TimeoutError, OSError):
+        with contextlib.suppress(AioKafkaError, TimeoutError, OSError):
             async with asyncio.timeout(self._timeout_s):
                 await client.set_topics({topic for topic, _ in sources})
             if self._stale or any(self._leader(source) is None for source in sources.values()):
@@ -293,7 +293,7 @@ class Fetcher:
                     )
                 )
                 return
-            except (KafkaError, TimeoutError, OSError, WireError) as error:
+            except (AioKafkaError, TimeoutError, OSError, WireError) as error:
                 self._no_answer(node, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
@@ -427,15 +427,15 @@ class Fetcher:
     def _refused(self, source: FetchedPartition, answered: Answered) -> bool:
         """Judge an error code; return whether the metadata is to be asked for."""
         code = answered.code
-        if code == OUT_OF_RANGE:
+        if code in OUT_OF_LOG:
             self._out_of_range(source)
             return False
-        if code == TOPIC_UNAUTHORIZED:
+        if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             self._fail(
                 TopicError(f"{source}: {for_code(code).__name__}; give this worker's user Read on the topic")
             )
             return False
-        if code not in _MOVED and not source.pause_s:
+        if code not in NO_LEADER and not source.pause_s:
             logger.warning(
                 "source %(source)s: %(error)s (%(code)d), trying again",
                 {"source": source, "error": for_code(code).__name__, "code": code},
@@ -478,5 +478,5 @@ class Fetcher:
 
 
 async def _closed(client: Any) -> None:
-    with contextlib.suppress(KafkaError, TimeoutError, OSError):
+    with contextlib.suppress(AioKafkaError, TimeoutError, OSError):
         await asyncio.wait_for(client.close(), _CLOSE_S)

@@ -14,18 +14,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from aiokafka.errors import IncompatibleBrokerVersion, for_code
-from aiokafka.errors import KafkaError as AioKafkaError
+from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
-from confluent_kafka import KafkaError
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.kafka.record_batch import HEADER_BYTES, BatchHeader, RecordBatch, decode_header, read_batch
 from holdfast.errors import BrokerError, TopicError, WireError
-from holdfast.kafka.codes import NO_TOPIC, OUT_OF_LOG, retriable
+from holdfast.kafka.codes import NO_LEADER, OUT_OF_LOG
 from holdfast.kafka.connections import connector
 from holdfast.kafka.markers import WriteTransactionMarker, code_of
 
@@ -67,7 +65,7 @@ class RawLog:
         self._client = connector(settings, timeout_s=self._timeout_s)()
         try:
             await asyncio.wait_for(self._client.bootstrap(), self._timeout_s)
-        except (AioKafkaError, TimeoutError, OSError) as error:
+        except (KafkaError, TimeoutError, OSError) as error:
             await self._client.close()
             raise BrokerError(
                 f"no broker at {settings.bootstrap_servers} within {self._timeout_s:g} s: {error}; check the address"
@@ -146,10 +144,10 @@ class RawLog:
                 leader = await self._leader(topic, partition)
                 if leader is not None:
                     code, answer = await ask(leader)
-                    if not _asks_again(code):
+                    if code not in NO_LEADER:
                         return code, answer
                     why = f"error {code}"
-            except (AioKafkaError, TimeoutError) as error:
+            except (KafkaError, TimeoutError) as error:
                 why = f"{type(error).__name__}: {error}"
             await asyncio.sleep(RETRY_S)
             self._client.force_metadata_update()
@@ -254,14 +252,6 @@ class RawLog:
                     f"{topic} partition {partition}: a batch at offset {offset} of more than {size} bytes",
                     offset=0,
                 )
-
-
-def _asks_again(code: int) -> bool:
-    """Return whether the leader may answer otherwise in a moment: it moves, or is not yet known.
-
-    A batch that is damaged on the broker's disk (INVALID_MSG) stays so.
-    """
-    return code != KafkaError.INVALID_MSG and (retriable(code) or code in NO_TOPIC)
 
 
 def _split(data: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:

@@ -20,7 +20,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.skips import Skips, decode_skip
 from holdfast.errors import BrokerError, DecodeError
 from holdfast.kafka.clients import CRITICAL, make_admin, make_reader, reader_options
-from holdfast.kafka.codes import LEADER_MOVES, MISSING_TOPIC, NO_TOPIC
+from holdfast.kafka.codes import MISSING_TOPIC, NO_LEADER
 from holdfast.kafka.leader_requests import list_offsets
 from holdfast.kafka.log_reader import LogReader
 
@@ -73,7 +73,7 @@ def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int
             why: KafkaError = error.args[0]
             if why.code() in MISSING_TOPIC:
                 return -1
-            if not (why.retriable() or why.code() in LEADER_MOVES | NO_TOPIC):
+            if not (why.retriable() or why.code() in NO_LEADER):
                 raise
         time.sleep(_RETRY_S)
 

@@ -7,8 +7,7 @@ from aiokafka.errors import UnknownError, for_code
 from confluent_kafka import KafkaError
 
 from holdfast.kafka import codes
-from holdfast.kafka.codes import fences, refuses_record, retriable
-from holdfast.kafka.raw_log import _asks_again
+from holdfast.kafka.codes import NO_LEADER, fences, refuses_record, retriable
 
 EVERY = range(-250, 200)
 
@@ -61,12 +60,12 @@ def test_a_record_is_refused_by_its_topic_and_not_by_a_broken_request() -> None:
     assert not refuses_record(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
 
-def test_a_raw_log_asks_again_where_a_leader_moves_and_not_where_the_answer_stays() -> None:
-    assert {code for code in EVERY if code > 0 and _asks_again(code)} >= {3, 5, 6, 9, 56, 74, 75}
+def test_what_stays_as_it_is_waits_for_no_leader() -> None:
+    assert {code for code in NO_LEADER if code > 0} == {3, 5, 6, 9, 56, 74, 75, 78, 100, 103}
     for code in (
         KafkaError.OFFSET_OUT_OF_RANGE,
         KafkaError.INVALID_MSG,  # it lies so on the broker's disk
         KafkaError.UNSUPPORTED_COMPRESSION_TYPE,  # an old Fetch cannot carry it
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
     ):
-        assert not _asks_again(code)
+        assert code not in NO_LEADER

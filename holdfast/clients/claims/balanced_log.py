@@ -20,7 +20,7 @@ from holdfast.config import Settings
 from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_reader, make_writer
-from holdfast.kafka.codes import CLOSED_TOPIC, LEADER_MOVES, NO_TOPIC, code_of
+from holdfast.kafka.codes import CLOSED_TOPIC, NO_LEADER, code_of
 from holdfast.kafka.frame_sender import Ack, FrameSender
 from holdfast.kafka.log_reader import LogReader
 from holdfast.kafka.log_tail import EndOfLog, following
@@ -124,10 +124,7 @@ class GroupLog:
                     raise KafkaException(found.error)
                 return found
             except KafkaException as error:
-                if (
-                    code_of(error) not in LEADER_MOVES | NO_TOPIC | {NO_LEADERS_YET}
-                    or self._clock.monotonic_s() > until_s
-                ):
+                if code_of(error) not in NO_LEADER | {NO_LEADERS_YET} or self._clock.monotonic_s() > until_s:
                     raise self._unreachable(error.args[0], self._timeout_s) from None
             self._listed(
                 self._topic, self._timeout_s
