@@ -74,7 +74,7 @@ class Backoff:
 
     def wait_s(self, failures: int) -> float:
         """Return the wait after an attempt that failed, when *failures* in turn had failed before it."""
-        return min(self.first_s * float(2 ** min(failures, 30)), self.longest_s)
+        return min(self.first_s * 2.0 ** min(failures, 30), self.longest_s)
 
     def waits_s(self) -> Iterator[float]:
         """Yield the wait after the first attempt, the second and so on, without end."""

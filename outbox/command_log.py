@@ -82,7 +82,7 @@ class OpenCommands:
         self._open: OrderedDict[str, tuple[Command, int]] = OrderedDict()
         self._answered: OrderedDict[str, set[int]] = OrderedDict()
 
-    def hear(self, command: Command, ends_ms: int) -> None:
+    def opened(self, command: Command, ends_ms: int) -> None:
         """Note a command whose answers are waited for until *ends_ms*; the oldest is forgotten when there
         are very many.
         """
@@ -90,13 +90,13 @@ class OpenCommands:
         while len(self._open) > LIMIT_REMEMBERED:
             self._open.popitem(last=False)
 
-    def hear_answer(self, answer_id: str, shard: int) -> None:
+    def answered(self, answer_id: str, shard: int) -> None:
         """Note that a shard has answered."""
         self._answered.setdefault(answer_id, set()).add(shard)
         while len(self._answered) > 2 * LIMIT_REMEMBERED:
             self._answered.popitem(last=False)
 
-    def unsay(self, answer_id: str, shard: int) -> None:
+    def not_answered(self, answer_id: str, shard: int) -> None:
         """Note that an answer did not get through."""
         self._answered.get(answer_id, set()).discard(shard)
 
@@ -113,20 +113,20 @@ class OpenCommands:
 
 
 class CommandLog(threading.Thread):
-    """Hears commands, has *hear* act on each (from this thread; it returns when that is done), and answers
-    for *desk*.
+    """Reads commands, calls *act* for each (from this thread; it returns when that is done), and answers
+    for *handler*.
     """
 
     def __init__(
         self,
         settings: HarvestSettings,
-        desk: CommandHandler,
-        hear: Callable[[Command], None],
+        handler: CommandHandler,
+        act: Callable[[Command], None],
         clock: Clock = system_clock,
     ) -> None:
         super().__init__(name="holdfast-outbox-commands", daemon=True)
-        self._settings, self._desk, self._hear, self._clock = settings, desk, hear, clock
-        self._orders = OpenCommands(settings.shards)
+        self._settings, self._handler, self._act, self._clock = settings, handler, act, clock
+        self._open = OpenCommands(settings.shards)
         self._ended = threading.Event()
         self._reader: LogReader | None = None
         self._producer: Any = None
@@ -173,7 +173,7 @@ class CommandLog(threading.Thread):
         try:
             if self._read_to(self._settings.commands_topic, self._history[0], None):
                 self._relive()
-                self._desk.caught_up()
+                self._handler.caught_up()
             wait_s = POLL_S
             while not self._ended.is_set():
                 self._take(self._reader.read(wait_s))
@@ -185,7 +185,7 @@ class CommandLog(threading.Thread):
                 logger.exception(
                     "outbox %(outbox)s: its commands are no longer read", {"outbox": self._settings.name}
                 )
-                self._desk.failed(
+                self._handler.failed(
                     HoldfastError(f"commands of outbox {self._settings.name} cannot be followed: {error!r}")
                 )
         finally:
@@ -214,9 +214,9 @@ class CommandLog(threading.Thread):
 
     def _take(self, messages: list[Message]) -> None:
         for message in messages:
-            self._heard(message)
+            self._received(message)
 
-    def _heard(self, message: Message) -> None:
+    def _received(self, message: Message) -> None:
         topic, offset, value = message.topic() or "", message.offset() or 0, message.value()
         if value is None:
             return
@@ -225,7 +225,7 @@ class CommandLog(threading.Thread):
                 self._command(read_command(value), offset)
             else:
                 answer = read_answer(value)
-                self._orders.hear_answer(answer.id, answer.shard)
+                self._open.answered(answer.id, answer.shard)
         except msgspec.DecodeError as error:
             logger.warning(
                 "outbox %(outbox)s: record %(offset)d of %(topic)s is not understood: %(error)s",
@@ -235,7 +235,7 @@ class CommandLog(threading.Thread):
     def _command(self, command: Command, offset: int) -> None:
         end, old = self._history
         # Whoever asks may have another clock, so what is heard at once is waited for from now on.
-        self._orders.hear(
+        self._open.opened(
             command, (command.at_ms if offset < end else self._clock.now_ms()) + command.wait_ms
         )
         if offset < end:
@@ -243,14 +243,14 @@ class CommandLog(threading.Thread):
             if len(old) > LIMIT_REMEMBERED:
                 old[:] = self._of_effect(old)
         else:
-            self._hear(command)
+            self._act(command)
 
     def _relive(self) -> None:
         """Act on what was said before this process came, as far as it holds: the last pause or resume, and
         what is still waited for.
         """
         for command in self._of_effect(self._history[1]):
-            self._hear(command)
+            self._act(command)
         self._history[1].clear()
 
     def _of_effect(self, commands: list[Command]) -> list[Command]:
@@ -269,10 +269,10 @@ class CommandLog(threading.Thread):
             list[tuple[Command, int]](),
             dict[tuple[str, int], float](),
         )
-        for command, shard in self._orders.owed(self._clock.now_ms()):
-            if self._desk.leads(shard):
+        for command, shard in self._open.owed(self._clock.now_ms()):
+            if self._handler.leads(shard):
                 since_s = waiting_s[command.id, shard] = self._waiting_s.get((command.id, shard), now_s)
-                if self._desk.is_settled(shard, command.verb) or now_s >= since_s + GRACE_S:
+                if self._handler.is_settled(shard, command.verb) or now_s >= since_s + GRACE_S:
                     due.append((command, shard))
         self._waiting_s = waiting_s
         return due, len(due) < len(waiting_s)
@@ -297,8 +297,8 @@ class CommandLog(threading.Thread):
         led = {(command.id, shard) for command, shard in due}
         for command, shard in self._due()[0]:
             if (command.id, shard) in led:  # led before the end was asked for, and leads still
-                self._orders.hear_answer(command.id, shard)
-                self._produce(self._desk.answer(command, shard))
+                self._open.answered(command.id, shard)
+                self._produce(self._handler.answer(command, shard))
         self._producer.flush(POLL_S)
         return later
 
@@ -309,11 +309,11 @@ class CommandLog(threading.Thread):
                     "outbox %(outbox)s: an answer did not get through: %(error)s",
                     {"outbox": self._settings.name, "error": error.str()},
                 )
-                self._orders.unsay(answer.id, answer.shard)
+                self._open.not_answered(answer.id, answer.shard)
 
         try:
             self._producer.produce(
                 self._settings.answers_topic, msgspec.json.encode(answer), on_delivery=delivered
             )
         except BufferError:
-            self._orders.unsay(answer.id, answer.shard)
+            self._open.not_answered(answer.id, answer.shard)

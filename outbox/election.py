@@ -226,7 +226,9 @@ class Election:
         partition = message.partition() or 0
         if partition < len(self.roles):
             self._act(
-                self.roles[partition].heard(message.value(), message.offset() or 0, self._clock.monotonic_s())
+                self.roles[partition].received(
+                    message.value(), message.offset() or 0, self._clock.monotonic_s()
+                )
             )
 
     def _send(self, role: RoleElection, beat: LeaderRecord) -> None:

@@ -171,7 +171,7 @@ def harvest_settings(settings: Settings, **given: Any) -> HarvestSettings:
         raise ConfigError(
             "name the database in outbox_database (HOLDFAST_OUTBOX_DATABASE), like postgresql://user:password@host/name"
         )
-    said: dict[str, Any] = {
+    configured: dict[str, Any] = {
         "database": settings.outbox_database,
         "name": settings.outbox_name or f"{settings.app}-outbox",
         "table": settings.outbox_table,
@@ -184,5 +184,6 @@ def harvest_settings(settings: Settings, **given: Any) -> HarvestSettings:
         "batch_rows": settings.outbox_batch_rows,
     }
     return HarvestSettings(
-        kafka=settings, **{**said, **{name: value for name, value in given.items() if value is not None}}
+        kafka=settings,
+        **{**configured, **{name: value for name, value in given.items() if value is not None}},
     )

@@ -80,7 +80,7 @@ def dedupe(source: str, clean: str, *, verdicts: str | None = None) -> Processor
     )
 
 
-def outbox_progress(topic: str) -> Processor[progress.Said, progress.Reached]:
+def outbox_progress(topic: str) -> Processor[progress.ProgressRecord, progress.Reached]:
     """Return the processor that keeps how far each outbox says it is, from the topic on which its leaders
     keep their progress.
     """

@@ -90,10 +90,10 @@ def merge(settings: Settings, own: Settings) -> Settings:
     """
     names = [declared.name for declared in fields(Settings) if declared.name not in ("kafka", "origins")]
     changes = {name: getattr(own, name) for name in names if settings.origin(name) == "default"}
-    said = {
+    chosen = {
         name: value for name, value in settings.kafka.items() if settings.origin(f"kafka.{name}") != "default"
     }
-    return replace(settings, **changes, kafka={**own.kafka, **said})
+    return replace(settings, **changes, kafka={**own.kafka, **chosen})
 
 
 def _import(name: str) -> ModuleType:
@@ -114,7 +114,9 @@ def _import(name: str) -> ModuleType:
             raise ConfigError(
                 f"-A {name}: there is no module {missing} in {folder} or among the installed packages"
             ) from error
-        raise ConfigError(f"-A {name} cannot be imported: {_told(error)}; -v shows the traceback") from error
+        raise ConfigError(
+            f"-A {name} cannot be imported: {_reason(error)}; -v shows the traceback"
+        ) from error
 
 
 def _call(function: Callable[[Settings], object], settings: Settings, place: str) -> object:
@@ -129,10 +131,10 @@ def _call(function: Callable[[Settings], object], settings: Settings, place: str
     except HoldfastError:
         raise
     except Exception as error:
-        raise ConfigError(f"-A {place} failed: {_told(error)}; -v shows the traceback") from error
+        raise ConfigError(f"-A {place} failed: {_reason(error)}; -v shows the traceback") from error
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Return what an exception of the user's code says, and where it was raised."""
     files = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")

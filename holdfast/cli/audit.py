@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from holdfast.cli.output import Output, note, show, show_json
 from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, spark_options
 from holdfast.cli.replay import EngineName, EngineOption, LakeOption, SourceName, SourceOption
 from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.audit import AuditReport
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prove what was published.")
 
@@ -121,8 +124,14 @@ def outbox(
         spark=spark_options(settings_of(context), master, memory, conf),
     )
     report = run(settings_of(context), options)
+    _show(report, output_of(context))
+    if not report.is_clean:
+        raise typer.Exit(1)
+
+
+def _show(report: AuditReport, output: Output) -> None:
     document = report.document()
-    if output_of(context) is Output.JSON:
+    if output is Output.JSON:
         show_json(document)
     else:
         show(document["partitions"], PARTITION_FIELDS, Output.TABLE)
@@ -137,5 +146,3 @@ def outbox(
         )
     verdict = "nothing is wrong" if report.is_clean else "NOT as it must be"
     note(f"{report.audited} records audited on {report.engine}: {verdict}")
-    if not report.is_clean:
-        raise typer.Exit(1)

@@ -243,10 +243,10 @@ def list_claims(
     stale_ok: StaleOk = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    desk = _ClaimViews(context, timeout, stale_ok, wait=wait)
-    with desk.tables:
-        found = desk.claims(group, topic)
-        records = desk.records(found)
+    views = _ClaimViews(context, timeout, stale_ok, wait=wait)
+    with views.tables:
+        found = views.claims(group, topic)
+        records = views.records(found)
     _show(records, output_of(context))
     if not records:
         note("no client has ever claimed a partition there")
@@ -266,12 +266,12 @@ def show_claim(
 ) -> None:
     if "/" in group or "/" in topic:
         raise ConfigError(f"{group} {topic}: no group or topic that can be claimed has a '/' in its name")
-    desk, key = _ClaimViews(context, timeout, stale_ok), ClaimKey(group, topic, partition)
-    with desk.tables:
-        answer = desk.get(claim_key(*key))
+    views, key = _ClaimViews(context, timeout, stale_ok), ClaimKey(group, topic, partition)
+    with views.tables:
+        answer = views.get(claim_key(*key))
         # The group's pause is in the same coordination partition as the claim: that is where it decides.
-        pause = desk.get(pause_key(group), partition=answer.partition)
-        end = desk.ends([key]).get((topic, partition))
+        pause = views.get(pause_key(group), partition=answer.partition)
+        end = views.ends([key]).get((topic, partition))
     if answer.value is None:
         note(
             f"no client has ever claimed {topic}/{partition} for {group} (coordination partition {answer.partition}, offset {answer.as_of_offset})"
@@ -282,7 +282,7 @@ def show_claim(
     assert isinstance(claim, Claim)
     until_s = paused.expires_at_s if isinstance(paused, Pause) and is_paused(paused, now_s) else None
     record = _record(
-        key, answer, _Found({}, {}, now_s, desk.settings.claim_stale_after_s), end, until_s
+        key, answer, _Found({}, {}, now_s, views.settings.claim_stale_after_s), end, until_s
     ) | _details(claim)
     if output_of(context) is Output.JSON:
         show_json(record)
@@ -330,16 +330,16 @@ def watch(
     stale_ok: StaleOk = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    desk, output = _ClaimViews(context, timeout, stale_ok), output_of(context)
+    views, output = _ClaimViews(context, timeout, stale_ok), output_of(context)
     before: dict[tuple[Cell, ...], OutputRow] = {}
-    with desk.tables:
+    with views.tables:
         look = 0
         while count is None or look < count:
             if look:
                 sleep(interval)
             look += 1
-            found = desk.claims(group, topic)
-            records = desk.records(found)
+            found = views.claims(group, topic)
+            records = views.records(found)
             if sys.stdout.isatty() and output is Output.TABLE:
                 print("\x1b[H\x1b[2J" + f"{utc(found.now_s)}   every {interval:g} s, Ctrl-C ends")
                 _show(records, output)

@@ -209,17 +209,17 @@ def _show(records: Sequence[OutputRow], columns: Sequence[str], output: Output) 
 def _for_people(record: OutputRow) -> OutputRow:
     """Return what a table shows: counts headed as Kafka's tool does, times that can be read, assignments as it writes them."""
     assignment = record.get("assignment")
-    told: dict[str, Cell] = {
+    columns: dict[str, Cell] = {
         "#members": record.get("members"),
         "#partitions": record.get("partitions"),
         "held": record.get("partitions_held"),
         "paused_until": utc(record.get("paused_until_s")),
     }
     if isinstance(assignment, dict):
-        told["assignment"] = [
+        columns["assignment"] = [
             f"{topic}({','.join(map(str, numbers))})" for topic, numbers in assignment.items()
         ]
-    return {**record, **told}
+    return {**record, **columns}
 
 
 # -- pausing
@@ -363,9 +363,9 @@ def _aim(
     if shift is not None:
         given[Where.SHIFT] = Aim(Where.SHIFT, shift)
     if len(given) != 1:
-        said = " and ".join(f"--{where.value}" for where in given) or "none"
+        named = " and ".join(f"--{where.value}" for where in given) or "none"
         raise ConfigError(
-            f"say where to by exactly one of {', '.join(f'--{where.value}' for where in Where)}; given: {said}"
+            f"say where to by exactly one of {', '.join(f'--{where.value}' for where in Where)}; given: {named}"
         )
     return next(iter(given.values()))
 

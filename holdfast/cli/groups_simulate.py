@@ -83,7 +83,7 @@ def simulate(
         grow={**given.grow, **dict(map(_count, grow or ()))},
         assignor=assignor or given.assignor,
     )
-    records, summary = told(group)
+    records, summary = simulated(group)
     if output_of(context) is Output.JSON:
         show_json({**summary, "members": records})
         return
@@ -94,7 +94,7 @@ def simulate(
     )
 
 
-def told(group: FileGroup) -> tuple[list[OutputRow], dict[str, Any]]:
+def simulated(group: FileGroup) -> tuple[list[OutputRow], dict[str, Any]]:
     """Return a record for each member before or after, and a summary."""
     name, before_members, after_members, after_counts = _checked(group)
     before, _ = settled(name, group.topics, before_members)

@@ -85,10 +85,14 @@ def harvest(
         "group_id": group,
     }
     settings = harvest_settings(settings_of(context), **given, **more)
-    if not globals_of(
-        context
-    ).verbose:  # beginnings and ends of troubles are told whether or not they were asked for
+    if not globals_of(context).verbose:
+        # Beginnings and ends of troubles are logged at WARNING.
         logging.getLogger("holdfast.outbox").setLevel(logging.WARNING)
+    _harvest(settings, metrics_port)
+
+
+def _harvest(settings: HarvestSettings, metrics_port: int | None) -> None:
+    """Harvest until a signal asks to stop."""
     stop = StopRequest()
     before = {
         number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)
@@ -112,7 +116,9 @@ def harvest(
     note(f"stopped: {sum(stats.published for stats in harvester.stats)} row(s) published")
 
 
-def _told(context: typer.Context, verb: Verb, name: str | None, shards: int | None, timeout: float) -> None:
+def _ask_leaders(
+    context: typer.Context, verb: Verb, name: str | None, shards: int | None, timeout: float
+) -> None:
     settings: HarvestSettings = harvest_settings(
         settings_of(context), database=UNASKED, name=name, shards=shards
     )
@@ -160,25 +166,25 @@ TimeoutOption = Annotated[
 def pause(
     context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0
 ) -> None:
-    _told(context, Verb.PAUSE, name, shards, timeout)
+    _ask_leaders(context, Verb.PAUSE, name, shards, timeout)
 
 
 def resume(
     context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0
 ) -> None:
-    _told(context, Verb.RESUME, name, shards, timeout)
+    _ask_leaders(context, Verb.RESUME, name, shards, timeout)
 
 
 def flush(
     context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0
 ) -> None:
-    _told(context, Verb.FLUSH, name, shards, timeout)
+    _ask_leaders(context, Verb.FLUSH, name, shards, timeout)
 
 
 def harvesters(
     context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0
 ) -> None:
-    _told(context, Verb.STATUS, name, shards, timeout)
+    _ask_leaders(context, Verb.STATUS, name, shards, timeout)
 
 
 def register(app: typer.Typer) -> None:

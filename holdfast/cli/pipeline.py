@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,11 +15,12 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.asked import StopRequest
 from holdfast.cli.context import globals_of, output_of, settings_of
-from holdfast.cli.output import Cell, note, show
+from holdfast.cli.output import Cell, Output, note, show
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
+    from holdfast.pipeline.land import LandReport
     from holdfast.pipeline.session import SparkOptions
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Land topics in a lake.")
@@ -93,23 +94,27 @@ def land(
         follow=follow, max_records=max_records, every_s=every_s, accept_loss=accept_loss, rebuild=rebuild
     )
 
-    def told(landed: Landed) -> None:
+    def log(landed: Landed) -> None:
         note(f"landed {landed.topic} up to {describe(landed.end)}")
 
     where, spark = absolute(lake), spark_options(settings, master, memory, conf)
     with stopped_by_signals() as stop:
         if topic is not None and processor is None:
             reports = [
-                land_topic(settings, topic, where, options=options, spark=spark, stop=stop, progress=told)
+                land_topic(settings, topic, where, options=options, spark=spark, stop=stop, progress=log)
             ]
         elif processor is not None and topic is None:
             application = load_application(globals_of(context).application, settings)
             folded = application.processor(processor)
             reports = land_processor(
-                application.settings, folded, where, options=options, spark=spark, stop=stop, progress=told
+                application.settings, folded, where, options=options, spark=spark, stop=stop, progress=log
             )
         else:
             raise ConfigError("say what to land: --topic TOPIC or --processor NAME")
+    _show(reports, output)
+
+
+def _show(reports: Sequence[LandReport], output: Output) -> None:
     rows: list[dict[str, Cell]] = [
         {
             "topic": report.topic,

@@ -95,7 +95,7 @@ class _ProducerTables:
         return self.tables.scan(processor, prefix, timeout_s=self.timeout_s)
 
 
-def _desk(context: typer.Context, timeout_s: float) -> _ProducerTables:
+def _sources(context: typer.Context, timeout_s: float) -> _ProducerTables:
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
     books = [each for each in application.processors if each.row == BookRow]
@@ -159,8 +159,8 @@ def _record(answer: Answer[Any], topic: str) -> dict[str, Cell]:
 
 def _for_people(record: dict[str, Cell]) -> dict[str, Cell]:
     at_ms, trouble = record["last_at_ms"], record["trouble"]
-    told = f"{trouble['kind']} at {trouble['offset']}" if isinstance(trouble, dict) else None
-    return {**record, "last_at": _at(at_ms) if isinstance(at_ms, int) else None, "trouble": told}
+    trouble_at = f"{trouble['kind']} at {trouble['offset']}" if isinstance(trouble, dict) else None
+    return {**record, "last_at": _at(at_ms) if isinstance(at_ms, int) else None, "trouble": trouble_at}
 
 
 @app.command(
@@ -176,11 +176,11 @@ def list_producers(
     ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    desk, output = _desk(context, timeout), output_of(context)
+    sources, output = _sources(context, timeout), output_of(context)
     records, unstamped = list[dict[str, Cell]](), dict[str, int]()
-    with desk.tables:
-        for processor in desk.of_topic(topic):
-            for answer in desk.scan(processor):
+    with sources.tables:
+        for processor in sources.of_topic(topic):
+            for answer in sources.scan(processor):
                 if isinstance(answer.value, Totals):
                     unstamped[processor.topics[0]] = (
                         unstamped.get(processor.topics[0], 0) + answer.value.unstamped
@@ -211,27 +211,27 @@ def show_producer(
     topic: TopicOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    desk, output = _desk(context, timeout), output_of(context)
-    with desk.tables:
-        registered = _registration(desk, name)
+    sources, output = _sources(context, timeout), output_of(context)
+    with sources.tables:
+        registered = _registration(sources, name)
         records = [
             _record(answer, processor.topics[0])
-            for processor in desk.of_topic(topic)
-            for answer in desk.scan(processor, book_key(name))
+            for processor in sources.of_topic(topic)
+            for answer in sources.scan(processor, book_key(name))
             if answer.key == book_key(name)
         ]
-        said = [
-            _said(answer)
-            for processor in desk.outboxes
-            for answer in desk.scan(processor)
+        progress = [
+            _progress(answer)
+            for processor in sources.outboxes
+            for answer in sources.scan(processor)
             if answer.key.split("/", 2)[2] == name and topic in (None, answer.key.split("/", 1)[0])
         ]
-    if registered is None and not records and not said:
+    if registered is None and not records and not progress:
         note(f"nobody has registered {name}, and no record of it has come")
         raise typer.Exit(1)
     if output is Output.JSON:
         show_json(
-            {"producer": name, "registration": registered, "books": list(records), "outbox": list(said)}
+            {"producer": name, "registration": registered, "books": list(records), "outbox": list(progress)}
         )
         return
     if registered is not None:
@@ -245,14 +245,14 @@ def show_producer(
     for each in records:
         if each["holes"]:
             note(f"{each['topic']}/{each['partition']} misses {_ranges(each['holes'])}")
-    if said:
+    if progress:
         print()
-        show(said, ("topic", "partition", "epoch", "last_sequence", "zombies", "backward"), output)
+        show(progress, ("topic", "partition", "epoch", "last_sequence", "zombies", "backward"), output)
 
 
-def _registration(desk: _ProducerTables, name: str) -> dict[str, Cell] | None:
-    for processor in desk.names:
-        held = desk.tables.get(processor, name_key(name), timeout_s=desk.timeout_s).value
+def _registration(sources: _ProducerTables, name: str) -> dict[str, Cell] | None:
+    for processor in sources.names:
+        held = sources.tables.get(processor, name_key(name), timeout_s=sources.timeout_s).value
         if isinstance(held, Registration):
             return {
                 "name": name,
@@ -266,7 +266,7 @@ def _registration(desk: _ProducerTables, name: str) -> dict[str, Cell] | None:
     return None
 
 
-def _said(answer: Answer[Any]) -> dict[str, Cell]:
+def _progress(answer: Answer[Any]) -> dict[str, Cell]:
     row = answer.value
     assert isinstance(row, Reached)
     topic, partition, _ = answer.key.split("/", 2)

@@ -120,7 +120,7 @@ def _tell(mender: Mender, name: str, done: list[MendingStep], output: Output, *,
             "partition": step.partition,
             "strays": len(step.findings.strays),
             "how": step.how,
-            "applied": None if step.changes is None else mender.told(step.changes.marker),
+            "applied": None if step.changes is None else mender.applied_of(step.changes.marker),
             "keys": 0 if step.changes is None else len(step.changes.puts),
         }
         for step in done

@@ -185,7 +185,7 @@ class Mender:
                 f"--applied {partition}:{source}{last}: the last record of the source up to there is at {found}; name that one"
             )
 
-    def told(self, marker: Position) -> Applied:
+    def applied_of(self, marker: Position) -> Applied:
         """Return the last offset applied, of several sources by topic."""
         if isinstance(marker, VectorMarker):
             return dict(zip(self._processor.topics, marker.applied, strict=True))
@@ -193,7 +193,7 @@ class Mender:
 
     def reached(self, marker: Position) -> str:
         """Return the last offset applied as people write it."""
-        return shown(self.told(marker))
+        return shown(self.applied_of(marker))
 
     @staticmethod
     def _step(

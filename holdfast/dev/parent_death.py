@@ -1,6 +1,6 @@
 """Start a program that cannot outlive the process it was started for, SIGKILL included.
 
-``python leash.py OWNER_PID [--as UID:GID] PROGRAM ARGUMENTS…`` asks Linux for a SIGKILL at the owner's death
+``python parent_death.py OWNER_PID [--as UID:GID] PROGRAM ARGUMENTS…`` asks Linux for a SIGKILL at the owner's death
 and then becomes the program. It is a program of its own because the request must be made between fork and
 exec, and running Python code there (``preexec_fn``) can deadlock in a process with threads, which every
 process with a Kafka client is. Standard library only: it runs under ``python -I -S``.
@@ -22,7 +22,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Become the program in the arguments, on a leash."""
+    """Become the program in the arguments, bound to its owner."""
     owner_pid, program = int(sys.argv[1]), sys.argv[2:]
     if program[0] == "--as":  # before the request, which a change of user would cancel
         uid, gid = map(int, program[1].split(":"))

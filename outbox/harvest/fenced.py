@@ -47,13 +47,13 @@ class FencedTerm:
 
     def __init__(self, term: Term, clock: Clock = system_clock) -> None:
         self._term, self._clock = term, clock
-        self._settings, self._desk, self._signals, self._stats = (
+        self._settings, self._shard_rows, self._signals, self._stats = (
             term.settings,
-            term.desk,
+            term.shard_rows,
             term.signals,
             term.stats,
         )
-        self._books = ProducerProgress(producer_name(term.settings.name, term.shard))
+        self._progress = ProducerProgress(producer_name(term.settings.name, term.shard))
         self._size = BatchSize(
             least=min(FIRST_ROWS, term.settings.batch_rows),
             most=term.settings.batch_rows,
@@ -61,7 +61,7 @@ class FencedTerm:
         )
         self._limits = TopicLimits(term.settings.kafka.client(), term.settings.producer(), clock)
         self._refusals = Refusals(term, self._limits, clock)
-        self._foreign = ForeignMarks(clock) if "leader_id" in term.desk.rows.layout.kinds else None
+        self._foreign = ForeignMarks(clock) if "leader_id" in term.shard_rows.rows.layout.kinds else None
         self._publisher: Publisher | None = None
         self._ahead: Pending[list[OutboxRow]] | None = None
         self._deleting: tuple[Pending[tuple[int, list[tuple[int, str]]]], list[int]] | None = None
@@ -69,7 +69,7 @@ class FencedTerm:
     def run(self) -> None:
         """Lead until told to stop; errors cost a pause and a new beginning, never the term."""
         try:
-            lead_on(self._term, self._lead_once, self._books.producer)
+            lead_on(self._term, self._lead_once, self._progress.producer)
         finally:
             self._limits.close()
 
@@ -85,15 +85,15 @@ class FencedTerm:
     def _begin(self) -> None:
         settings, signals = self._settings, self._signals
         self._refusals.lead()  # also: no fence for a database that is away
-        self._books = books = ProducerProgress(producer_name(settings.name, self._term.shard))
+        self._progress = progress = ProducerProgress(producer_name(settings.name, self._term.shard))
         self._publisher = publisher = Publisher(
             settings.producer(),
             transactional_id=settings.transactional_id(self._term.shard),
             progress=TopicPartition(settings.progress_topic, self._term.shard),
-            books=books,
+            producer_progress=progress,
             transaction_timeout_s=settings.transaction_timeout_s,
             commit_timeout_s=settings.commit_timeout_s,
-            uses_buckets=self._desk.rows.layout.sharded,
+            uses_buckets=self._shard_rows.rows.layout.sharded,
             stopping=signals.abandoned,
             limits=self._limits,
             clock=self._clock,
@@ -103,19 +103,19 @@ class FencedTerm:
         records = read_progress(
             settings.kafka.consumer(),
             settings.progress_topic,
-            books,
+            progress,
             stopping=signals.stopping,
             timeout_s=settings.commit_timeout_s,
         )
-        books.begin()
-        found = sorted(books.published)
-        repaired = self._desk.call(self._desk.rows.delete, found) if found else 0
-        books.deleted(found)
-        self._stats.epoch = books.epoch
+        progress.begin()
+        found = sorted(progress.published)
+        repaired = self._shard_rows.call(self._shard_rows.rows.delete, found) if found else 0
+        progress.deleted(found)
+        self._stats.epoch = progress.epoch
         logger.info(
             "outbox %(outbox)s: epoch %(epoch)d after %(records)d progress records, %(deleted)d "
             "published rows deleted",
-            {"outbox": books.producer, "epoch": books.epoch, "records": records, "deleted": repaired},
+            {"outbox": progress.producer, "epoch": progress.epoch, "records": records, "deleted": repaired},
         )
 
     def _end(self) -> None:
@@ -136,19 +136,19 @@ class FencedTerm:
             if self._signals.flush.is_set():
                 self._retry_now()
             rows, full = self._next()
-            self._desk.look(rows)
+            self._shard_rows.look(rows)
             if rows and self._is_watched(rows):
                 self._settle()
                 self._signals.sleep(self._settings.idle_poll_s)
                 continue
             if rows:
-                self._desk.busy()
+                self._shard_rows.busy()
                 self._harvest(rows, full)
                 self._stats.trouble.ends()
             else:
                 self._settle()
                 self._stats.trouble.ends()
-                self._desk.wait()
+                self._shard_rows.wait()
         self._settle()
 
     def _is_watched(self, rows: Sequence[OutboxRow]) -> bool:
@@ -165,7 +165,7 @@ class FencedTerm:
             self._stats.trouble.strikes("foreign marks", why)
             return True
         if foreign.waits:
-            foreign.settled(self._desk.call(self._desk.rows.marks))
+            foreign.settled(self._shard_rows.call(self._shard_rows.rows.marks))
         return False
 
     def _retry_now(self) -> None:
@@ -186,10 +186,10 @@ class FencedTerm:
         return rows, full
 
     def _take(self, after_id: int | None, expecting: int | None) -> Pending[list[OutboxRow]]:
-        found: Pending[list[OutboxRow]] = self._desk.submit(
-            self._desk.rows.take,
+        found: Pending[list[OutboxRow]] = self._shard_rows.submit(
+            self._shard_rows.rows.take,
             self._size.rows,
-            buckets=self._desk.buckets,
+            buckets=self._shard_rows.buckets,
             without_topics=self._refusals.held_topics(),
             after_id=after_id,
             expecting=expecting,
@@ -248,17 +248,14 @@ class FencedTerm:
             turn += 1
 
     def _published(self, rows: Sequence[OutboxRow]) -> None:
-        stats, now_ms = self._stats, self._clock.now_ms()
+        stats = self._stats
         stats.published += len(rows)
         stats.batches += 1
         stats.in_flight = 0
-        stats.last_published_ms = now_ms
-        created_ms = rows[0].created_ms
-        if created_ms is not None:
-            stats.latency.observe(max(0, now_ms - created_ms) / 1000)
+        stats.latency.observe_since(rows[0].created_ms, self._clock.now_ms())
         ids = [row.id for row in rows]
         self._settle()
-        self._deleting = (self._desk.submit(delete_watching, self._desk.rows, ids), ids)
+        self._deleting = (self._shard_rows.submit(delete_watching, self._shard_rows.rows, ids), ids)
 
     def _settle_deleted(self) -> None:
         """Take note of rows that are gone by now, so that the next progress record need not name them."""
@@ -271,7 +268,7 @@ class FencedTerm:
             deleting, ids = self._deleting
             self._deleting = None
             _, marks = deleting.result()
-            self._books.deleted(ids)
+            self._progress.deleted(ids)
             if self._foreign is not None and self._foreign.others(marks):
                 self._foreign.moved()
 

@@ -57,17 +57,17 @@ class _Leader:
     leadership: Leadership
     signals: LeaderSignals
     thread: threading.Thread = field(default_factory=threading.Thread)
-    desk: ShardRows | None = None
+    shard_rows: ShardRows | None = None
 
     def interrupt(self) -> None:
-        if self.desk is not None:
-            self.desk.interrupt()
+        if self.shard_rows is not None:
+            self.shard_rows.interrupt()
 
     def abort(self) -> None:
         """Leave everything as it is; the successor's fence and repair deal with it."""
         self.signals.abandon()
-        if self.desk is not None:
-            self.desk.abort()
+        if self.shard_rows is not None:
+            self.shard_rows.abort()
 
 
 class Harvester:
@@ -274,14 +274,14 @@ class Harvester:
         role, signals = leader.leadership.role, leader.signals
         stats = self.stats[role]
         stats.epoch = 0  # of a term before
-        desk = leader.desk = ShardRows(self.settings, role, signals, stats, self._make_rows)
+        shard_rows = leader.shard_rows = ShardRows(self.settings, role, signals, stats, self._make_rows)
         term = Term(
             settings=self.settings,
             shard=role,
             leadership=leader.leadership,
             signals=signals,
             stats=stats,
-            desk=desk,
+            shard_rows=shard_rows,
             clients=self._clients,
         )
         stats.leading = True
@@ -301,7 +301,7 @@ class Harvester:
             self._over.set()  # a bug: whoever runs this must hear of it rather than see nothing published
         finally:
             stats.leading = False
-            desk.close(CLOSE_S)
+            shard_rows.close(CLOSE_S)
             with self._lock:
                 if self._leaders.get(role) is leader:
                     del self._leaders[role]

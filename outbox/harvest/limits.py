@@ -97,7 +97,7 @@ class TopicLimits:
     ) -> None:
         self._client, self._clock = client, clock
         self._admin: Any = None
-        self._told: dict[str, tuple[int, float]] = {}
+        self._known: dict[str, tuple[int, float]] = {}
         """Of each topic its limit, and when it was read."""
         self._asked_s: dict[str, float] = {}
         self._asking: dict[str, Future[Any]] = {}
@@ -116,23 +116,23 @@ class TopicLimits:
         if old:
             self._ask(old)
         if self._asking:
-            self._collect([topic for topic in self._asking if topic not in self._told])
+            self._collect([topic for topic in self._asking if topic not in self._known])
 
     def limit(self, topic: str) -> int | None:
         """Return how many bytes a batch for *topic* may have, as the broker said last; None where it does
         not say.
         """
-        found = self._told.get(topic)
+        found = self._known.get(topic)
         return None if found is None else found[0]
 
     def fresh(self, topic: str) -> int | None:
         """Return the limit of *topic*, asking again when it is not quite new."""
-        found, now_s = self._told.get(topic), self._clock.monotonic_s()
+        found, now_s = self._known.get(topic), self._clock.monotonic_s()
         if found is None or now_s - found[1] >= FRESH_S:
             if now_s - self._asked_s.get(topic, -FRESH_S) >= FRESH_S:
                 self._ask([topic])
             self._collect([topic])
-            found = self._told.get(topic)
+            found = self._known.get(topic)
         return None if found is None else found[0]
 
     def may_write(self, topic: str) -> bool:
@@ -242,7 +242,7 @@ class TopicLimits:
             del self._asking[topic]
             try:
                 entry = future.result(max(0.0, until_s - self._clock.monotonic_s())).get(CONFIG)
-                self._told[topic] = int(entry.value), self._clock.monotonic_s()
+                self._known[topic] = int(entry.value), self._clock.monotonic_s()
             except (KafkaException, LateError, AttributeError, TypeError, ValueError) as error:
                 # Most often: this principal may not describe the topic. What it is refused tells as well,
                 # only later.
@@ -251,7 +251,7 @@ class TopicLimits:
                     {"topic": topic, "config": CONFIG, "error": error},
                 )
                 if code_of(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                    self._told.pop(topic, None)
+                    self._known.pop(topic, None)
 
     def close(self) -> None:
         """Let go of the connection."""

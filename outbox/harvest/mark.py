@@ -56,16 +56,16 @@ class MarkTerm:
 
     def __init__(self, term: Term, clock: Clock = system_clock) -> None:
         self._term, self._clock = term, clock
-        self._settings, self._desk, self._signals, self._stats = (
+        self._settings, self._shard_rows, self._signals, self._stats = (
             term.settings,
-            term.desk,
+            term.shard_rows,
             term.signals,
             term.stats,
         )
         self._make_producer: Callable[[dict[str, Any]], Any] = term.clients.get("make_producer", make_writer)
         most = min(term.settings.batch_rows, term.settings.in_flight_rows)
         self._size = BatchSize(least=min(FIRST_ROWS, most), most=most, limit_bytes=term.settings.batch_bytes)
-        self._marks = MarkedRows(term.desk.rows)
+        self._marks = MarkedRows(term.shard_rows.rows)
         self._limits = TopicLimits(term.settings.kafka.client(), term.settings.producer(), clock)
         self._refusals = Refusals(term, self._limits, clock)
         self._producer: Any = None
@@ -101,7 +101,7 @@ class MarkTerm:
         # Published under another id of this process: these are this leader's to delete, whoever's mark they
         # bear by now.
         if self._delivered:
-            self._desk.call(self._desk.rows.delete, sorted(self._delivered))
+            self._shard_rows.call(self._shard_rows.rows.delete, sorted(self._delivered))
             self._delivered.clear()
         self._lost.clear()
         if self._producer is None:
@@ -116,13 +116,13 @@ class MarkTerm:
                 self._signals.flush.clear()
                 self._refusals.retry_now()
             rows, full = self._next()
-            self._desk.look(rows)
+            self._shard_rows.look(rows)
             if not rows:
                 self._settle()
                 self._stats.trouble.ends()
-                self._desk.wait()
+                self._shard_rows.wait()
                 continue
-            self._desk.busy()
+            self._shard_rows.busy()
             try:
                 self._harvest(rows, full)
                 self._refusals.settle()
@@ -138,7 +138,7 @@ class MarkTerm:
         ahead, self._ahead = self._ahead, None
         rows = ahead.result() if ahead is not None else []
         if not rows and not (
-            self._desk.quiet and self._desk.call(self._desk.rows.count, limit=1) == 0
+            self._shard_rows.quiet and self._shard_rows.call(self._shard_rows.rows.count, limit=1) == 0
         ):  # one statement, not four
             rows = self._mark().result()
         full = len(rows) >= self._size.rows
@@ -146,7 +146,7 @@ class MarkTerm:
         return rows, full
 
     def _mark(self) -> Pending[list[OutboxRow]]:
-        marking: Pending[list[OutboxRow]] = self._desk.submit(
+        marking: Pending[list[OutboxRow]] = self._shard_rows.submit(
             self._marks.mark,
             self._size.rows,
             self._leader_id,
@@ -175,7 +175,7 @@ class MarkTerm:
         else:
             self._settle_purge()
             ids = sorted(self._delivered)
-            self._purging = (self._desk.submit(self._marks.purge, ids, self._leader_id), ids)
+            self._purging = (self._shard_rows.submit(self._marks.purge, ids, self._leader_id), ids)
 
     def _give_back(self) -> None:
         """Count what was marked ahead among what is lost."""
@@ -196,11 +196,11 @@ class MarkTerm:
         self._settle_purge()
         delivered, lost = sorted(self._delivered), sorted(self._lost)
         if delivered:
-            self._desk.call(self._marks.purge, delivered, self._leader_id)
+            self._shard_rows.call(self._marks.purge, delivered, self._leader_id)
             self._delivered.difference_update(delivered)
         if lost:
             self._stats.resets += len(lost)
-            self._desk.call(self._marks.reset, lost, self._leader_id)
+            self._shard_rows.call(self._marks.reset, lost, self._leader_id)
             self._lost.clear()
 
     def _few_of_a_key(self, part: Part) -> Iterator[Part]:
@@ -235,11 +235,8 @@ class MarkTerm:
     def _count(self, rows: Sequence[OutboxRow], left: Sequence[OutboxRow]) -> None:
         self._stats.published += len(rows) - len(left)
         self._stats.batches += 1
-        now_ms = self._clock.now_ms()
         if len(left) < len(rows):
-            self._stats.last_published_ms = now_ms
-            if rows[0].created_ms is not None:
-                self._stats.latency.observe(max(0, now_ms - rows[0].created_ms) / 1000)
+            self._stats.latency.observe_since(rows[0].created_ms, self._clock.now_ms())
 
     def _lost_some(self, plan: Plan, sent: int, failed: dict[int, KafkaError]) -> Plan:
         """Return what is left of *plan*, whose first part are the rows that were not delivered of *sent*.
@@ -269,8 +266,8 @@ class MarkTerm:
         failed: dict[int, KafkaError] = {}
         producer, sent = self._producer, list[int]()
 
-        def heard(row_id: int, error: KafkaError | None, _: Message) -> None:
-            if error is not None:  # nothing is said of the others
+        def note_failure(row_id: int, error: KafkaError | None, _: Message) -> None:
+            if error is not None:  # the client reports failures only
                 failed.setdefault(row_id, error)
 
         self._stats.in_flight = len(rows)
@@ -289,7 +286,7 @@ class MarkTerm:
                     row.value,
                     row.key,
                     partition,
-                    on_delivery=partial(heard, row.id),
+                    on_delivery=partial(note_failure, row.id),
                     headers=row.headers,
                 )
                 sent.append(row.id)

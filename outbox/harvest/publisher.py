@@ -77,7 +77,7 @@ class Publisher:
         *,
         transactional_id: str,
         progress: TopicPartition,
-        books: ProducerProgress,
+        producer_progress: ProducerProgress,
         transaction_timeout_s: float,
         commit_timeout_s: float,
         uses_buckets: bool,
@@ -86,10 +86,10 @@ class Publisher:
         clock: Clock = system_clock,
         make_producer: Callable[[dict[str, Any]], Any] = make_writer,
     ) -> None:
-        self.transactional_id, self.books = transactional_id, books
+        self.transactional_id, self._producer_progress = transactional_id, producer_progress
         self._limits = limits
         self._progress, self._commit_timeout_s = progress, commit_timeout_s
-        self._stopping, self._clock, self._pace = stopping, clock, TransactionPacing()
+        self._stopping, self._clock, self._pacing = stopping, clock, TransactionPacing()
         self._failed: list[_Failed] = []
         self._undelivered = False
         self._producer = make_producer(
@@ -176,13 +176,13 @@ class Publisher:
         not known in time. After any but the first two this publisher is of no use: a new one learns the
         outcome from the progress records.
         """
-        books, producer = self.books, self._producer
+        progress, producer = self._producer_progress, self._producer
         destinations: Sequence[Destination] = self.destinations.of(rows)
         cut = self._limits.cut({topic for topic, _ in destinations})
         if cut:
             rows, destinations = _of_few_rounds(rows, destinations, Rounds(cut, self._stamps_bytes))
-        sequences, ahead = books.number(destinations)
-        fixed = books.headers()
+        sequences, ahead = progress.number(destinations)
+        fixed = progress.headers()
         self._failed.clear()
         self._undelivered = False
         try:
@@ -192,7 +192,7 @@ class Publisher:
             self._produce(
                 rows, destinations, sequences, fixed, Rounds(cut, self._stamps_bytes) if cut else None
             )
-            for key, value in books.records([row.id for row in rows], ahead):
+            for key, value in progress.records([row.id for row in rows], ahead):
                 self._produce_progress(key, value)
             if meanwhile is not None:
                 meanwhile()
@@ -203,17 +203,20 @@ class Publisher:
             self._wait(producer.commit_transaction, self._commit_timeout_s, "commit")
         except KafkaException as error:
             self._give_up(error, rows, destinations)
-        self._pace.ended(began_s, self._clock.monotonic_s(), records=len(rows))
-        books.commit([row.id for row in rows], ahead)
+        self._pacing.ended(began_s, self._clock.monotonic_s(), records=len(rows))
+        progress.commit([row.id for row in rows], ahead)
         return len(rows)
 
     @property
     def _stamps_bytes(self) -> int:
-        return sum(len(name) + len(value or b"") for name, value in self.books.headers()) + STAMP_BYTES
+        return (
+            sum(len(name) + len(value or b"") for name, value in self._producer_progress.headers())
+            + STAMP_BYTES
+        )
 
     def _rest(self, records: int) -> None:
         """Let the broker finish the transaction before."""
-        if rest_s := self._pace.rest_s(self._clock.monotonic_s(), records=records):
+        if rest_s := self._pacing.rest_s(self._clock.monotonic_s(), records=records):
             time.sleep(rest_s)
 
     def _produce(
@@ -347,12 +350,12 @@ def _of_few_rounds(
 def read_progress(
     client: Mapping[str, Any],
     topic: str,
-    books: ProducerProgress,
+    progress: ProducerProgress,
     *,
     stopping: Callable[[], bool],
     timeout_s: float,
 ) -> int:
-    """Read all partitions of the progress topic to their ends into *books*, and return how many records there
+    """Read all partitions of the progress topic to their ends into *progress*, and return how many records there
     were.
 
     Call it after the fence: then everything that any leader before this one committed is there, and nothing
@@ -385,7 +388,7 @@ def read_progress(
         todo.update((topic, partition) for partition in found.partitions)
         reader.assign(dict.fromkeys(todo, 0))
         for message in reader.until(done, idle_s=timeout_s):
-            books.restore(message.key(), message.value())
+            progress.restore(message.key(), message.value())
             records += 1
     except TimeoutError:
         raise _unread(topic, todo, reader.ended, timeout_s) from None

@@ -30,7 +30,7 @@ LEAST_HOLD_S = 0.1
 LIMIT_HOLDS = 100
 """Topics that may be left out of a take; rows of further ones are held one by one."""
 LIMIT_NOTING = 16
-TELL_S = 60.0
+WARN_EVERY_S = 60.0
 """Rows that are set aside are logged this often at WARNING, each of them at INFO."""
 HOLD_SHARE = 9.0
 """How much longer a topic that is refused is left alone than it took to deal with it: others keep nine
@@ -54,9 +54,9 @@ class Refusals:
     """
 
     def __init__(self, term: Term, limits: TopicLimits, clock: Clock = system_clock) -> None:
-        self._settings, self._desk, self._signals, self._stats = (
+        self._settings, self._shard_rows, self._signals, self._stats = (
             term.settings,
-            term.desk,
+            term.shard_rows,
             term.signals,
             term.stats,
         )
@@ -67,14 +67,14 @@ class Refusals:
         self._shard = term.shard
         self._held = ShardEpoch(shard=term.shard, epoch=0)
         self._noting: list[Pending[int]] = []
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         """Topics whose refusal was logged and whose recovery was not yet."""
-        self._told_s, self._untold = -TELL_S, 0
+        self._warned_s, self._unwarned = -WARN_EVERY_S, 0
 
     def lead(self) -> ShardEpoch:
         """Take the shard's next epoch in the database; whoever led before can set nothing aside any more."""
         self._noting.clear()
-        epoch = self._desk.call(self._desk.rows.epoch, self._shard, self._settings.instance)
+        epoch = self._shard_rows.call(self._shard_rows.rows.epoch, self._shard, self._settings.instance)
         self._held = ShardEpoch(shard=self._shard, epoch=epoch)
         return self._held
 
@@ -86,7 +86,7 @@ class Refusals:
     def retry_now(self) -> None:
         """Try everything again now."""
         self._holds.clear()
-        self._desk.call(self._desk.rows.retry_now)
+        self._shard_rows.call(self._shard_rows.rows.retry_now)
 
     # -- plans
 
@@ -172,11 +172,13 @@ class Refusals:
         Whatever is asked of the database after this knows that the row is held; `settle` tells whether that
         was noted.
         """
-        settings, rows = self._settings, self._desk.rows
+        settings, rows = self._settings, self._shard_rows.rows
         self._stats.last_error = f"row {row.id} for {row.topic}: {reason}"
         attempts = row.attempts + 1
         retry_at_ms = self._clock.now_ms() + int(self._backoff.wait_s(row.attempts) * 1000)
-        self._noting.append(self._desk.submit(rows.attempt_failed, row, reason, retry_at_ms, held=self._held))
+        self._noting.append(
+            self._shard_rows.submit(rows.attempt_failed, row, reason, retry_at_ms, held=self._held)
+        )
         gives_up = (attempts >= settings.attempts or row.flaw is not None) and settings.poison is Poison.PASS
         if gives_up:
             self._quarantine(msgspec.structs.replace(row, attempts=attempts), reason)
@@ -194,13 +196,13 @@ class Refusals:
 
     def _quarantine(self, row: OutboxRow, reason: str) -> None:
         self.settle()
-        self._desk.call(self._desk.rows.set_aside, row, reason, held=self._held)
+        self._shard_rows.call(self._shard_rows.rows.set_aside, row, reason, held=self._held)
         self._stats.quarantined += 1
         now_s = self._clock.monotonic_s()
-        is_told = now_s - self._told_s >= TELL_S
-        others = " (and %(untold)d rows before it)" if is_told and self._untold else ""
+        is_warning = now_s - self._warned_s >= WARN_EVERY_S
+        others = " (and %(untold)d rows before it)" if is_warning and self._unwarned else ""
         logger.log(
-            logging.WARNING if is_told else logging.INFO,
+            logging.WARNING if is_warning else logging.INFO,
             "outbox %(outbox)s: row %(row)d for %(topic)s set aside after %(attempts)d attempts: %(reason)s"
             + others,
             {
@@ -209,10 +211,10 @@ class Refusals:
                 "topic": row.topic,
                 "attempts": row.attempts,
                 "reason": reason,
-                "untold": self._untold,
+                "untold": self._unwarned,
             },
         )
-        self._told_s, self._untold = (now_s, 0) if is_told else (self._told_s, self._untold + 1)
+        self._warned_s, self._unwarned = (now_s, 0) if is_warning else (self._warned_s, self._unwarned + 1)
 
     # -- topics
 
@@ -225,8 +227,8 @@ class Refusals:
             why = destinations.refusal(topic)
             if why is None:
                 self._holds.pop(topic, None)
-                if topic in self._told:
-                    self._told.discard(topic)
+                if topic in self._logged:
+                    self._logged.discard(topic)
                     logger.warning(
                         "outbox %(outbox)s: topic %(topic)s can be written to again",
                         {"outbox": self._producer, "topic": topic},
@@ -250,8 +252,8 @@ class Refusals:
             return
         if hold is None:
             hold = self._holds[topic] = Hold(0, 0.0)
-            if topic not in self._told:
-                self._told.add(topic)
+            if topic not in self._logged:
+                self._logged.add(topic)
                 logger.warning(
                     "outbox %(outbox)s: rows for topic %(topic)s are held back: %(reason)s",
                     {"outbox": self._producer, "topic": topic, "reason": reason},

@@ -41,6 +41,11 @@ class Latency:
         self.counts[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
         self.total_s += seconds
 
+    def observe_since(self, created_ms: int | None, now_ms: int) -> None:
+        """Count the time from *created_ms* to *now_ms*; nothing where the layout has no time."""
+        if created_ms is not None:
+            self.observe(max(0, now_ms - created_ms) / 1000)
+
 
 @dataclass(slots=True)
 class ShardStats:
@@ -64,7 +69,6 @@ class ShardStats:
     """Rows in the table, counted now and then, up to a hundred thousand."""
     oldest_created_ms: int | None = None
     """When the first of the rows last taken was written; None once none was left."""
-    last_published_ms: int = 0
     last_error: str = ""
     holds: set[str] = field(default_factory=set)
     """Topics that nothing can be written to now."""
@@ -138,17 +142,17 @@ class ShardRows:
         self.settings, self.signals, self.stats = settings, signals, stats
         self.rows = make_rows(settings)
         self.buckets = buckets_of(shard, settings.shards) if settings.shards > 1 else None
-        self.lane = WorkerThread(f"holdfast-outbox-rows-{shard}", signals.abandoned)
+        self.worker = WorkerThread(f"holdfast-outbox-rows-{shard}", signals.abandoned)
         self.wakeup: Wakeup | None = self.rows.wakeup()
         # Only holdfast's own writers tell of every row they write.
-        self._told = self.wakeup is not None and self.rows.layout.name == "holdfast"
+        self._is_notified = self.wakeup is not None and self.rows.layout.name == "holdfast"
         self._poll_s = LEAST_POLL_S
         self._clock, self._count_at_s = clock, clock.monotonic_s() + COUNT_EVERY_S
         self._counting: Pending[int] | None = None
 
     def submit(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.stats.queries += 1
-        return self.lane.submit(call, *args, **kwargs)
+        return self.worker.submit(call, *args, **kwargs)
 
     def call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Do something with the rows and wait for it."""
@@ -179,7 +183,10 @@ class ShardRows:
         where not every writer tells.
         """
         idle_s = self.settings.idle_poll_s
-        wait_s, self._poll_s = idle_s if self._told else self._poll_s, min(self._poll_s * POLL_GROWTH, idle_s)
+        wait_s, self._poll_s = (
+            idle_s if self._is_notified else self._poll_s,
+            min(self._poll_s * POLL_GROWTH, idle_s),
+        )
         if self.wakeup is None:
             self.signals.sleep(wait_s)
             return
@@ -201,9 +208,9 @@ class ShardRows:
 
     def close(self, timeout_s: float) -> None:
         """Close the connections, from the thread that used them; one that hangs is cut first."""
-        if not self.lane.close(timeout_s):
+        if not self.worker.close(timeout_s):
             self.rows.interrupt()
-            self.lane.close(timeout_s)
+            self.worker.close(timeout_s)
         self.rows.close()
         if self.wakeup is not None:
             self.wakeup.close()
@@ -218,6 +225,6 @@ class Term:
     leadership: Leadership
     signals: LeaderSignals
     stats: ShardStats
-    desk: ShardRows
+    shard_rows: ShardRows
     clients: dict[str, Any]
     """Constructors of Kafka clients, where they are not the usual ones."""

@@ -89,7 +89,7 @@ class Database:
                     _leave_json(connection)
         except driver.Error as error:
             raise OutboxDatabaseError(
-                f"cannot connect to {self.place}: {_said(error)}", is_lost=True
+                f"cannot connect to {self.place}: {_message_of(error)}", is_lost=True
             ) from error
         return connection
 
@@ -178,7 +178,7 @@ class Database:
             )
             if is_lost:
                 self.close()
-            raise OutboxDatabaseError(f"{self.place}: {_said(error)}", is_lost=is_lost) from error
+            raise OutboxDatabaseError(f"{self.place}: {_message_of(error)}", is_lost=is_lost) from error
 
     def interrupt(self) -> None:
         """Make a call that waits for the database fail now, and every later one: to stop while the
@@ -247,5 +247,5 @@ def raw_dialect(url: URL) -> Dialect:
     return kind(dbapi=driver, paramstyle="named" if url.get_backend_name() == "sqlite" else "pyformat")
 
 
-def _said(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__

@@ -66,25 +66,25 @@ _NAME = re.compile(
 def type_name(type_: Any, dialect: Dialect) -> str:
     """Return how the database calls *type_*, in capitals: VARCHAR(255), BYTEA, TEXT[]."""
     try:
-        said: str = type_.compile(dialect=dialect)
+        name: str = type_.compile(dialect=dialect)
     except CompileError:
         return "UNKNOWN"
     if isinstance(type_, ENUM | DOMAIN):
-        return f"the {type(type_).__name__.lower()} {said}"  # whose name is anybody's choice: it may be called like a type that is accepted
+        return f"the {type(type_).__name__.lower()} {name}"  # whose name is anybody's choice: it may be called like a type that is accepted
     if dialect.name == "postgresql" and type(type_) is String:
         return 'a type that cuts texts, name or "char"'  # both are reflected as a text without a name
-    return said.partition(" COLLATE ")[0].partition(" CHARACTER SET ")[0]
+    return name.partition(" COLLATE ")[0].partition(" CHARACTER SET ")[0]
 
 
-def _parts(said: str) -> tuple[str, int | None]:
+def _parts(name: str) -> tuple[str, int | None]:
     """Return the name of a type without its length, and the length.
 
     >>> _parts("VARCHAR(255)"), _parts("BIGINT UNSIGNED"), _parts("VARCHAR(20)[]"), _parts("TIMESTAMP(6) WITH TIME ZONE")
     (('VARCHAR', 255), ('BIGINT', None), ('VARCHAR[]', 20), ('TIMESTAMP', 6))
     """
-    found = _NAME.match(said.upper())
+    found = _NAME.match(name.upper())
     if found is None:
-        return said, None
+        return name, None
     return found["name"] + (found["array"] or ""), int(found["most"]) if found["most"] else None
 
 
@@ -98,10 +98,10 @@ def type_problems(
     for column, kind in kinds.items():
         if column not in there:
             continue
-        said, takes = type_name(there[column], dialect), accepted[kind]
-        if said.upper() not in takes and _parts(said)[0] not in takes:
+        name, takes = type_name(there[column], dialect), accepted[kind]
+        if name.upper() not in takes and _parts(name)[0] not in takes:
             out.append(
-                f"column {table.fullname}.{column} is {said}; this layout takes {' or '.join(takes)} on {dialect.name}"
+                f"column {table.fullname}.{column} is {name}; this layout takes {' or '.join(takes)} on {dialect.name}"
             )
     return out
 
@@ -120,8 +120,8 @@ def narrower(
     for mine, theirs in columns:
         if mine not in there or theirs not in outbox:
             continue
-        said, wanted = type_name(there[mine], dialect), type_name(outbox[theirs], dialect)
-        (name, most), (wanted_name, wanted_most) = _parts(said), _parts(wanted)
+        actual, wanted = type_name(there[mine], dialect), type_name(outbox[theirs], dialect)
+        (name, most), (wanted_name, wanted_most) = _parts(actual), _parts(wanted)
         if name != wanted_name or (most is not None and (wanted_most is None or wanted_most > most)):
-            out.append(f"column {table.fullname}.{mine} is {said}, and the outbox's {theirs} is {wanted}")
+            out.append(f"column {table.fullname}.{mine} is {actual}, and the outbox's {theirs} is {wanted}")
     return out

@@ -89,8 +89,8 @@ def _run(url: str | URL, layout: str | Layout, table: str, target: str) -> None:
             f"the driver of {read.drivername} is not installed ({error}); pip install 'holdfast[outbox]'"
         ) from error
     except SQLAlchemyError as error:
-        said = " ".join(str(getattr(error, "orig", None) or error).split())
-        raise OutboxDatabaseError(f"{place}: {said}") from error
+        message = " ".join(str(getattr(error, "orig", None) or error).split())
+        raise OutboxDatabaseError(f"{place}: {message}") from error
 
 
 def _refuse_other_layout(connection: Connection, layout: Layout, table: str) -> None:

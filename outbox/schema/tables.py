@@ -66,6 +66,25 @@ def outbox_tables(
 
     Give your own *metadata* to have them beside your models, for your own Alembic migrations.
     """
+    _check(table, dialect)
+    chosen = layout_named(layout)
+    schema, _, name = table.rpartition(".")
+    place: dict[str, Any] = {"schema": schema or None, "mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+    place |= {"mysql_charset": "utf8mb4", "mariadb_charset": "utf8mb4"}
+    metadata = MetaData() if metadata is None else metadata
+    columns = chosen.columns(dialect)
+    return OutboxTables(
+        layout=chosen,
+        # A number that was used once must never come again: a leader that crashed takes such a row for one it
+        # has published.
+        outbox=Table(name, metadata, *columns, **place, sqlite_autoincrement=True),
+        attempts=_attempts(f"{name}_attempts", chosen, columns, metadata, place),
+        quarantine=_quarantine(f"{name}_quarantine", chosen, columns, metadata, place),
+        lease=_lease(f"{name}_lease", metadata, place),
+    )
+
+
+def _check(table: str, dialect: str) -> None:
     if not _NAME.fullmatch(table) or len(table.rpartition(".")[2]) > LIMIT_NAME:
         raise ConfigError(
             f"outbox table {table!r}: letters, digits and _ (and one schema before a dot), at most {LIMIT_NAME} characters"
@@ -74,50 +93,51 @@ def outbox_tables(
         raise ConfigError(
             f"the outbox does not know the database {dialect!r}; it knows {', '.join(DIALECTS)}"
         )
-    chosen = layout_named(layout)
-    schema, _, name = table.rpartition(".")
-    place: dict[str, Any] = {"schema": schema or None, "mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
-    place |= {"mysql_charset": "utf8mb4", "mariadb_charset": "utf8mb4"}
-    metadata = MetaData() if metadata is None else metadata
-    columns = chosen.columns(dialect)
-    by_name = {each.name: each for each in columns}
-    return OutboxTables(
-        layout=chosen,
-        # A number that was used once must never come again: a leader that crashed takes such a row for one it
-        # has published.
-        outbox=Table(name, metadata, *columns, **place, sqlite_autoincrement=True),
-        attempts=Table(
-            f"{name}_attempts",
-            metadata,
-            Column("id", big_id, primary_key=True, autoincrement=False),
-            Column("topic", by_name[chosen.topic].type, nullable=False),
-            Column("key", by_name[chosen.key].type),
-            Column("attempts", Integer(), nullable=False),
-            Column("last_error", long_text, nullable=False),
-            Column("next_attempt_ms", BigInteger(), nullable=False),
-            **place,
+
+
+def _attempts(
+    name: str, layout: Layout, columns: Sequence[Column[Any]], metadata: MetaData, place: Mapping[str, Any]
+) -> Table:
+    types = {each.name: each.type for each in columns}
+    return Table(
+        name,
+        metadata,
+        Column("id", big_id, primary_key=True, autoincrement=False),
+        Column("topic", types[layout.topic], nullable=False),
+        Column("key", types[layout.key]),
+        Column("attempts", Integer(), nullable=False),
+        Column("last_error", long_text, nullable=False),
+        Column("next_attempt_ms", BigInteger(), nullable=False),
+        **place,
+    )
+
+
+def _quarantine(
+    name: str, layout: Layout, columns: Sequence[Column[Any]], metadata: MetaData, place: Mapping[str, Any]
+) -> Table:
+    return Table(
+        name,
+        metadata,
+        *(
+            Column(each.name, each.type, primary_key=each.name == layout.order, autoincrement=False)
+            for each in columns
         ),
-        quarantine=Table(
-            f"{name}_quarantine",
-            metadata,
-            *(
-                Column(each.name, each.type, primary_key=each.name == chosen.order, autoincrement=False)
-                for each in columns
-            ),
-            Column("attempts", Integer(), nullable=False),
-            Column("reason", long_text, nullable=False),
-            Column("quarantined_ms", BigInteger(), nullable=False),
-            **place,
-        ),
-        lease=Table(
-            f"{name}_lease",
-            metadata,
-            Column("shard", Integer(), primary_key=True, autoincrement=False),
-            Column("epoch", BigInteger(), nullable=False),
-            Column("leader", String(255), nullable=False),
-            Column("updated_ms", BigInteger(), nullable=False),
-            **place,
-        ),
+        Column("attempts", Integer(), nullable=False),
+        Column("reason", long_text, nullable=False),
+        Column("quarantined_ms", BigInteger(), nullable=False),
+        **place,
+    )
+
+
+def _lease(name: str, metadata: MetaData, place: Mapping[str, Any]) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column("shard", Integer(), primary_key=True, autoincrement=False),
+        Column("epoch", BigInteger(), nullable=False),
+        Column("leader", String(255), nullable=False),
+        Column("updated_ms", BigInteger(), nullable=False),
+        **place,
     )
 
 

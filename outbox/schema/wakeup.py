@@ -59,14 +59,14 @@ class Wakeup:
         """
         if self.listen():
             return True
-        if self._heard(0.0):
+        if self._notified(0.0):
             return True
         ready, _, _ = select.select([self._listening.fileno(), self._read], [], [], timeout_s)
         if self._read in ready or not ready:
             return False
-        return self._heard(0.0)
+        return self._notified(0.0)
 
-    def _heard(self, timeout_s: float) -> bool:
+    def _notified(self, timeout_s: float) -> bool:
         with self._database.errors_of(self._listening):
             return any(True for _ in self._listening.notifies(timeout=timeout_s))
 

@@ -1,4 +1,4 @@
-"""Processes known by more than a pid; ports that clients cannot steal; a leash that SIGKILL cannot slip."""
+"""Processes known by more than a pid; ports that clients cannot steal; a bond that SIGKILL cannot break."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def test_a_paused_process_hears_sigterm(sleeper: subprocess.Popen[bytes]) -> Non
 
 
 @pytest.mark.skipif(not LINUX, reason="only Linux has a signal for the death of a parent")
-@pytest.mark.parametrize("leashed", [True, False])
-def test_a_leashed_program_ends_with_its_owner_and_another_does_not(leashed: bool) -> None:
+@pytest.mark.parametrize("bound", [True, False])
+def test_a_bound_program_ends_with_its_owner_and_another_does_not(bound: bool) -> None:
     program = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
     leading = (
-        f"[{sys.executable!r}, '-I', '-S', {parent_death.__file__!r}, str(os.getpid())]" if leashed else "[]"
+        f"[{sys.executable!r}, '-I', '-S', {parent_death.__file__!r}, str(os.getpid())]" if bound else "[]"
     )
     code = f"import os, subprocess, signal; print(subprocess.Popen({leading} + {program!r}).pid, flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
@@ -89,7 +89,7 @@ def test_a_leashed_program_ends_with_its_owner_and_another_does_not(leashed: boo
         try:
             owner.kill()
             owner.wait(DEADLINE_S)
-            assert processes.wait_gone(pid, born, deadline_s=DEADLINE_S if leashed else 0.5) == leashed
+            assert processes.wait_gone(pid, born, deadline_s=DEADLINE_S if bound else 0.5) == bound
         finally:
             processes.kill(pid, born)
 

@@ -311,7 +311,7 @@ class Alone:
     ) -> None:
         ensure_topics(settings)
         self.signals, self.stats = LeaderSignals(lambda: True), ShardStats(shard)
-        self.desk = ShardRows(settings, shard, self.signals, self.stats, make_rows)
+        self.shard_rows = ShardRows(settings, shard, self.signals, self.stats, make_rows)
         held = Leadership(role=shard, epoch=0, leader_id="alone")
         term = Term(
             settings=settings,
@@ -319,7 +319,7 @@ class Alone:
             leadership=held,
             signals=self.signals,
             stats=self.stats,
-            desk=self.desk,
+            shard_rows=self.shard_rows,
             clients=clients or {},
         )
         self.term = STRATEGIES[settings.strategy](term)
@@ -331,10 +331,10 @@ class Alone:
 
     def __exit__(self, *_: object) -> None:
         self.signals.stop()
-        self.desk.interrupt()
+        self.shard_rows.interrupt()
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive(), "the term did not end"
-        self.desk.close(5.0)
+        self.shard_rows.close(5.0)
 
     @property
     def published(self) -> int:
@@ -370,10 +370,10 @@ def harvest_process(
         "election": election,
     }
     command = [sys.executable, "-P", "-m", "tests.outbox.harvesting", json.dumps(spec)]
-    leashed = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
+    bound = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        leashed, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        bound, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
 
 

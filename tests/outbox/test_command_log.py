@@ -26,18 +26,18 @@ def owed(orders: OpenCommands, now_ms: int = 3_000) -> list[tuple[str, int]]:
 
 def test_every_shard_owes_an_answer_to_every_command_until_it_has_given_it() -> None:
     orders = OpenCommands(2)
-    orders.hear(PAUSE, 11_000)
-    orders.hear(STATUS, 12_000)
+    orders.opened(PAUSE, 11_000)
+    orders.opened(STATUS, 12_000)
     assert owed(orders) == [("p", 0), ("p", 1), ("s", 0), ("s", 1)]
-    orders.hear_answer("p", 1)
+    orders.answered("p", 1)
     assert owed(orders) == [("p", 0), ("s", 0), ("s", 1)]
-    orders.unsay("p", 1)
+    orders.not_answered("p", 1)
     assert ("p", 1) in owed(orders), "an answer that did not get through is still owed"
 
 
 def test_nobody_answers_what_nobody_waits_for() -> None:
     orders = OpenCommands(1)
-    orders.hear(PAUSE, 11_000)
+    orders.opened(PAUSE, 11_000)
     assert owed(orders, 11_000) == [("p", 0)]
     assert owed(orders, 11_001) == []
 
@@ -47,9 +47,9 @@ def test_it_does_not_matter_which_topic_is_read_first() -> None:
         orders = OpenCommands(2)
         for each in order:
             if each == 0:
-                orders.hear(PAUSE, 11_000)
+                orders.opened(PAUSE, 11_000)
             else:
-                orders.hear_answer("p", 0)
+                orders.answered("p", 0)
         return owed(orders)
 
     assert {tuple(said(order)) for order in permutations(range(2))} == {(("p", 1),)}
@@ -58,8 +58,8 @@ def test_it_does_not_matter_which_topic_is_read_first() -> None:
 def test_very_many_commands_are_not_remembered_for_ever() -> None:
     orders = OpenCommands(1)
     for number in range(3 * LIMIT_REMEMBERED):
-        orders.hear(Command(id=f"c{number}", verb=Verb.STATUS, at_ms=0), 11_000)
-        orders.hear_answer(f"d{number}", 0)
+        orders.opened(Command(id=f"c{number}", verb=Verb.STATUS, at_ms=0), 11_000)
+        orders.answered(f"d{number}", 0)
     assert len(owed(orders)) == LIMIT_REMEMBERED
     assert len(orders._answered) == 2 * LIMIT_REMEMBERED
 
@@ -112,21 +112,21 @@ def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: Se
         database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}", shards=2
     )
     ensure_topics(settings)
-    desk = Believer()
-    follower = CommandLog(settings, desk, desk.obey)
+    handler = Believer()
+    follower = CommandLog(settings, handler, handler.obey)
     follower.open()
     try:
-        assert desk.caught.wait(DEADLINE_S)
+        assert handler.caught.wait(DEADLINE_S)
         assert [answer.published for answer in tell(settings, Verb.FLUSH, 1.5)] == [1], "nobody leads shard 1"
-        assert desk.said == 1
-        follower._orders.hear_answer = lambda *_: None  # type: ignore[method-assign]
+        assert handler.said == 1
+        follower._open.answered = lambda *_: None  # type: ignore[method-assign]
         assert [answer.published for answer in tell(settings, Verb.STATUS, 1.5)] == [2]
-        assert desk.said > 2
-        assert desk.heard == [Verb.FLUSH, Verb.STATUS]
-        assert not desk.ended.is_set()
+        assert handler.said > 2
+        assert handler.heard == [Verb.FLUSH, Verb.STATUS]
+        assert not handler.ended.is_set()
         for _ in range(2):
             tell(settings, Verb.PAUSE, 0.1)
-        assert desk.ended.wait(DEADLINE_S), "who hears nothing any more says so"
+        assert handler.ended.wait(DEADLINE_S), "who hears nothing any more says so"
     finally:
         follower.close(DEADLINE_S)
     assert not follower.is_alive()
@@ -142,16 +142,16 @@ def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(bro
         assert tell(settings, verb, 0.2) == []
     found: list[list[CommandReply]] = []
     asking = threading.Thread(target=lambda: found.append(tell(settings, Verb.STATUS, DEADLINE_S)))
-    desk = Believer()
-    follower = CommandLog(settings, desk, desk.obey)
+    handler = Believer()
+    follower = CommandLog(settings, handler, handler.obey)
     asking.start()
     follower.open()
     try:
         asking.join(DEADLINE_S)
     finally:
         follower.close(DEADLINE_S)
-    assert desk.heard == [Verb.PAUSE, Verb.STATUS]
-    assert len(found[0]) == desk.said == 1
+    assert handler.heard == [Verb.PAUSE, Verb.STATUS]
+    assert len(found[0]) == handler.said == 1
 
 
 def test_a_stranger_s_open_transaction_hides_neither_a_command_nor_its_answer(broker: SessionBroker) -> None:
@@ -160,8 +160,8 @@ def test_a_stranger_s_open_transaction_hides_neither_a_command_nor_its_answer(br
         database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}"
     )
     ensure_topics(settings)
-    desk = Believer()
-    follower = CommandLog(settings, desk, desk.obey)
+    handler = Believer()
+    follower = CommandLog(settings, handler, handler.obey)
     with (
         open_transaction(broker.config, settings.commands_topic, 1),
         open_transaction(broker.config, settings.answers_topic, 1),
@@ -171,4 +171,4 @@ def test_a_stranger_s_open_transaction_hides_neither_a_command_nor_its_answer(br
             assert len(tell(settings, Verb.STATUS, DEADLINE_S)) == 1
         finally:
             follower.close(DEADLINE_S)
-    assert desk.heard == [Verb.STATUS]
+    assert handler.heard == [Verb.STATUS]

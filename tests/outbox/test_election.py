@@ -81,10 +81,10 @@ class Contest:
 def process(on: Contest, name: str) -> subprocess.Popen[str]:
     """Start a member as a process of its own; it prints what it is told."""
     command = [sys.executable, "-P", "-m", "tests.outbox.electors", on.broker.bootstrap, on.topic, name]
-    leashed = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
+    bound = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        leashed, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        bound, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
 
 

@@ -43,18 +43,18 @@ def settings(broker: SessionBroker) -> Iterator[HarvestSettings]:
 def test_commands_are_heard_and_answered_beyond_hostile_batches(
     broker: SessionBroker, settings: HarvestSettings
 ) -> None:
-    desk = Believer()
+    handler = Believer()
     send_hostile(broker, settings.commands_topic)
-    follower = CommandLog(settings, desk, desk.obey)
+    follower = CommandLog(settings, handler, handler.obey)
     follower.open()
     try:
-        assert desk.caught.wait(DEADLINE_S)
+        assert handler.caught.wait(DEADLINE_S)
         assert [answer.verb for answer in tell(settings, Verb.FLUSH, 20)] == [Verb.FLUSH]
         for topic in (settings.commands_topic, settings.answers_topic):
             send_hostile(broker, topic)
         assert [answer.verb for answer in tell(settings, Verb.STATUS, 30)] == [Verb.STATUS]
-        assert desk.heard == [Verb.FLUSH, Verb.STATUS]
-        assert not desk.ended.is_set()
+        assert handler.heard == [Verb.FLUSH, Verb.STATUS]
+        assert not handler.ended.is_set()
     finally:
         follower.close(10)
 

@@ -31,6 +31,21 @@ def claimed_ways(topics: set[str]) -> set[str]:
     return topics | {name for topic, count in lanes for name in lane_topics(topic, count)}
 
 
+def _by_way(claims: Mapping[ClaimKey, Claim]) -> dict[Place, dict[_Partitioning, dict[int, Claim]]]:
+    """Return the claims of each partition by how it was divided, and by lane: -1 for a whole partition."""
+    found: dict[Place, dict[_Partitioning, dict[int, Claim]]] = {}
+    for key, claim in claims.items():
+        lane = lane_named(key.topic)
+        way = _Partitioning(key.topic, 0) if lane is None else _Partitioning(lane.topic, lane.lanes)
+        ways = found.setdefault((way.topic, key.partition), {})
+        ways.setdefault(way, {})[-1 if lane is None else lane.lane] = claim
+    return found
+
+
+def _lag(current: int | None, end: int | None) -> int | None:
+    return None if current is None or end is None else max(0, end - current)
+
+
 def positions(
     group: str,
     claims: Mapping[ClaimKey, Claim],
@@ -47,13 +62,6 @@ def positions(
     slowest lane, None while one of them is unknown. Where a group went over from whole partitions to lanes,
     or to another number of them, the claims of before have their lines and no lag.
     """
-    by_way: dict[Place, dict[_Partitioning, dict[int, Claim]]] = {}
-    for key, claim in claims.items():
-        lane = lane_named(key.topic)
-        way = _Partitioning(key.topic, 0) if lane is None else _Partitioning(lane.topic, lane.lanes)
-        by_way.setdefault((way.topic, key.partition), {}).setdefault(way, {})[
-            -1 if lane is None else lane.lane
-        ] = claim
 
     def line(place: Place, claim: Claim, end: int | None, lag: int | None, lane: str | None) -> Position:
         owned = live(claim)
@@ -73,16 +81,15 @@ def positions(
             heartbeat_age_s=None if claim.heartbeat_at_s is None else max(0, now_s - claim.heartbeat_at_s),
         )
 
-    def behind(current: int | None, end: int | None, way: _Partitioning, latest: _Partitioning) -> int | None:
-        return None if current is None or end is None or way != latest else max(0, end - current)
-
     lines: list[Position] = []
-    for place, ways in sorted(by_way.items()):
+    for place, ways in sorted(_by_way(claims).items()):
         end, latest = ends.get(place), max(ways, key=lambda way: _last_seen_s(ways[way]))
         for way, found in sorted(ways.items()):
             if not way.lanes:
                 claim = found[-1]
-                lines.append(line(place, claim, end, behind(claim.current_offset, end, way, latest), None))
+                lines.append(
+                    line(place, claim, end, _lag(claim.current_offset, end if way == latest else None), None)
+                )
                 continue
             current = lowest(
                 found[lane].current_offset if lane in found else None for lane in range(way.lanes)
@@ -95,7 +102,7 @@ def positions(
                     lane=f"all-of-{way.lanes}",
                     current_offset=current,
                     log_end_offset=end,
-                    lag=behind(current, end, way, latest),
+                    lag=_lag(current, end if way == latest else None),
                     consumer_id=None,
                     host=None,
                     client_id=None,

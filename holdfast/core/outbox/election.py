@@ -343,14 +343,14 @@ class RoleElection:
         self._sent.clear()
         return [Revoked(leadership=held)] if held else []
 
-    def heard(self, value: bytes | None, offset: int, now_s: float) -> list[LeadershipEvent]:
+    def received(self, value: bytes | None, offset: int, now_s: float) -> list[LeadershipEvent]:
         """A record of the role's partition was read."""
         if self.phase in (Phase.STANDBY, Phase.CLOSED) or offset < self._first_offset:
             return []
         beat = LeaderRecord.decode(value)
         if beat is None or beat.nonce != self.nonce:
             self.foreign += 1
-            return [] if beat is None else self._heard_other(beat, offset, now_s)
+            return [] if beat is None else self._received_other(beat, offset, now_s)
         sent_at_s = self._sent.get(beat.number)
         if beat.term != self._term or sent_at_s is None:
             return []  # of a term that is over: what came late proves nothing
@@ -435,7 +435,7 @@ class RoleElection:
         self._reset(now_s)
         return [Fenced(leadership=held, reason=reason)]
 
-    def _heard_other(self, beat: LeaderRecord, offset: int, now_s: float) -> list[LeadershipEvent]:
+    def _received_other(self, beat: LeaderRecord, offset: int, now_s: float) -> list[LeadershipEvent]:
         """Another process spoke. A newer epoch means that it leads, or was told to: step aside until it has
         been silent for a timeout.
 

@@ -153,7 +153,7 @@ def unpack_ids(packed: Iterable[int]) -> list[int]:
 
 
 class ProducerProgress:
-    """One producer's books: its epoch, the sequences it has reached, the rows it published that may still lie
+    """One producer's progress: its epoch, the sequences it has reached, the rows it published that may still lie
     in the table.
 
     Changes become true by `commit`, when the transaction that carries them was committed; until then nothing
@@ -211,8 +211,8 @@ class ProducerProgress:
         """Return the sequence of each record in turn, as it stands in its header, and what `last` becomes by
         them.
 
-        >>> books = ProducerProgress("orders-0")
-        >>> books.number([("paid", 0), ("paid", 1), ("paid", 0)])
+        >>> progress = ProducerProgress("orders-0")
+        >>> progress.number([("paid", 0), ("paid", 1), ("paid", 0)])
         ([b'0', b'0', b'1'], {('paid', 0): 1, ('paid', 1): 0})
         """
         ahead: dict[Destination, int] = {}

@@ -1,7 +1,7 @@
 """How far each outbox says it is: the last sequence of every producer in every partition, from its leaders'
 own progress records.
 
-Beside the books of a destination topic this shows what a leader believes to have published, and what readers
+Beside the ledger of a destination topic, this shows what a leader believes to have published, and what readers
 really found.
 """
 
@@ -29,17 +29,17 @@ class Reached(msgspec.Struct, frozen=True, gc=False, array_like=True):
     backward: int = 0
 
 
-class Said(msgspec.Struct, frozen=True):
+class ProgressRecord(msgspec.Struct, frozen=True):
     """A progress record about sequences; None for one about something else."""
 
     progress: SequencesProgress | None
     offset: int
 
 
-def decode(key: bytes | None, value: bytes | None, offset: int) -> Said:
+def decode(key: bytes | None, value: bytes | None, offset: int) -> ProgressRecord:
     """Return what a progress record says; for inputs ("key", "value", "offset")."""
     found = decode_progress(key, value)
-    return Said(found if isinstance(found, SequencesProgress) else None, offset)
+    return ProgressRecord(found if isinstance(found, SequencesProgress) else None, offset)
 
 
 def reached_key(producer: str, topic: str, partition: int) -> str:
@@ -47,19 +47,19 @@ def reached_key(producer: str, topic: str, partition: int) -> str:
     return f"{topic}/{partition}/{producer}"
 
 
-def fold(rows: Rows[Reached], said: Said, at_ms: int) -> Emits:
+def fold(rows: Rows[Reached], record: ProgressRecord, at_ms: int) -> Emits:
     """Take in one progress record. What an older epoch says is counted and not believed. Emits nothing."""
-    progress = said.progress
+    progress = record.progress
     if progress is None:
         return None
     for partition, sequence in progress.last:
         key = reached_key(progress.producer, progress.topic, partition)
         before = rows.get(key)
         if before is None:
-            rows[key] = Reached(progress.epoch, sequence, said.offset, at_ms)
+            rows[key] = Reached(progress.epoch, sequence, record.offset, at_ms)
         elif progress.epoch < before.epoch:
             rows[key] = msgspec.structs.replace(before, zombies=before.zombies + 1)
         else:
             backward = before.backward + (distance(before.last_sequence, sequence) < 0)
-            rows[key] = Reached(progress.epoch, sequence, said.offset, at_ms, before.zombies, backward)
+            rows[key] = Reached(progress.epoch, sequence, record.offset, at_ms, before.zombies, backward)
     return None

@@ -176,14 +176,12 @@ def decode(
         if found is not None and found.isdigit() and len(found) <= 18:
             number = int(found)
         elif found is not None or stamp is not None:
-            told = (
+            why = (
                 "is missing"
                 if found is None
                 else f"{found[:40]!r} is not a number of ASCII digits below 10^18"
             )
-            raise DecodeError(
-                f"{rules.number} {told}, so the row's place among those of its key is not known"
-            )
+            raise DecodeError(f"{rules.number} {why}, so the row's place among those of its key is not known")
     digested = Digested() if stamp is None else examine(stamp, partition, key, value, headers)
     if (
         not digested.known

@@ -69,11 +69,11 @@ def conclude(
     kept = _books(rows)
     found = rows.get(FOUND_KEY)
     totals = rows.get(ledger.TOTALS_KEY)
-    told = [row for row in rows.values() if isinstance(row, AuditFinding)]
+    kept_findings = [row for row in rows.values() if isinstance(row, AuditFinding)]
     counted = found.findings if isinstance(found, Found) else 0
     findings = [
         each
-        for one in told
+        for one in kept_findings
         for each in (
             [one] if one.kind is not FindingKind.LOST else _still_lost(one, kept.get(one.producer), whole)
         )
@@ -97,7 +97,7 @@ def conclude(
         repeated=found.repeated if isinstance(found, Found) else 0,
         undigested=found.undigested if isinstance(found, Found) else 0,
         ends=expected is not None,
-        untold=max(0, counted - len(told)),
+        untold=max(0, counted - len(kept_findings)),
         findings=tuple(
             sorted(findings, key=lambda each: (each.offset, each.kind, each.producer, each.first))
         ),

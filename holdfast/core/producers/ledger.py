@@ -409,7 +409,7 @@ class LedgerVerdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-_encode_told = msgspec.json.Encoder().encode
+_encode_verdict = msgspec.json.Encoder().encode
 
 
 def fold_clean(
@@ -425,11 +425,11 @@ def fold_clean(
     if judgement in KEPT:
         yield Emit(clean, whole.key, whole.value, whole.headers, whole.partition)
     if judgement is not Judgement.NEW and before is not None:
-        told = _told(before, whole, judgement, at_ms, source)
-        yield Emit(verdicts, stamp.producer, _encode_told(told), partition=whole.partition)
+        verdict = _verdict_of(before, whole, judgement, at_ms, source)
+        yield Emit(verdicts, stamp.producer, _encode_verdict(verdict), partition=whole.partition)
 
 
-def _told(book: Book, whole: Whole, judgement: Judgement, at_ms: int, source: str) -> LedgerVerdict:
+def _verdict_of(book: Book, whole: Whole, judgement: Judgement, at_ms: int, source: str) -> LedgerVerdict:
     stamp, expected = whole.stamp, advance(book.last_sequence, 1)
     if stamp.epoch > book.epoch and stamp.first is not None:
         expected = stamp.first
@@ -456,4 +456,4 @@ def _told(book: Book, whole: Whole, judgement: Judgement, at_ms: int, source: st
     )
 
 
-decode_told = msgspec.json.Decoder(LedgerVerdict).decode
+decode_verdict = msgspec.json.Decoder(LedgerVerdict).decode

@@ -91,19 +91,19 @@ def examine(
 
     Of a header that is there twice, the last counts.
     """
-    told = next((content for name, content in reversed(headers) if name == DIGEST), None)
-    if told is None:
+    found = next((content for name, content in reversed(headers) if name == DIGEST), None)
+    if found is None:
         return _NONE
-    form = _FORM.fullmatch(told)
+    form = _FORM.fullmatch(found)
     if form is None:
-        return Digested(known=True, changed=f"{DIGEST} {told[:40]!r} is not a harvester's digest")
+        return Digested(known=True, changed=f"{DIGEST} {found[:40]!r} is not a harvester's digest")
     put, among = int(form[2]), int(form[3] or 0)
     computed = RowDigests(stamp.producer.encode(), b"%d" % stamp.epoch).header(
         b"%d" % stamp.sequence, put, among, key, value, headers
     )
     changed, misplaced = "", ""
-    if computed != told:
-        changed = f"key, value, headers or number are not those of its digest {told.decode()}"
+    if computed != found:
+        changed = f"key, value, headers or number are not those of its digest {found.decode()}"
     if put != partition:
         misplaced = f"it was published to partition {put}"
     elif among and key is not None and (own := of_key(key, among)) != partition and not changed:

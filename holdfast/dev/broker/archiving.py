@@ -67,7 +67,7 @@ def _run_once(java: Java, folder: Path) -> None:
         node.format_storage(cluster, home, replace(java, sharing=()))
         its_home = node.home_of(home, only)
         command = node.command_line(
-            its_home, java, heap_max_mb=cluster.heap_max_mb, leashed=True, optimised=False
+            its_home, java, heap_max_mb=cluster.heap_max_mb, bound=True, optimised=False
         )
         child = node.spawn(command, its_home)
         try:

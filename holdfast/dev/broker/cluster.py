@@ -250,7 +250,7 @@ class Cluster:
         home = node.home_of(self.folder, launched)
         optimised = len(known.nodes) == 1 and not self._short_lived
         command = node.command_line(
-            home, java, heap_max_mb=known.heap_max_mb, leashed=not known.detached, optimised=optimised
+            home, java, heap_max_mb=known.heap_max_mb, bound=not known.detached, optimised=optimised
         )
 
         def fork() -> subprocess.Popen[bytes]:
@@ -258,7 +258,7 @@ class Cluster:
             self._children.append(child)  # here, so that a Ctrl-C in the waiting thread loses no child
             return child
 
-        # A leashed node dies with the thread that forked it, so one thread forks them all and lives as long
+        # A bound node dies with the thread that forked it, so one thread forks them all and lives as long
         # as this object.
         if self._forker is None:
             self._forker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-dev")

@@ -117,8 +117,8 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         ) from error
 
 
-def command_line(home: Path, java: Java, *, heap_max_mb: int, leashed: bool, optimised: bool) -> list[str]:
-    """Return the command that runs a node; *leashed*, it ends with the thread that forks it (see `leash`).
+def command_line(home: Path, java: Java, *, heap_max_mb: int, bound: bool, optimised: bool) -> list[str]:
+    """Return the command that runs a node; *bound*, it ends with the thread that forks it (see `parent_death`).
 
     A node that is not *optimised* compiles quickly rather than well: it starts with two thirds of the
     processor time (2.1 s for 3.1 s), and in the minutes of a test session it never earns back what the
@@ -126,7 +126,7 @@ def command_line(home: Path, java: Java, *, heap_max_mb: int, leashed: bool, opt
     also take what the nodes need to answer each other in time.
     """
     return [
-        *([sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())] if leashed else []),
+        *([sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())] if bound else []),
         *java.command(
             f"-Xms{min(256, heap_max_mb)}m",
             f"-Xmx{heap_max_mb}m",

@@ -139,13 +139,13 @@ class DatabaseServer(ABC):
     def _command(self) -> list[str]:
         """Return the command that runs the server."""
 
-    def _run(self, command: list[str], *, said: str = "", **more: Any) -> None:
+    def _run(self, command: list[str], *, input_text: str = "", **more: Any) -> None:
         """Run a program that prepares data, and raise DevBrokerError with what it said when it fails."""
         try:
             done = subprocess.run(
                 command,
                 cwd="/",
-                input=said,
+                input=input_text,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -162,12 +162,12 @@ class DatabaseServer(ABC):
             )
 
     def _launch(self) -> None:
-        leashed = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *self._command()]
+        bound = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *self._command()]
 
         def fork() -> None:
             with (self.folder / "server.log").open("ab") as log:
                 self._child = subprocess.Popen(
-                    leashed,
+                    bound,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -175,7 +175,7 @@ class DatabaseServer(ABC):
                     start_new_session=True,
                 )
 
-        # A leashed server dies with the thread that forked it, so one thread forks and lives as long as this
+        # A bound server dies with the thread that forked it, so one thread forks and lives as long as this
         # object.
         if self._forker is None:
             self._forker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-dev")

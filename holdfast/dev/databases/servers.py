@@ -95,7 +95,7 @@ class Postgres(DatabaseServer):
         with (self.folder / "data/postgresql.conf").open("a") as file:
             file.writelines(f"{name} = {value}\n" for name, value in settings.items())
         single = [str(programs / "postgres"), "--single", "-D", str(self.folder / "data"), "postgres"]
-        self._run(single, said=f"CREATE DATABASE {DATABASE}\n", **changed)
+        self._run(single, input_text=f"CREATE DATABASE {DATABASE}\n", **changed)
 
     def _find_programs(self) -> Path:
         """Return the programs, copied into the folder where the user that runs them could not get at them."""

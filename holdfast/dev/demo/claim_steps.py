@@ -1,4 +1,4 @@
-"""Scenes of the demo: three services claim the partitions of a topic, one is killed, the others take over,
+"""Steps of the demo: three services claim the partitions of a topic, one is killed, the others take over,
 and nothing stays unhandled.
 """
 
@@ -49,7 +49,7 @@ class Handled:
     at_s: float
 
 
-class ClaimScenes:
+class ClaimSteps:
     """Services that share a topic by claims, the topic they share, and the books they keep."""
 
     def __init__(self, stage: DemoEnvironment, teller: Teller) -> None:
@@ -59,7 +59,7 @@ class ClaimScenes:
         self.bound_s = 2 * self._settings.claim_interval_s + 1
 
     def play(self) -> ClaimFindings:
-        """Play the scenes; what does not hold is a HoldfastError. No service runs afterwards."""
+        """Run the steps; what does not hold is a HoldfastError. No service runs afterwards."""
         self._topics()
         with Letters(self._settings) as letters:
             share = self._start()
@@ -67,7 +67,7 @@ class ClaimScenes:
             takeover_s = self._kill(letters, share)
             return self._reckon(letters, takeover_s)
 
-    # -- scenes
+    # -- steps
 
     def _topics(self) -> None:
         made: tuple[tuple[str, int, Mapping[str, str]], ...] = (

@@ -117,12 +117,12 @@ class DemoEnvironment:
             "session_timeout_s": SESSION_TIMEOUT_S,
             "heartbeat_interval_s": HEARTBEAT_INTERVAL_S,
         }
-        for path, told in (
+        for path, given in (
             (self.config, workers),
             (self.service_config, SERVICE),
             (self.join_config, JOIN),
         ):
-            holdfast = "".join(f"{name} = {json.dumps(value)}\n" for name, value in told.items())
+            holdfast = "".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items())
             path.write_text(f"[holdfast]\n{holdfast}\n[kafka]\n{kafka}", encoding="utf-8")
 
     @property
@@ -152,7 +152,7 @@ class DemoEnvironment:
         return process
 
     def actor(self, name: str, *arguments: str) -> Process:
-        """Start `python -P -m ARGUMENTS` for a scene, with the settings of the services; it ends with the
+        """Start `python -P -m ARGUMENTS` for a step, with the settings of the services; it ends with the
         demo at the latest.
         """
         process = procfile.program(name, *arguments, folder=self.folder, settings=self.service_config)

@@ -1,4 +1,4 @@
-"""Scenes of the demo: a worker joins two streams within an interval, is killed and goes on, and the join is folded
+"""Steps of the demo: a worker joins two streams within an interval, is killed and goes on, and the join is folded
 again from the logs and from the choices that were recorded.
 """
 
@@ -44,16 +44,16 @@ FLUSH_S = 15.0
 READ_RECORDS = 1_000
 
 
-class JoinScenes:
+class JoinSteps:
     """An application that joins, the records it joins, and what it tells."""
 
     def __init__(self, stage: DemoEnvironment, teller: Teller) -> None:
         self._stage, self._teller = stage, teller
         self._settings = stage.join_settings
-        self._told: list[AdOutcome] = []
+        self._results: list[AdOutcome] = []
 
     def play(self) -> JoinFindings:
-        """Play the scenes; what does not hold is a HoldfastError. The worker does not run afterwards."""
+        """Run the steps; what does not hold is a HoldfastError. The worker does not run afterwards."""
         admin = Admin(self._settings)
         admin.apply([new_topic(topic, PARTITIONS, BROKER_TIME) for topic in (*joined.topics, str(outcomes))])
         create_topics(self._settings, [joined], partitions=PARTITIONS, admin=admin)
@@ -65,7 +65,7 @@ class JoinScenes:
         worker.stop(grace_s=STOP_GRACE_S)
         return self._again(len(expected), away_s)
 
-    # -- scenes
+    # -- steps
 
     def _start(self, audience: Audience, reader: OutcomeReader) -> Process:
         with self._teller.step("Join impressions of advertisements with the clicks on them"):
@@ -83,8 +83,8 @@ class JoinScenes:
             self._teller.waiting("waiting until it goes on")
             worker.kill()
             while last := reader.take(0.2):  # what it had committed before
-                self._told += last
-            killed_s, before = system_clock.monotonic_s(), len(self._told)
+                self._results += last
+            killed_s, before = system_clock.monotonic_s(), len(self._results)
             worker.start()
             self._until("results after the kill", reader, worker, audience, before + 1)
             away_s = system_clock.monotonic_s() - killed_s
@@ -99,13 +99,13 @@ class JoinScenes:
         with self._teller.step("Stop the audience, and hold every result against what it did"):
             self._teller.waiting("waiting until the last impressions are told, by ticks")
 
-            def told() -> bool:
-                self._told += reader.take()
-                return len(self._told) >= len(expected)
+            def is_complete() -> bool:
+                self._results += reader.take()
+                return len(self._results) >= len(expected)
 
-            wait_until(f"{len(expected)} results", told, TOLD_DEADLINE_S)
-            self._told += reader.take(0.5)
-            wrong = flaws(expected, self._told)
+            wait_until(f"{len(expected)} results", is_complete, TOLD_DEADLINE_S)
+            self._results += reader.take(0.5)
+            wrong = flaws(expected, self._results)
             if wrong:
                 raise DemoError(f"{len(wrong)} results are wrong: {'; '.join(wrong[:5])}")
             alone = sum(after is None for after in expected.values())
@@ -119,8 +119,8 @@ class JoinScenes:
             self._teller.waiting("folding")
             verdict = verify(joined, self._settings)
             if not verdict.equal:
-                told = "; ".join(each.explain() for each in verdict.partitions if not each.equal)
-                raise DemoError(f"the table of {joined.name} is not what its logs give: {told}")
+                differences = "; ".join(each.explain() for each in verdict.partitions if not each.equal)
+                raise DemoError(f"the table of {joined.name} is not what its logs give: {differences}")
             digest = verdict.replayed_digest
             self._teller.say(
                 f"{verdict.records:,} records of two topics, in the order and with the ticks that the worker recorded, give its state: "
@@ -133,29 +133,29 @@ class JoinScenes:
     def _until(
         self, what: str, reader: OutcomeReader, worker: Process, audience: Audience, count: int
     ) -> None:
-        def told() -> bool:
-            self._told += reader.take()
-            return len(self._told) >= count
+        def is_complete() -> bool:
+            self._results += reader.take()
+            return len(self._results) >= count
 
         def check() -> None:
             worker.check()
             audience.check()
 
-        wait_until(what, told, TOLD_DEADLINE_S, check=check)
+        wait_until(what, is_complete, TOLD_DEADLINE_S, check=check)
 
 
-def flaws(expected: Mapping[int, int | None], told: list[AdOutcome]) -> list[str]:
-    """Return what is wrong with the results that were told of the *expected* ones, by number of the impression.
+def flaws(expected: Mapping[int, int | None], results: list[AdOutcome]) -> list[str]:
+    """Return what is wrong with *results*, of which the *expected* ones should be there, by number of the impression.
 
     >>> flaws({1: 40, 2: None, 3: None}, [AdOutcome(1, 40), AdOutcome(2, 7), AdOutcome(2, None)])
     ['impression 2 was told 2 times', 'impression 2: 7 ms, not None', 'impression 3 was not told']
     """
-    times = Counter(each.number for each in told)
+    times = Counter(each.number for each in results)
     return [
         *(f"impression {number} was told {count} times" for number, count in times.items() if count > 1),
         *(
             f"impression {each.number}: {each.after_ms} ms, not {expected.get(each.number)}"
-            for each in told
+            for each in results
             if each.number not in expected or expected[each.number] != each.after_ms
         ),
         *(f"impression {number} was not told" for number in expected if number not in times),

@@ -126,7 +126,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimFindings:
-    """What the scenes of the claiming services measured."""
+    """What the steps of the claiming services measured."""
 
     messages: int
     again: int
@@ -137,7 +137,7 @@ class ClaimFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxFindings:
-    """What the scenes of the outbox measured."""
+    """What the steps of the outbox measured."""
 
     orders: int
     rolled_back: int
@@ -147,7 +147,7 @@ class OutboxFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinFindings:
-    """What the scenes of the join measured."""
+    """What the steps of the join measured."""
 
     results: int
     away_s: float
@@ -188,9 +188,9 @@ def quantile(values: Sequence[float], share: float) -> float:
 def require_one_hash(ways: Sequence[Way]) -> None:
     """Raise DemoError unless every way led to the same state."""
     if len({way.digest for way in ways}) != 1:
-        told = ", ".join(f"{way.name} {way.digest[:HASH_SHOWN]}" for way in ways)
+        digests = ", ".join(f"{way.name} {way.digest[:HASH_SHOWN]}" for way in ways)
         raise DemoError(
-            f"the same log gave different states: {told}; with --keep, `holdfast verify claims` names the first row that differs"
+            f"the same log gave different states: {digests}; with --keep, `holdfast verify claims` names the first row that differs"
         )
 
 

@@ -1,4 +1,4 @@
-"""Scenes of the demo: writers put orders and their messages into SQLite, harvesters publish them, one is
+"""Steps of the demo: writers put orders and their messages into SQLite, harvesters publish them, one is
 killed, and an audit follows.
 """
 
@@ -33,7 +33,7 @@ BUSY_S = 30.0
 T = TypeVar("T")
 
 
-class OutboxScenes:
+class OutboxSteps:
     """A database with an outbox, services that write to it, and the harvesters that empty it."""
 
     def __init__(self, stage: DemoEnvironment, teller: Teller) -> None:
@@ -46,7 +46,7 @@ class OutboxScenes:
         self.session_s = 3 * self._settings.outbox_heartbeat_timeout_s
 
     def play(self) -> OutboxFindings:
-        """Play the scenes; what does not hold is a HoldfastError.
+        """Run the steps; what does not hold is a HoldfastError.
 
         Neither writer nor harvester runs afterwards.
         """
@@ -60,7 +60,7 @@ class OutboxScenes:
             orders=orders, rolled_back=rolled_back, takeover_s=takeover_s, session_s=self.session_s
         )
 
-    # -- scenes
+    # -- steps
 
     def _prepare(self) -> None:
         Admin(self._settings).apply([new_topic(TOPIC, PARTITIONS, {})])
@@ -132,12 +132,12 @@ class OutboxScenes:
             rolled_back = 0
             for writer in self._writers:
                 writer.stop(grace_s=STOP_GRACE_S)
-                told = re.search(r"(\d+) orders taken, (\d+) rolled back", writer.last_words())
-                if told is None:
+                counts = re.search(r"(\d+) orders taken, (\d+) rolled back", writer.last_words())
+                if counts is None:
                     raise DemoError(
                         f"{writer.name} did not end in order; the end of {writer.log} says: {writer.last_words()}"
                     )
-                rolled_back += int(told[2])
+                rolled_back += int(counts[2])
             self._writers.clear()
             self._until("the outbox to run empty", lambda: rows.count() == 0, EMPTY_DEADLINE_S)
             if set_aside := rows.status().quarantined:
@@ -155,8 +155,8 @@ class OutboxScenes:
             with PublishedReader(self._settings, TOPIC, PARTITIONS, committed=False) as reader:
                 unseen = len(reader.to_end()) - len(published)
             if found := [*outbox_proof.flaws(orders, published), *outbox_proof.gaps(published)]:
-                told = "; ".join(found[: outbox_proof.SHOWN])
-                raise DemoError(f"{len(found)} findings among {len(published)} messages of {TOPIC}: {told}")
+                shown = "; ".join(found[: outbox_proof.SHOWN])
+                raise DemoError(f"{len(found)} findings among {len(published)} messages of {TOPIC}: {shown}")
             self._teller.say(
                 f"{len(orders):,} orders, {len(published):,} messages: each order once, each customer's in order, not one that was rolled back, "
                 "and the harvesters' numbers without a gap from the first leader to the second."

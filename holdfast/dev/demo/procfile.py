@@ -66,7 +66,7 @@ class Process:
     detached: bool = False
     _child: subprocess.Popen[bytes] | None = None
     _birth: str | None = None
-    # A leashed process dies with the thread that forked it, so that thread stays. And what an interrupted
+    # A bound process dies with the thread that forked it, so that thread stays. And what an interrupted
     # `start` forks is known to `kill` all the same, since signals reach the main thread only.
     _forker: ThreadPoolExecutor = field(
         default_factory=partial(ThreadPoolExecutor, max_workers=1, thread_name_prefix="holdfast-procfile")
@@ -100,14 +100,12 @@ class Process:
         self._forker.submit(self._fork).result()
 
     def _fork(self) -> None:
-        leashed = (
-            [] if self.detached else [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())]
-        )
+        bound = [] if self.detached else [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())]
         with self.log.open("ab") as log:
             # A session of its own: Ctrl-C at the terminal reaches the owner alone, who ends everything in
             # order.
             self._child = subprocess.Popen(
-                [*leashed, "/bin/sh", "-c", self.command],
+                [*bound, "/bin/sh", "-c", self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -18,10 +18,10 @@ from holdfast.dev import processes
 from holdfast.dev.broker import jars
 from holdfast.dev.demo import fleet_process
 from holdfast.dev.demo.capture import PARTITIONS
-from holdfast.dev.demo.claim_steps import ClaimScenes
+from holdfast.dev.demo.claim_steps import ClaimSteps
 from holdfast.dev.demo.environment import SESSION_TIMEOUT_S, DemoEnvironment, Running
 from holdfast.dev.demo.fleet import LiveFleet
-from holdfast.dev.demo.join_steps import JoinScenes
+from holdfast.dev.demo.join_steps import JoinSteps
 from holdfast.dev.demo.narrator import (
     ClaimFindings,
     JoinFindings,
@@ -32,8 +32,8 @@ from holdfast.dev.demo.narrator import (
     console_for_people,
     summary,
 )
-from holdfast.dev.demo.outbox_steps import OutboxScenes
-from holdfast.dev.demo.worker_steps import DemoOptions, Scenes
+from holdfast.dev.demo.outbox_steps import OutboxSteps
+from holdfast.dev.demo.worker_steps import DemoOptions, WorkerSteps
 from holdfast.dev.signals import EndingSignals
 from holdfast.errors import DemoError, HoldfastError
 from holdfast.jars import spark_jars
@@ -70,25 +70,25 @@ def _play(
 ) -> tuple[Measurements, Pointers]:
     _introduce(teller, options, stage)
     _start_broker(teller, stage)
-    with Scenes(options, stage, teller, runner) as scenes:
-        scenes.topics()
-        scenes.workers()
-        scenes.recording()
-        with LiveFleet(stage.settings, scenes.fleet, partitions=PARTITIONS) as live:
-            scenes.arrival(live)
-            scenes.life(live)
-            scenes.questions()
-            scenes.comeback(scenes.kill(live))
-            table = scenes.books(live)
+    with WorkerSteps(options, stage, teller, runner) as steps:
+        steps.topics()
+        steps.workers()
+        steps.recording()
+        with LiveFleet(stage.settings, steps.fleet, partitions=PARTITIONS) as live:
+            steps.arrival(live)
+            steps.life(live)
+            steps.questions()
+            steps.comeback(steps.kill(live))
+            table = steps.books(live)
         # Imported where Spark is about to be used: what it brings along takes a second to load.
         from holdfast.dev.demo.proof import Proof
 
-        ways = Proof(stage, scenes.claims, teller, scenes.seen.ends).ways(table)
-    joined = JoinScenes(stage, teller).play()
-    claimed = ClaimScenes(stage, teller).play()
-    outbox = OutboxScenes(stage, teller).play()
-    pointers = _leave_running(stage, scenes) if options.keep else _end(teller, stage)
-    found = _findings(scenes, ways, joined, claimed, outbox, rows=len(table.rows), elapsed_s=teller.elapsed_s)
+        ways = Proof(stage, steps.claims, teller, steps.seen.ends).ways(table)
+    joined = JoinSteps(stage, teller).play()
+    claimed = ClaimSteps(stage, teller).play()
+    outbox = OutboxSteps(stage, teller).play()
+    pointers = _leave_running(stage, steps) if options.keep else _end(teller, stage)
+    found = _findings(steps, ways, joined, claimed, outbox, rows=len(table.rows), elapsed_s=teller.elapsed_s)
     return found, pointers
 
 
@@ -152,14 +152,14 @@ def _end(teller: Teller, stage: DemoEnvironment) -> Pointers:
     ]
 
 
-def _leave_running(stage: DemoEnvironment, scenes: Scenes) -> Pointers:
-    child = fleet_process.start(scenes.fleet, stage.folder, stage.config, partitions=PARTITIONS)
+def _leave_running(stage: DemoEnvironment, steps: WorkerSteps) -> Pointers:
+    child = fleet_process.start(steps.fleet, stage.folder, stage.config, partitions=PARTITIONS)
     birth = processes.birth_of(child.pid)
     if birth is None:
         raise DemoError(f"the fleet ended at once; see {stage.folder / 'fleet.log'}")
     stage.also(Running(name="fleet", pid=child.pid, birth=birth))
     stage.leave_running()
-    holdfast, (place, url) = f"{_program()} --config {_shown(stage.config)}", min(scenes.seen.owners.items())
+    holdfast, (place, url) = f"{_program()} --config {_shown(stage.config)}", min(steps.seen.owners.items())
     return [
         (
             "running",
@@ -189,7 +189,7 @@ def _shown(path: Path) -> str:
 
 
 def _findings(
-    scenes: Scenes,
+    steps: WorkerSteps,
     ways: Sequence[Way],
     joined: JoinFindings,
     claimed: ClaimFindings,
@@ -198,7 +198,7 @@ def _findings(
     rows: int,
     elapsed_s: float,
 ) -> Measurements:
-    seen, counts, plan = scenes.seen, scenes.fleet.counts, scenes.fleet.plan
+    seen, counts, plan = steps.seen, steps.fleet.counts, steps.fleet.plan
     return Measurements(
         records=sum(end + 1 for end in seen.ends.values()),
         rows=rows,

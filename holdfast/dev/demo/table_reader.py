@@ -39,7 +39,7 @@ LIMIT_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenHeartbeat:
-    """A heartbeat of the desk's own claim that is in the log, and when its acknowledgement came
+    """A heartbeat of the reader's own claim that is in the log, and when its acknowledgement came
     (monotonic).
     """
 
@@ -74,7 +74,7 @@ class TableReader:
         self._closing = threading.Event()
         self._poller = threading.Thread(target=self._poll, name="demo-desk", daemon=True)
         self.frames = 0
-        """Frames the desk has put into the log itself."""
+        """Frames the reader has put into the log itself."""
 
     async def __aenter__(self) -> Self:
         self._poller.start()
@@ -119,9 +119,9 @@ class TableReader:
             if not causes and len(owners) == self._partitions and set(owners.values()) == set(urls):
                 return owners
             if self._clock.monotonic_s() > until_s:
-                told = "; ".join(causes) or f"partitions are owned like this: {owners}"
+                found = "; ".join(causes) or f"partitions are owned like this: {owners}"
                 raise DemoError(
-                    f"the workers did not share the {self._partitions} partitions within {deadline_s:g} s: {told}"
+                    f"the workers did not share the {self._partitions} partitions within {deadline_s:g} s: {found}"
                 )
             await asyncio.sleep(POLL_S)
 
@@ -175,7 +175,7 @@ class TableReader:
     # -- writing and reading
 
     async def write(self, place: int) -> WrittenHeartbeat:
-        """Put a heartbeat of the desk's own claim in this partition into the log; return when it is
+        """Put a heartbeat of the reader's own claim in this partition into the log; return when it is
         acknowledged.
         """
         self._written[place] += 1

@@ -1,4 +1,4 @@
-"""The scenes of the demo on the broker and the workers, each told as it happens, every statement of it
+"""The steps of the demo on the broker and the workers, each told as it happens, every statement of it
 checked.
 """
 
@@ -49,7 +49,7 @@ class DemoOptions:
 
 @dataclass(slots=True, kw_only=True)
 class StepFigures:
-    """What the scenes measured."""
+    """What the steps measured."""
 
     live_records: int = 0
     live_s: float = 0.0
@@ -60,8 +60,8 @@ class StepFigures:
     changelog_at_kill: Mapping[int, int] = field(default_factory=dict)
 
 
-class Scenes:
-    """A fleet of clients, the workers that fold what it writes, and the desk that asks them."""
+class WorkerSteps:
+    """A fleet of clients, the workers that fold what it writes, and the reader that asks them."""
 
     def __init__(
         self, options: DemoOptions, stage: DemoEnvironment, teller: Teller, runner: asyncio.Runner
@@ -71,18 +71,18 @@ class Scenes:
         (self.claims,) = processors(self._settings)
         self._admin = Admin(self._settings)
         self.fleet = Fleet(FleetPlan(clients=options.clients, claims=options.claims))
-        self.desk = TableReader(self._settings, self.claims, partitions=PARTITIONS)
+        self.reader = TableReader(self._settings, self.claims, partitions=PARTITIONS)
         self.recorded = capture.records()
         self.seen = StepFigures()
 
     def __enter__(self) -> Self:
-        self._run(self.desk.__aenter__())
+        self._run(self.reader.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._run(self.desk.__aexit__(kind, error, traceback))
+        self._run(self.reader.__aexit__(kind, error, traceback))
 
     # -- setting up
 
@@ -161,7 +161,7 @@ class Scenes:
 
     def questions(self) -> None:
         with self._teller.step("Ask both workers"):
-            owners = self._run(self.desk.owners())
+            owners = self._run(self.reader.owners())
             redirects = self._run(self._ask_everyone(owners))
             self._teller.say(
                 f"Each was asked over HTTP for a row of every partition. The owner answered; the other one named the owner, {redirects} times."
@@ -175,7 +175,7 @@ class Scenes:
 
     def _show_one(self) -> None:
         entry = max(self.fleet.entries, key=lambda entry: entry.epoch)
-        answer = self._run(self.desk.tables.get(self.claims, entry.key))
+        answer = self._run(self.reader.tables.get(self.claims, entry.key))
         claim = answer.value
         if not isinstance(claim, Claim):
             raise DemoError(
@@ -189,7 +189,7 @@ class Scenes:
     def _read_your_writes(self) -> tuple[int, str]:
         """Write and read back; return how many times, and in words how long the answers took."""
         self._teller.waiting("writing and reading back")
-        delays = self._run(self.desk.rounds(self.options.rounds, ROUNDS_S))
+        delays = self._run(self.reader.rounds(self.options.rounds, ROUNDS_S))
         self.seen.visible_s += delays
         p50_ms, p99_ms = (1000 * quantile(delays, share) for share in (0.5, 0.99))
         return len(delays), f"{p50_ms:.0f} ms after the acknowledgement (p50; p99 {p99_ms:.0f} ms)"
@@ -200,11 +200,11 @@ class Scenes:
         """
         redirects = 0
         for place, owner in sorted(owners.items()):
-            written = await self.desk.write(place)
-            await self.desk.read_back(written, SCAN_TIMEOUT_S)
+            written = await self.reader.write(place)
+            await self.reader.read_back(written, SCAN_TIMEOUT_S)
             for worker in self.stage.workers:
                 if worker.running:
-                    answered_by = await self.desk.answered_by(worker.url, written)
+                    answered_by = await self.reader.answered_by(worker.url, written)
                     if answered_by != owner:
                         raise DemoError(
                             f"{worker.url} says that {answered_by} serves partition {place}; its owner is {owner}"
@@ -215,7 +215,7 @@ class Scenes:
     # -- trouble
 
     def kill(self, live: LiveFleet) -> Process:
-        owners = self._run(self.desk.owners())
+        owners = self._run(self.reader.owners())
         victim = max(self.stage.workers, key=lambda worker: len(_places(owners, worker)))
         lost = _places(owners, victim)
         (survivor,) = (worker for worker in self.stage.workers if worker is not victim)
@@ -238,7 +238,7 @@ class Scenes:
                 "frames came meanwhile. The survivor kept a standby of each partition and had only the end of its log to read."
             )
         with self._teller.step("Ask the survivor"):
-            owners = self._run(self.desk.owners())
+            owners = self._run(self.reader.owners())
             if set(owners.values()) != {survivor.url}:
                 raise DemoError(
                     f"{survivor.name} at {survivor.url} should own every partition, the workers topic says {owners}"
@@ -256,8 +256,8 @@ class Scenes:
         """
 
         async def served(place: int) -> float:
-            written = await self.desk.write(place)
-            await self.desk.read_back(written, TAKEOVER_DEADLINE_S)
+            written = await self.reader.write(place)
+            await self.reader.read_back(written, TAKEOVER_DEADLINE_S)
             return system_clock.monotonic_s() - killed_s
 
         async def count() -> None:
@@ -282,7 +282,7 @@ class Scenes:
             took_s = system_clock.monotonic_s() - began_s
             mine, self.seen.owners = _places(owners, worker), owners
             changelog = self._ends(self.claims.changelog(self._settings.app))
-            restored = self._run(self.desk.metric(worker.url, "holdfast_restored_records_total"))
+            restored = self._run(self.reader.metric(worker.url, "holdfast_restored_records_total"))
             read, kept = (
                 sum(restored[place] for place in mine),
                 sum(self.seen.changelog_at_kill[place] + 1 for place in mine),
@@ -309,12 +309,12 @@ class Scenes:
             live.stop()
             ends = self.seen.ends = self._ends(self._settings.coordination_topic)
             records = sum(end + 1 for end in ends.values())
-            written = len(self.recorded) + live.written + self.desk.frames
+            written = len(self.recorded) + live.written + self.reader.frames
             if records != written:
                 raise DemoError(f"{written} frames were written, but the log holds {records}")
             if quarantined := sum(end + 1 for end in self._ends(self._settings.quarantine_topic).values()):
                 raise DemoError(f"{quarantined} frames were refused; see {self._settings.quarantine_topic}")
-            table = self._run(self.desk.table(ends, SCAN_TIMEOUT_S))
+            table = self._run(self.reader.table(ends, SCAN_TIMEOUT_S))
             compare(table.rows, self.fleet.entries)
             self._teller.say(
                 f"{records:,} frames gave {len(table.rows):,} rows. For all {plan.claims:,} claims of the fleet owner, instance, epoch and offset "
@@ -334,7 +334,7 @@ class Scenes:
 
     def _shared(self, among: Sequence[Process]) -> dict[int, str]:
         return self._run(
-            self.desk.shared_among(
+            self.reader.shared_among(
                 [worker.url for worker in among], READY_DEADLINE_S, self.stage.check_workers
             )
         )

@@ -19,7 +19,7 @@ from holdfast.clients.producers.sequenced import Sent, SequencedProducer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
-from holdfast.core.producers.ledger import Book, Judgement, book_key, decode_told, producer_of_key
+from holdfast.core.producers.ledger import Book, Judgement, book_key, decode_verdict, producer_of_key
 from holdfast.core.producers.registry import Registration, name_key
 from holdfast.core.producers.stamps import Stamp, read_stamp, stamp_headers
 from holdfast.dev.fixtures import SessionBroker
@@ -171,7 +171,7 @@ def test_books_and_clean_topics_are_exact_through_sigkill(fleet: Bookkeeping, br
     # what came late from before the books began cannot be told from a duplicate; nothing here does
     assert kept == wanted, f"lost: {sorted(wanted - kept)[:3]}, invented: {sorted(kept - wanted)[:3]}"
     told = [
-        decode_told(message.value() or b"")
+        decode_verdict(message.value() or b"")
         for messages in read_topic(broker, f"{fleet.raw}.verdicts").values()
         for message in messages
     ]

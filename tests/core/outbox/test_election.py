@@ -64,7 +64,7 @@ class Process:
 
     def hear(self, now_s: float) -> None:
         while self.read < len(self.log.values):
-            self.events += self.role.heard(self.log.values[self.read], self.read, now_s)
+            self.events += self.role.received(self.log.values[self.read], self.read, now_s)
             self.read += 1
 
     def pulse(self, now_s: float) -> None:
@@ -162,7 +162,7 @@ def test_what_others_write_never_proves_that_a_leader_lives(stranger: bytes | No
     """E1: a partitioned leader that can still read must fence itself, whatever it reads."""
     process = leader(Log())
     for step in range(60):
-        process.events += process.role.heard(stranger, 1 + step, step / 10)
+        process.events += process.role.received(stranger, 1 + step, step / 10)
     process.send(5.0)
     assert process.kinds() == ["Acquired", "Fenced"]
 
@@ -173,8 +173,8 @@ def test_old_records_of_ones_own_prove_nothing_to_a_new_assignment() -> None:
     process = leader(log)
     process.events += process.role.revoked(1.0)
     process.role.assigned(len(log.values), 1.0)
-    process.role.heard(log.values[0], 0, 1.0)
-    process.role.heard(log.values[0], 7, 1.0)
+    process.role.received(log.values[0], 0, 1.0)
+    process.role.received(log.values[0], 7, 1.0)
     assert not process.leads(1.0)
 
 

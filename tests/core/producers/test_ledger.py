@@ -26,7 +26,7 @@ from holdfast.core.producers.ledger import (
     Totals,
     Whole,
     book_key,
-    decode_told,
+    decode_verdict,
     judge,
     totals_of,
 )
@@ -366,7 +366,7 @@ def test_a_clean_topic_gets_each_number_once_as_it_was_and_verdicts_tell_the_res
     assert [emit.headers for emit in clean] == [
         headers for value, headers in MIXED if value in {emit.value for emit in clean}
     ][:2] + [MIXED[at][1] for at in (3, 4, 5, 7, 8, 10)]
-    told = [decode_told(emit.value or b"") for emit in emits if emit.topic == VERDICTS]
+    told = [decode_verdict(emit.value or b"") for emit in emits if emit.topic == VERDICTS]
     assert [(each.offset, each.verdict, each.kept) for each in told] == [
         (2, J.DUPLICATE, False),
         (3, J.GAP, True),
@@ -417,7 +417,7 @@ def test_whatever_comes_a_number_is_in_the_clean_topic_at_most_once_however_the_
     kept = [read_stamp(emit.headers) for emit in emits if emit.topic == CLEAN]
     numbers = [(stamp.producer, stamp.sequence) for stamp in kept if stamp is not None]
     assert len(numbers) == len(set(numbers))
-    told = [decode_told(emit.value or b"") for emit in emits if emit.topic == VERDICTS]
+    told = [decode_verdict(emit.value or b"") for emit in emits if emit.topic == VERDICTS]
     assert len(kept) + sum(not each.kept for each in told) == len(log), "each record is kept or told"
     assert all(each.kept is (each.verdict in KEPT) for each in told)
 

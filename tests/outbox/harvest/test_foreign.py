@@ -106,7 +106,7 @@ def test_a_reaper_that_marks_what_was_just_taken_is_noticed_when_it_is_deleted(
     rig: Rig, postgres: Postgres
 ) -> None:
     with Alone(rig.settings(batch_rows=10)) as leader:
-        rows, taken = leader.desk.rows, list[int]()
+        rows, taken = leader.shard_rows.rows, list[int]()
         delete = rows.marks
 
         def marked(ids: Collection[int] | None = None) -> list[tuple[int, str]]:

@@ -58,7 +58,7 @@ def command(rig: Rig, *arguments: str) -> list[str]:
 def test_the_command_harvests_is_told_is_measured_and_stops(rig: Rig) -> None:
     port = free_ports(1)[0]
     more = ["--database", rig.outbox.url, "--table", rig.outbox.table, "--metrics-port", str(port)]
-    leashed = [
+    bound = [
         sys.executable,
         "-I",
         "-S",
@@ -67,9 +67,7 @@ def test_the_command_harvests_is_told_is_measured_and_stops(rig: Rig) -> None:
         *command(rig, "harvest", *more),
     ]
     rig.fill(50)
-    process = subprocess.Popen(
-        leashed, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(bound, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         rig.wait_empty()
         paused = subprocess.run(

@@ -155,7 +155,7 @@ def test_an_empty_table_that_stays_empty_is_only_looked_at(rig: Rig) -> None:
             return mark(*args, **kwargs)
 
         marks.mark = marking
-        wait_for("a quiet leader", lambda: leader.desk.quiet, DEADLINE_S)
+        wait_for("a quiet leader", lambda: leader.shard_rows.quiet, DEADLINE_S)
         before, looks = len(marked), leader.stats.queries
         wait_for("looks at the table", lambda: leader.stats.queries >= looks + 20, DEADLINE_S)
         assert len(marked) <= before + 1, "one may have been on its way"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -138,7 +139,9 @@ class Bench:
         self.limits, self.database, self.stats = Limits(), Database(), ShardStats(0)
         signals = SimpleNamespace(stopping=lambda: False)
         given = HarvestSettings(database="", kafka=Settings(), attempts=3, **settings)
-        term = SimpleNamespace(settings=given, desk=self.database, signals=signals, stats=self.stats, shard=0)
+        term = SimpleNamespace(
+            settings=given, shard_rows=self.database, signals=signals, stats=self.stats, shard=0
+        )
         self.refusals = Refusals(term, self.limits, ManualClock())  # type: ignore[arg-type]
         self.destinations = destinations(t=3)
 
@@ -232,19 +235,22 @@ def test_of_rows_that_were_not_delivered_those_before_the_first_refused_one_go_f
 
 
 class Refusing(Producer):
-    """A producer whose broker refuses records when the test says so."""
+    """A producer whose broker refuses records when the test says so, and does not know topics that are *gone*."""
 
-    refuses: ClassVar[Any] = staticmethod(lambda topic, value: None)
-    gone: ClassVar[set[str]] = set()
-    """Topics that exist no more."""
-    on_refusal: ClassVar[Any] = staticmethod(lambda: None)
-
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        *,
+        refuses: Callable[[str, bytes | None], KafkaError | None],
+        gone: Collection[str] = (),
+        on_refusal: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._refuses, self._gone, self._on_refusal = refuses, gone, on_refusal
         self._delivered, self._refused = config["on_delivery"], list[Any]()
         super().__init__(config)
 
     def list_topics(self, topic: str, timeout: float) -> Any:  # type: ignore[override]
-        if topic not in self.gone:
+        if topic not in self._gone:
             return super().list_topics(topic, timeout=timeout)
         found = SimpleNamespace(partitions={}, error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
         return SimpleNamespace(topics={topic: found})
@@ -252,7 +258,7 @@ class Refusing(Producer):
     def produce(  # type: ignore[override]
         self, topic: str, value: Any = None, key: Any = None, partition: int = -1, **more: Any
     ) -> None:
-        if (why := self.refuses(topic, value)) is None:
+        if (why := self._refuses(topic, value)) is None:
             super().produce(topic, value, key, partition, **more)
             return
         found = {"topic": topic, "partition": partition, "key": key, "value": value}
@@ -264,22 +270,12 @@ class Refusing(Producer):
         for why, message in refused:
             self._delivered(why, SimpleNamespace(**message))
         if refused:
-            self.on_refusal()
+            self._on_refusal()
         return left
 
 
-@pytest.fixture
-def refusing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    def given(**how: Any) -> dict[str, Any]:
-        for name, it in how.items():
-            monkeypatch.setattr(Refusing, name, staticmethod(it) if callable(it) else it)
-        return {"make_producer": Refusing}
-
-    return given
-
-
 def test_a_topic_that_goes_while_a_batch_is_under_way_holds_its_rows_of_every_part(
-    rig: Rig, fresh_topic: FreshTopic, refusing: Callable[..., dict[str, Any]]
+    rig: Rig, fresh_topic: FreshTopic
 ) -> None:
     """The row that cannot go divides the batch: rows of the topic lie before and behind it."""
     other, gone = fresh_topic("other", partitions=PARTITIONS), set[str]()
@@ -298,7 +294,8 @@ def test_a_topic_that_goes_while_a_batch_is_under_way_holds_its_rows_of_every_pa
         gone.add(other)
         return KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
 
-    with Alone(rig.settings(attempts=1), refusing(refuses=refuses, gone=gone)) as leader:
+    clients = {"make_producer": partial(Refusing, refuses=refuses, gone=gone)}
+    with Alone(rig.settings(attempts=1), clients) as leader:
         rig.wait_empty()
     assert [record.number for record in rig.read()] == [3]
     assert not rig.read(topic=other)
@@ -312,7 +309,7 @@ def test_a_topic_that_goes_while_a_batch_is_under_way_holds_its_rows_of_every_pa
 
 
 def test_a_leader_that_stops_at_a_refusal_publishes_nothing_behind_the_rows_it_leaves(
-    rig: Rig, refusing: Callable[..., dict[str, Any]]
+    rig: Rig,
 ) -> None:
     """Two rows of the first part are refused, so nobody is to blame yet; one of the second part has the key of
     one that was not.
@@ -332,9 +329,11 @@ def test_a_leader_that_stops_at_a_refusal_publishes_nothing_behind_the_rows_it_l
         is_bad = value is not None and (b'"number": 1,' in value or b'"number": 2,' in value)
         return KafkaError(KafkaError.INVALID_RECORD) if is_bad else None
 
-    leader: Alone = Alone(
-        rig.settings(attempts=1), refusing(refuses=refuses, on_refusal=lambda: leader.signals.stop())
-    )
+    def stop() -> None:
+        leader.signals.stop()
+
+    clients = {"make_producer": partial(Refusing, refuses=refuses, on_refusal=stop)}
+    leader: Alone = Alone(rig.settings(attempts=1), clients)
     with leader:
         leader._thread.join(10)
     assert (leader.published, rig.read(), rig.left()) == (0, [], 5)
