@@ -1,4 +1,4 @@
-"""`holdfast acls`: the least that each role must be allowed on a cluster with ACLs."""
+"""`holdfast acls`: the least rights that each role needs on a cluster with ACLs."""
 
 from __future__ import annotations
 

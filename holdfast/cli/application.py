@@ -1,4 +1,4 @@
-"""Loads the application a command is about: the module named with `-A`, as for `faust -A`, or holdfast's own."""
+"""Loads the application of a command: the module named with `-A`, as for `faust -A`, or holdfast's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Being asked to end by a signal, for loops that then finish what they are at."""
+"""Requests to end, by signal, for loops that then finish their current work."""
 
 from __future__ import annotations
 

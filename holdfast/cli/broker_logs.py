@@ -1,4 +1,6 @@
-"""`holdfast producers transactions` and `holdfast groups committed`: what the broker's own logs say of every application."""
+"""`holdfast producers transactions` and `holdfast groups committed`: the broker's own logs, folded for every
+application.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast claims`: who holds which partition, asked of the workers' tables."""
+"""`holdfast claims`: the owner of each partition, read from the workers' tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast config`: the effective settings, secrets masked, and where each comes from."""
+"""`holdfast config`: the effective settings, secrets masked, and the source of each."""
 
 from __future__ import annotations
 

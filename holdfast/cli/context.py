@@ -1,4 +1,4 @@
-"""What the options before the command amount to; every command gets its settings and its output form from here."""
+"""The options before the command. Every command gets its settings and its output format from here."""
 
 from __future__ import annotations
 

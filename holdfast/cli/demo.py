@@ -1,4 +1,4 @@
-"""`holdfast demo`: the whole of it on real parts, on this machine, in about two minutes."""
+"""`holdfast demo`: the full demo on real components, on this machine, in about two minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast dev`: a real Kafka on this machine, and nothing to install but a JDK."""
+"""`holdfast dev`: a real Kafka on this machine; only a JDK must be installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `holdfast explain` shows of a batch, of a record, and of how a transaction ended."""
+"""The cells of `holdfast explain`: for a batch, for a record, and for the end of a transaction."""
 
 from __future__ import annotations
 

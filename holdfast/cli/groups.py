@@ -1,4 +1,4 @@
-"""`holdfast groups`: look at groups, pause and resume them, set their offsets. Claim groups and the broker's own alike."""
+"""`holdfast groups`: describe claim groups and consumer groups, pause and resume them, set their offsets."""
 
 from __future__ import annotations
 

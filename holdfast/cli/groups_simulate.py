@@ -1,4 +1,6 @@
-"""`holdfast groups simulate`: what an assignor does with a membership, and what a change of it would move. Asks no broker."""
+"""`holdfast groups simulate`: the assignment of an assignor for a membership, and the moves after a change of
+it. Asks no broker.
+"""
 
 from __future__ import annotations
 

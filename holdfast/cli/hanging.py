@@ -1,4 +1,6 @@
-"""`holdfast producers hanging`: transactions whose ends the brokers have lost, and ending them as was decided."""
+"""`holdfast producers hanging`: lists transactions whose ends the brokers have lost, and writes their
+recorded outcome.
+"""
 
 from __future__ import annotations
 

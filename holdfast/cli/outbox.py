@@ -1,4 +1,4 @@
-"""`holdfast outbox`: its tables, what waits in them, and what was set aside."""
+"""`holdfast outbox`: its tables, its waiting rows, and its quarantine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast outbox harvest`, and what harvesters can be told: pause, resume, flush, harvesters."""
+"""`holdfast outbox harvest`, and the commands for harvesters: pause, resume, flush, harvesters."""
 
 from __future__ import annotations
 

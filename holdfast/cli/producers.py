@@ -1,4 +1,4 @@
-"""`holdfast producers`: who may send under which name, and what came of each producer, asked of the workers' tables."""
+"""`holdfast producers`: the registered producers and their ledgers, read from the workers' tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`holdfast quarantine`: what was set aside and why, and how to try it again; what cannot be read and is skipped."""
+"""`holdfast quarantine`: lists refused records with their reasons, and retries them; skips unreadable
+batches.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast quarantine skip | skips`: what of a source cannot be read and is left out."""
+"""`holdfast quarantine skip | skips`: unreadable offsets of a source, which the application leaves out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast replay`: a processor's fold over its source's history, on this process or on Spark."""
+"""`holdfast replay`: a processor's fold over its source's history, in this process or on Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`holdfast tables`: an application's tables, asked of its workers; and what else than a worker wrote into a changelog, with the ways on from there."""
+"""`holdfast tables`: reads an application's tables from its workers, and repairs changelogs to which another
+program wrote.
+"""
 
 from __future__ import annotations
 

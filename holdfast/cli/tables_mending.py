@@ -1,4 +1,6 @@
-"""Looking at a table's changelog for what no worker wrote, and writing what makes it good, or empty, again."""
+"""Finds the records of a table's changelog that no worker wrote, and writes the records that repair or empty
+the table.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast tables list | get | scan | watch`: an application's own tables, asked of its workers."""
+"""`holdfast tables list | get | scan | watch`: an application's own tables, read from its workers."""
 
 from __future__ import annotations
 

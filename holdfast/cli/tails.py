@@ -1,4 +1,6 @@
-"""A lag of markers is none: whether what lies between a group's offset and its log's end holds records is looked up in the log itself."""
+"""A lag that consists of markers counts as none: the log itself shows whether records lie between a group's
+offset and the end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast topology`: which processor folds which topic, what it keeps and what it emits to."""
+"""`holdfast topology`: the processors with their sources, tables and emits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`holdfast verify`: a live table against a replay of its source, equal by hash or the first key that differs."""
+"""`holdfast verify`: compares a live table with a replay of its source, by hash; names the first key that
+differs.
+"""
 
 from __future__ import annotations
 
