@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.class_archive import ClassArchive
 from holdfast.errors import SparkError
 from holdfast.jars import cache_folder, find_java, spark_jars
-from holdfast.pipeline.spark_errors import session_failed, with_log
+from holdfast.pipeline.spark_errors import in_log, session_failed, with_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -160,7 +160,7 @@ def _launch(options: SparkOptions, archive: ClassArchive | None, scratch: Path) 
         try:
             gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
         except Exception as error:
-            raise SparkError(f"Spark's JVM did not start: {error}; its log is {log_path}") from error
+            raise SparkError(f"Spark's JVM did not start: {error}{in_log(log_path)}") from error
     try:
         SparkContext._ensure_initialized(gateway=gateway)
         return SparkSession.builder.config(conf=conf).getOrCreate(), gateway

@@ -17,6 +17,7 @@ _GIVEN_UP = (
     "SparkContext was shut down",
     "Master removed our application",
 )
+_ERRORS = (" ERROR ", " FATAL ", "Exception in thread ")
 GONE = "Py4JNetworkError"
 _RACES = (
     "ConcurrentTransactionException",
@@ -109,7 +110,7 @@ def session_failed(error: Exception, log: Path) -> SparkError:
     """Return the error to raise when no session came to be. The JVM must still run: it is asked what happened."""
     what = "no Spark session"
     told = failed(error, what) if is_of_spark(error) else SparkError(f"{what}: {str(error)[:500]}")
-    return SparkError(f"{told}{_in_log(log)}")
+    return SparkError(f"{told}{in_log(log)}")
 
 
 def with_log(error: Exception, log: Path) -> Exception:
@@ -118,24 +119,25 @@ def with_log(error: Exception, log: Path) -> Exception:
     What comes straight from Spark becomes a typed error. The JVM must still run: it is asked what happened.
     """
     told = failed(error, "Spark") if is_of_spark(error) else error
-    return SparkError(f"{told}{_in_log(log)}") if type(told) is SparkError else told
+    return SparkError(f"{told}{in_log(log)}") if type(told) is SparkError else told
 
 
-def _in_log(log: Path) -> str:
+def in_log(log: Path) -> str:
+    """Return the end of an error's text: the last error in Spark's log, and where the log is."""
     last = last_error(log)
     said = f'; the last error that Spark logged is "{last}"' if last else ""
     return f"{said}; Spark's log is {log}"
 
 
 def last_error(log: Path) -> str:
-    """Return the last line of level ERROR or FATAL near the end of a log of Spark; "" for none."""
+    """Return the last line near the end of a log of Spark that tells an error, or what ended the JVM; "" for none."""
     try:
         with log.open("rb") as opened:
             opened.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
             lines = opened.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    return next((line[:300] for line in reversed(lines) if " ERROR " in line or " FATAL " in line), "")
+    return next((line[:300] for line in reversed(lines) if any(each in line for each in _ERRORS)), "")
 
 
 def _telling(message: str) -> str:

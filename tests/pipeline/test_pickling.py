@@ -191,6 +191,10 @@ def test_what_cannot_be_sent_is_named(make: Callable[[], Processor[Any, Any]], t
     assert "or use --engine local" in str(error.value).lower()
 
 
+def sending(held: socket.socket) -> Fold:
+    return lambda *given: held.send(b"x")
+
+
 def test_a_socket_in_a_lambda_is_told_before_a_jvm_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,8 +205,6 @@ def test_a_socket_in_a_lambda_is_told_before_a_jvm_starts(
     write_bronze(tmp_path, "t", {0: [Record(0, 5, None, b"add a 1")]})
     options = ReplayOptions(engine="spark", source="bronze", lake=str(tmp_path))
     with socket.socket() as held:
-        processor = replace(
-            accounts("t"), fold=lambda rows, event, at_ms: iter(()) if held.send(b"x") else None
-        )
+        processor = replace(accounts("t"), fold=sending(held))
         with pytest.raises(SparkError, match=r"accounts: fold holds 'held', a socket.socket, which cannot"):
             replay(processor, Settings(), options)

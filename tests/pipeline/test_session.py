@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError, LakeError, SparkError
 from holdfast.jars import spark_jars
 from holdfast.pipeline.java_client import java_properties
 from holdfast.pipeline.session import SparkOptions, archive_of, cores_of, settings
-from holdfast.pipeline.spark_errors import failed, session_failed, with_log
+from holdfast.pipeline.spark_errors import failed, in_log, session_failed, with_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -253,7 +253,7 @@ def test_a_context_that_spark_has_stopped_is_told_with_its_cure() -> None:
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "spark-1.log"
     path.write_text(
-        "1 WARN Utils: odd\n2 ERROR Backend: removed: Master removed our application: FAILED\n\tat x.y\n3 WARN more\n"
+        "0 ERROR Utils: lost a block\n1 WARN Utils: odd\n2 ERROR Backend: removed: Master removed our application: FAILED\n\tat x.y\n3 WARN more\n"
     )
     return path
 
@@ -275,3 +275,13 @@ def test_errors_of_spark_alone_tell_where_its_log_is(log: Path, tmp_path: Path) 
     assert with_log(bug, log) is bug
     missing = tmp_path / "missing.log"
     assert str(with_log(spark, missing)) == f"no memory; Spark's log is {missing}"
+
+
+def test_what_ended_a_jvm_before_it_could_log_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "spark-1.log"
+    log.write_text(
+        'Exception in thread "main" org.apache.spark.SparkException: Could not parse Master URL: x\n\tat y.z\n'
+    )
+    assert "Could not parse Master URL: x" in in_log(log)
+    log.write_text("")
+    assert in_log(log) == f"; Spark's log is {log}"
