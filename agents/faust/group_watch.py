@@ -1,4 +1,4 @@
-"""What the group answers to aiokafka's coordinator, told to the manager: whether the worker is still an
+"""Passes the group's answers to aiokafka's coordinator on to the manager: whether the worker is still an
 owner, and when it has to end.
 
 Wraps private names of aiokafka 0.14.0, which tests/agents/faust/test_contract.py holds us to.
@@ -27,7 +27,7 @@ _REFUSING = frozenset({ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID
 
 
 def watch_group(coordinator: Any, manager: PartitionManager) -> None:
-    """Have *manager* told what the group answers to *coordinator*, and of its end.
+    """Pass what the group answers to *coordinator* on to *manager*, and its end.
 
     Called in the coordinator's thread, before it joins.
     """
@@ -93,7 +93,7 @@ def _note(membership: Membership, request: Any, answer: Any, sent_s: float, term
             {"request": type(request).__name__},
         )
     elif isinstance(request, HeartbeatRequest) and codes <= {NO_ERROR, REBALANCE_IN_PROGRESS}:
-        membership.heard(sent_s, rebalancing=REBALANCE_IN_PROGRESS in codes)
+        membership.granted(sent_s, rebalancing=REBALANCE_IN_PROGRESS in codes)
     elif isinstance(request, JoinGroupRequest) and codes == {NO_ERROR}:
         membership.joined()
     elif isinstance(request, SyncGroupRequest) and codes == {NO_ERROR}:

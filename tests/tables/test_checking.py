@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import rocksdict as R
 
-from holdfast.core.engine.codec import Marker, row_key, wake_key
-from holdfast.tables.checking import _LATER, CheckStopped, _compare
+from holdfast.core.engine.codec import APPLIED, Marker, row_key, wake_key
+from holdfast.tables.checking import _LATER, RECORDS_PER_S, CheckStopped, _compare, _Piece
 from holdfast.tables.rocks import Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
 
@@ -87,3 +87,34 @@ def test_a_walk_that_is_told_to_stop_says_nothing_of_the_store(tmp_path: Path) -
         _compare(store.pin(), scratch, stop)
     scratch.close()
     store.close()
+
+
+class Message:
+    """A changelog record."""
+
+    def __init__(self, key: bytes | None, value: bytes | None, offset: int) -> None:
+        self.key, self.value, self.offset = (lambda: key), (lambda: value), (lambda: offset)
+
+    def error(self) -> None:
+        return None
+
+
+def test_what_lies_before_the_state_is_applied_and_what_lies_behind_it_is_only_noted(tmp_path: Path) -> None:
+    scratch = R.Rdict(str(tmp_path / "scratch"), BUDGET.options())
+    try:
+        scratch[KEYS[1]] = b"deleted since"
+        piece = _Piece(upto=10)
+        for record in (
+            Message(KEYS[0], b"one", 7),
+            Message(KEYS[1], None, 8),
+            Message(APPLIED, b"marker", 9),
+            Message(KEYS[2], b"later", 10),
+        ):
+            piece.take(record, "changelog")  # type: ignore[arg-type]
+        scratch.write(piece.batch)
+        assert (piece.records, piece.reached) == (4, 10)
+        assert sorted(scratch.keys()) == sorted([KEYS[0], _LATER + KEYS[2]])
+        assert scratch[KEYS[0]] == b"one"
+        assert piece.least_s >= 4 / RECORDS_PER_S
+    finally:
+        scratch.close()

@@ -127,8 +127,8 @@ class Worker:
         return steps
 
     async def adopt(self, generation: int, active: Iterable[int] = (), standby: Iterable[int] = ()) -> None:
-        named = [frozenset(("counts", number) for number in numbers) for numbers in (active, standby)]
-        await self.adoption.adopt(AssignmentPlan(self.gate.epoch, generation, *named, term=generation))
+        owned, copied = (frozenset(("counts", number) for number in numbers) for numbers in (active, standby))
+        await self.adoption.adopt(AssignmentPlan(self.gate.epoch, generation, owned, copied, term=generation))
 
     def revoke(self) -> None:
         self.gate.revoked()
