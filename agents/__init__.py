@@ -1,1 +1,1 @@
-"""Faust workers: the app, the batched transport, one module per agent, the web endpoints."""
+"""Workers: the Faust application, the partitions that it owns, the built-in services, the web port."""

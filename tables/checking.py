@@ -1,4 +1,4 @@
-"""Whether a store holds what its changelog says: found out beside folding, slowly, in bounded memory, and
+"""Whether a store holds what its changelog says: checked beside folding, slowly, in bounded memory, and
 without a replay.
 
 The changelog is read once more into a scratch store beside the real one, as a restore would; then both are
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import rocksdict as R
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException, Message, TopicPartition
 
 from holdfast.clock import system_clock
 from holdfast.core.engine.codec import APPLIED, META, ROW_KINDS, place_of_row
@@ -38,7 +38,7 @@ _UNKNOWN, _LAST = -1, 1 << 62
 
 
 class CheckStopped(Exception):
-    """The check was told to stop, or the store went away: nothing is known."""
+    """The check was stopped, or the store went away: nothing is known."""
 
 
 def check(
@@ -53,7 +53,7 @@ def check(
     """Return why the store behind *state* is rotten, naming the first key that differs, or None when it holds
     what its changelog says.
 
-    Blocks; closes *state*. Raises Stopped, StoreError when the store was closed, BrokerError when the
+    Blocks; closes *state*. Raises CheckStopped, StoreError when the store was closed, BrokerError when the
     changelog cannot be read.
     """
     path = scratch_of(part.store_path)
@@ -82,65 +82,72 @@ def _read(
     """Bring *scratch* to what the changelog holds before *upto*, and note the keys that changed from there
     on.
     """
+    where = f"changelog {part.changelog} partition {part.partition}"
     consumer = changelog_consumer(client, f"{name}-check", wait_ms=200)
     try:
-        place = TopicPartition(part.changelog, part.partition)
-        low, _ = consumer.get_watermark_offsets(place, timeout=_WATERMARKS_TIMEOUT_S)
+        log = TopicPartition(part.changelog, part.partition)
+        low, _ = consumer.get_watermark_offsets(log, timeout=_WATERMARKS_TIMEOUT_S)
         consumer.assign([TopicPartition(part.changelog, part.partition, low)])
         progress_s, end = system_clock.monotonic_s(), _UNKNOWN
         while True:
             if stop.is_set():
                 raise CheckStopped
-            began_s, batch, records, size, reached = (
-                system_clock.monotonic_s(),
-                R.WriteBatch(raw_mode=True),
-                0,
-                0,
-                -1,
-            )
+            began_s = system_clock.monotonic_s()
+            piece = _Piece(upto)
             for message in drain(consumer, READ_RECORDS, 0.5):
-                error, offset = message.error(), message.offset() or 0
-                if error is None:
-                    key, value = message.key(), message.value()
-                    records, size, reached = records + 1, size + len(key or b"") + len(value or b""), offset
-                    if key is None or key == APPLIED:
-                        continue
-                    if offset >= upto:
-                        batch.put(_LATER + key, b"")
-                    elif value is None:
-                        batch.delete(key)
-                    else:
-                        batch.put(key, value)
-                elif is_end(error):
-                    reached = max(reached, _LAST)
-                elif ends_reading(error):
-                    raise BrokerError(f"changelog {part.changelog} partition {part.partition}: {error.str()}")
-            scratch.write(batch, UNLOGGED)
-            if end == _UNKNOWN and reached >= upto - 1:
+                piece.take(message, where)
+            scratch.write(piece.batch, UNLOGGED)
+            if end == _UNKNOWN and piece.reached >= upto - 1:
                 # Asked only now: a row whose older value was compacted away while it was looked for was
                 # written again before this end.
-                _, end = consumer.get_watermark_offsets(place, timeout=_WATERMARKS_TIMEOUT_S)
-            if reached == _LAST or (end != _UNKNOWN and reached >= end - 1):
+                _, end = consumer.get_watermark_offsets(log, timeout=_WATERMARKS_TIMEOUT_S)
+            if piece.reached == _LAST or (end != _UNKNOWN and piece.reached >= end - 1):
                 return
-            if records:
-                progress_s = system_clock.monotonic_s()
-                stop.wait(
-                    max(
-                        0.0,
-                        max(records / RECORDS_PER_S, size / BYTES_PER_S)
-                        - (system_clock.monotonic_s() - began_s),
-                    )
-                )
-            elif system_clock.monotonic_s() - progress_s > stall_timeout_s:
-                raise BrokerError(
-                    f"changelog {part.changelog} partition {part.partition}: nothing read for {stall_timeout_s:.0f} s"
-                )
+            now_s = system_clock.monotonic_s()
+            if piece.records:
+                progress_s = now_s
+                stop.wait(max(0.0, piece.least_s - (now_s - began_s)))
+            elif now_s - progress_s > stall_timeout_s:
+                raise BrokerError(f"{where}: nothing read for {stall_timeout_s:.0f} s")
     except KafkaException as error:
-        raise BrokerError(
-            f"changelog {part.changelog} partition {part.partition}: {error.args[0].str()}"
-        ) from error
+        raise BrokerError(f"{where}: {error.args[0].str()}") from error
     finally:
         consumer.close()
+
+
+class _Piece:
+    """What one fetch brings for the scratch store, where *upto* is the first offset that the state has not."""
+
+    def __init__(self, upto: int) -> None:
+        self._upto, self._bytes = upto, 0
+        self.batch = R.WriteBatch(raw_mode=True)
+        self.records = 0
+        self.reached = -1
+        """The last offset read; _LAST at the end of the log, which control records may close."""
+
+    @property
+    def least_s(self) -> float:
+        """Return how long so much may take at the least, for the rate to be kept."""
+        return max(self.records / RECORDS_PER_S, self._bytes / BYTES_PER_S)
+
+    def take(self, message: Message, where: str) -> None:
+        error, offset = message.error(), message.offset() or 0
+        if error is None:
+            key, value = message.key(), message.value()
+            self.records, self.reached = self.records + 1, offset
+            self._bytes += len(key or b"") + len(value or b"")
+            if key is None or key == APPLIED:
+                return
+            if offset >= self._upto:
+                self.batch.put(_LATER + key, b"")
+            elif value is None:
+                self.batch.delete(key)
+            else:
+                self.batch.put(key, value)
+        elif is_end(error):
+            self.reached = max(self.reached, _LAST)
+        elif ends_reading(error):
+            raise BrokerError(f"{where}: {error.str()}")
 
 
 def _compare(state: PinnedState, scratch: R.Rdict, stop: threading.Event) -> str | None:
@@ -156,7 +163,7 @@ def _compare(state: PinnedState, scratch: R.Rdict, stop: threading.Event) -> str
             here = one[1] if one is not None and one[0] == key else None
             there = other[1] if other is not None and other[0] == key else None
             if here != there and _LATER + key not in scratch:
-                return _said(key, here, there)
+                return _difference(key, here, there)
             one = next(mine, None) if here is not None else one
             other = next(theirs, None) if there is not None else other
         return None
@@ -178,7 +185,7 @@ def _walk(state: PinnedState | Pinned, stop: threading.Event) -> Iterator[tuple[
             raise CheckStopped
 
 
-def _said(key: bytes, here: bytes | None, there: bytes | None) -> str:
+def _difference(key: bytes, here: bytes | None, there: bytes | None) -> str:
     table, name = place_of_row(key)
     what = (f"row of table {table}" if table else "row") if key[:1] in ROW_KINDS else "timer"
     if there is None:

@@ -1,4 +1,4 @@
-"""What the group answers to aiokafka's coordinator, told to the manager: whether the worker is still an
+"""Passes the group's answers to aiokafka's coordinator on to the manager: whether the worker is still an
 owner, and when it has to end.
 
 Wraps private names of aiokafka 0.14.0, which tests/agents/faust/test_contract.py holds us to.
@@ -27,7 +27,7 @@ LOOK_S = 0.1
 
 
 def watch_group(coordinator: Any, manager: PartitionManager) -> None:
-    """Have *manager* told what the group answers to *coordinator*, and of its end.
+    """Pass what the group answers to *coordinator* on to *manager*, and its end.
 
     Called in the coordinator's thread, before it joins.
     """
@@ -96,7 +96,7 @@ def _note(membership: Membership, request: Any, answer: Any, sent_s: float, term
         KafkaError.NO_ERROR,
         KafkaError.REBALANCE_IN_PROGRESS,
     }:
-        membership.heard(sent_s, rebalancing=KafkaError.REBALANCE_IN_PROGRESS in codes)
+        membership.granted(sent_s, rebalancing=KafkaError.REBALANCE_IN_PROGRESS in codes)
     elif isinstance(request, JoinGroupRequest) and codes == {KafkaError.NO_ERROR}:
         membership.joined()
     elif isinstance(request, SyncGroupRequest) and codes == {KafkaError.NO_ERROR}:

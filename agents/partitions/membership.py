@@ -1,5 +1,5 @@
-"""Whether what the group assigned to this worker must still be its own, told by what the group answered
-and when that was asked.
+"""Whether the partitions that the group assigned to this worker must still be its own: decided by the group's
+answers, and by when each was asked for.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Membership:
     >>> clock = ManualClock(); membership = Membership(session_s=6, rebalance_s=60, clock=clock)
     >>> membership.synced(0.0); membership.adopt(membership.term); membership.owns()
     True
-    >>> clock.advance_ms(5_000); membership.heard(4.0, rebalancing=False); clock.advance_ms(4_999); membership.owns()
+    >>> clock.advance_ms(5_000); membership.granted(4.0, rebalancing=False); clock.advance_ms(4_999); membership.owns()
     True
     >>> clock.advance_ms(1); membership.owns()
     False
-    >>> membership.heard(9.9, rebalancing=False); membership.owns()
+    >>> membership.granted(9.9, rebalancing=False); membership.owns()
     True
     >>> membership.refused(membership.term); membership.owns()
     False
@@ -40,7 +40,7 @@ class Membership:
         "_adopted",
         "_begun",
         "_clock",
-        "_heard_s",
+        "_granted_s",
         "_joining",
         "_looked_s",
         "_rebalance_s",
@@ -52,23 +52,23 @@ class Membership:
 
     def __init__(self, *, session_s: float, rebalance_s: float, clock: Clock = system_clock) -> None:
         self._session_s, self._rebalance_s, self._clock = session_s, rebalance_s, clock
-        self._heard_s = self._steady_s = self._looked_s = self._turn_s = -math.inf
+        self._granted_s = self._steady_s = self._looked_s = self._turn_s = -math.inf
         self._joining = False
         self.term = self._adopted = self._begun = NO_TERM
 
     def synced(self, sent_s: float) -> None:
         """Begin a term: the group has answered a Sync that was sent at *sent_s* (monotonic)."""
-        self._heard_s, self._steady_s = max(self._heard_s, sent_s), max(self._steady_s, sent_s)
+        self._granted_s, self._steady_s = max(self._granted_s, sent_s), max(self._steady_s, sent_s)
         self._begun += 1
         self.term = self._begun
 
-    def heard(self, sent_s: float, *, rebalancing: bool) -> None:
+    def granted(self, sent_s: float, *, rebalancing: bool) -> None:
         """Note that the group granted a heartbeat sent at *sent_s*.
 
         While it is *rebalancing* it does so whatever comes, but waits for this member's Join no longer than a
         rebalance may take.
         """
-        self._heard_s = max(self._heard_s, sent_s)
+        self._granted_s = max(self._granted_s, sent_s)
         if not rebalancing:
             self._steady_s = max(self._steady_s, sent_s)
 
@@ -121,4 +121,4 @@ class Membership:
         now_s = self._clock.monotonic_s()
         if self._joining and now_s - self._looked_s >= FROZEN_S:
             return False
-        return now_s - self._heard_s < self._session_s and now_s - self._steady_s < self._rebalance_s
+        return now_s - self._granted_s < self._session_s and now_s - self._steady_s < self._rebalance_s

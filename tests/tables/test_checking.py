@@ -13,10 +13,10 @@ import pytest
 import rocksdict as R
 from confluent_kafka import KafkaError, TopicPartition
 
-from holdfast.core.engine.codec import Marker, row_key, wake_key
+from holdfast.core.engine.codec import APPLIED, Marker, row_key, wake_key
 from holdfast.errors import BrokerError
 from holdfast.tables import checking
-from holdfast.tables.checking import _LATER, CheckStopped, _compare
+from holdfast.tables.checking import _LATER, RECORDS_PER_S, CheckStopped, _compare, _Piece
 from holdfast.tables.rocks import Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
 
@@ -97,7 +97,9 @@ def test_a_walk_that_is_told_to_stop_says_nothing_of_the_store(tmp_path: Path) -
 class ChangelogMessage:
     """A message as a consumer gives it; *code* is that of an error."""
 
-    def __init__(self, offset: int, key: bytes = b"", value: bytes = b"", code: int | None = None) -> None:
+    def __init__(
+        self, offset: int, key: bytes | None = b"", value: bytes | None = b"", code: int | None = None
+    ) -> None:
         self._offset, self._key, self._value = offset, key, value
         self._error = None if code is None else KafkaError(code)
 
@@ -107,10 +109,10 @@ class ChangelogMessage:
     def offset(self) -> int:
         return self._offset
 
-    def key(self) -> bytes:
+    def key(self) -> bytes | None:
         return self._key
 
-    def value(self) -> bytes:
+    def value(self) -> bytes | None:
         return self._value
 
 
@@ -167,3 +169,24 @@ def test_a_check_ends_where_it_may_not_read_the_changelog(
 ) -> None:
     with pytest.raises(BrokerError, match="changelog log partition 0: "):
         read_with(tmp_path, monkeypatch, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+
+def test_what_lies_before_the_state_is_applied_and_what_lies_behind_it_is_only_noted(tmp_path: Path) -> None:
+    scratch = R.Rdict(str(tmp_path / "scratch"), BUDGET.options())
+    try:
+        scratch[KEYS[1]] = b"deleted since"
+        piece = _Piece(upto=10)
+        for record in (
+            ChangelogMessage(7, KEYS[0], b"one"),
+            ChangelogMessage(8, KEYS[1], None),
+            ChangelogMessage(9, APPLIED, b"marker"),
+            ChangelogMessage(10, KEYS[2], b"later"),
+        ):
+            piece.take(record, "changelog")  # type: ignore[arg-type]
+        scratch.write(piece.batch)
+        assert (piece.records, piece.reached) == (4, 10)
+        assert sorted(scratch.keys()) == sorted([KEYS[0], _LATER + KEYS[2]])
+        assert scratch[KEYS[0]] == b"one"
+        assert piece.least_s >= 4 / RECORDS_PER_S
+    finally:
+        scratch.close()

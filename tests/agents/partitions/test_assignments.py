@@ -127,11 +127,8 @@ class Worker:
         return steps
 
     async def adopt(self, generation: int, active: Iterable[int] = (), standby: Iterable[int] = ()) -> None:
-        actives, standbys = (
-            frozenset(("counts", number) for number in numbers) for numbers in (active, standby)
-        )
-        plan = AssignmentPlan(self.gate.epoch, generation, actives, standbys, term=generation)
-        await self.adoption.adopt(plan)
+        owned, copied = (frozenset(("counts", number) for number in numbers) for numbers in (active, standby))
+        await self.adoption.adopt(AssignmentPlan(self.gate.epoch, generation, owned, copied, term=generation))
 
     def revoke(self) -> None:
         self.gate.revoked()
