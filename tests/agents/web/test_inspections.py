@@ -146,7 +146,7 @@ def test_a_reading_that_nobody_waits_for_any_more_ends() -> None:
     worker = worker_with(5_000)
     stop = threading.Event()
     stop.set()
-    with ThreadPoolExecutor(1) as pool, pytest.raises(StoreError, match="nobody waits"):
+    with ThreadPoolExecutor(1) as pool, pytest.raises(StoreError, match="no client waits"):
         pool.submit(digest_of, worker.replica(TOTALS, 0).pin(), stop).result(20)
     assert isinstance(worker.replica(TOTALS, 0), MemoryReplica)
     assert (
