@@ -36,6 +36,7 @@ FACE = [
     "ClaimedMessage",
     "Emit",
     "FoldWith",
+    "Global",
     "HoldfastError",
     "Internal",
     "Json",
