@@ -15,6 +15,7 @@ from holdfast.agents.cluster import Survey, survey
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.announcer import Announcer
 from holdfast.agents.partitions.flow import FlowControl
+from holdfast.agents.partitions.global_tables import GlobalCopies
 from holdfast.agents.partitions.holdings import Holdings
 from holdfast.agents.partitions.losses import Losses
 from holdfast.agents.partitions.membership import Membership
@@ -91,6 +92,7 @@ class PartitionManager:
         )
         self.skipping = Skipping(self)
         self.source_ends = SourceEnds(self)
+        self.globals = GlobalCopies(self)
         self.trimming = Trimming(self)
         metrics.unreadable = lambda: list(self.feed.standing)
         self.membership = Membership(
@@ -105,11 +107,17 @@ class PartitionManager:
         would be wrong.
         """
         self._cluster = await self.thread(survey, self.settings, list(self.processors.values()))
+        await self.globals.open(self.cluster.environment)
 
     @property
     def cluster(self) -> Survey:
         assert self._cluster is not None, "start first"
         return self._cluster
+
+    @property
+    def pool(self) -> ThreadPoolExecutor:
+        """Return the threads that blocking work goes to."""
+        return self._pool
 
     def thread(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         return self._loop.run_in_executor(self._pool, call, *args)
@@ -279,6 +287,7 @@ class PartitionManager:
         )
         expired_ms = system_clock.now_ms() - self.cluster.environment.tombstones_kept_ms
         part.on_rotten = self._rotten
+        part.views = self.globals.views(part.processor)
         if part.changelog_next and part.touched_ms < expired_ms and part.stream_ms < expired_ms:
             part.rebuild(
                 "it was away for longer than the changelog keeps tombstones: deletions may have been missed"
@@ -417,6 +426,7 @@ class PartitionManager:
         for part in parts:
             await self.thread(self._step_down, part)
             await self.thread(part.close)
+        await self.globals.close()
         await self.announcer.withdraw()
         for task in self._watches:
             task.cancel()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.agents.metrics import Metrics
+from holdfast.agents.partitions.global_tables import GlobalCopies
 from holdfast.agents.partitions.membership import NO_TERM
 from holdfast.errors import FencedError
 from holdfast.kafka.feed import Feed
@@ -70,6 +71,7 @@ class Host(Protocol):
     commit_timeout_s: float
     quarantine_topic: str
     quarantine_limit: int
+    globals: GlobalCopies
 
     @property
     def share_bytes(self) -> int:

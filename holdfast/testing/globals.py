@@ -8,9 +8,8 @@ from typing import Any
 from holdfast.core.engine.codec import ROW, RowCodec, text_key
 from holdfast.core.engine.global_copies import GlobalCopy, GlobalLog, GlobalView, OpenLogs
 from holdfast.core.engine.global_rows import Vector
-from holdfast.core.engine.global_tables import Global
+from holdfast.core.engine.global_tables import Global, globals_by_name
 from holdfast.core.engine.stepping import Refused
-from holdfast.errors import TopologyError
 from holdfast.testing.logs import TopicLogs, TopicRecord, batch_of, batches_of
 
 REPLAY_RECORDS = 3
@@ -23,13 +22,9 @@ class KitGlobals:
     def __init__(self, reads: Iterable[Global[Any]], logs: TopicLogs) -> None:
         self._logs = logs
         self.refused: list[Refused] = []
-        self.copies: dict[str, GlobalCopy] = {}
-        for each in reads:
-            found = self.copies.setdefault(each.name, GlobalCopy(each, None, self._note))
-            if found.table is not each:
-                raise TopologyError(
-                    f"two globals share the name {each.name}: processors read the same one, or give one another name"
-                )
+        self.copies = {
+            name: GlobalCopy(each, None, self._note) for name, each in globals_by_name(reads).items()
+        }
 
     def _note(self, partition: int, refused: Refused) -> None:
         self.refused.append(refused)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.global_rows import GlobalName
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.sources import FoldWith, Source
+from holdfast.errors import ConfigError
 
 R = TypeVar("R")
 
@@ -34,3 +35,14 @@ class Global(GlobalName[R]):
     def topic(self) -> str:
         """Return the topic that is folded."""
         return str(self.source.topic)
+
+
+def globals_by_name(reads: Iterable[Global[Any]]) -> dict[str, Global[Any]]:
+    """Return *reads* by their names; ConfigError when two that are not the same share one."""
+    found: dict[str, Global[Any]] = {}
+    for each in reads:
+        if found.setdefault(each.name, each) is not each:
+            raise ConfigError(
+                f"two globals share the name {each.name}: have processors read the same one, or give one another name"
+            )
+    return found
