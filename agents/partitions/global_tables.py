@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "globals"
 """Where in data_dir the copies lie; nothing there outlives the worker."""
+ALL = ("global tables", -1)
+"""Where readiness is told of what holds up every copy."""
 COUNT_EVERY_S = 30.0
 """How soon partitions are seen that were added to a topic."""
 
@@ -47,6 +49,7 @@ class GlobalsHost(Protocol):
 
     settings: Settings
     processors: dict[str, Processor[Any, Any]]
+    held: dict[tuple[str, int], str]
 
     @property
     def skipping(self) -> Skipped: ...
@@ -206,9 +209,11 @@ class GlobalCopies:
 
     def _look(self, feed: GlobalFeed, idle: Stopwatch, ends: Mapping[Place, int]) -> None:
         """See what keeps partitions from going on; raises GlobalsError when that has lasted too long."""
-        self.why = feed.unreadable() or ""
-        limit_s = self._host.settings.stall_timeout_s
-        if idle.s <= limit_s or (self.whole and not self.waited_for):
+        self._tell(feed.unreadable())
+        if self.whole and not self.waited_for:
+            idle.reset()
+            return
+        if idle.s <= self.stall_timeout_s:
             return
         if self.why:
             raise GlobalsError(f"global tables stand still: {self.why}")
@@ -218,6 +223,14 @@ class GlobalCopies:
         raise GlobalsError(
             f"global tables were read up to {self._positions} of {dict(ends)}, and nothing came for {idle.s:.0f} s: check the broker"
         )
+
+    def _tell(self, unreadable: str | None) -> None:
+        """Let readiness say what cannot be read: folds would go on and see nothing that comes later."""
+        self.why = unreadable or ""
+        if unreadable is None:
+            self._host.held.pop(ALL, None)
+        else:
+            self._host.held[ALL] = f"global tables stand still: {unreadable}"
 
     async def close(self) -> None:
         """Remove the copies; nobody folds any more."""

@@ -23,7 +23,9 @@ def set_rate(rows: Rows[float], rate: float, at_ms: int, key: str) -> None:
     rows[key] = rate
 
 
-rates = Global("rates", Source("rates", Json(float)), fold=FoldWith(set_rate, ("key",)), row=float)
+rates: Global[float] = Global(
+    "rates", Source("rates", Json(float)), fold=FoldWith(set_rate, ("key",)), row=float
+)
 orders = Source("orders", Json(Order))
 priced = Stream("priced", Json(float | None))
 
@@ -114,7 +116,9 @@ def test_a_fold_of_a_global_that_is_not_pure_is_found() -> None:
         count += 1
         rows[key] = float(count)
 
-    moody = Global("rates", Source("rates", Json(float)), fold=FoldWith(counting, ("key",)), row=float)
+    moody: Global[float] = Global(
+        "rates", Source("rates", Json(float)), fold=FoldWith(counting, ("key",)), row=float
+    )
 
     def look(rows: Rows[float], order: Order, at_ms: int) -> None:
         rows[order.id] = rows.globals[moody].get(order.currency, 0.0)
@@ -129,16 +133,18 @@ def test_a_fold_of_a_global_that_is_not_pure_is_found() -> None:
 def test_a_declaration_that_is_wrong_says_what_to_write() -> None:
     def bad(rows: Any) -> None: ...
 
+    wrong_fold: Any = bad
+    plain: Any = set_rate
     internal = Internal("rates", Json(float), version=1)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"reads": [rates]}, "write a tuple of Global"),
         ({"reads": (orders,)}, "write Global"),
         ({"reads": (rates, rates)}, "twice"),
         (
-            {"reads": (Global("rates", orders, bad, row=float),)},
+            {"reads": (Global("rates", orders, wrong_fold, row=float),)},
             "declared wrong: processor rates: fold of orders takes",
         ),
-        ({"reads": (Global("rates", Source(internal, Json(float)), set_rate, row=float),)}, "declared wrong"),
+        ({"reads": (Global("rates", Source(internal, Json(float)), plain, row=float),)}, "declared wrong"),
         (
             {"reads": tuple(Global(f"g{at}", rates.source, rates.fold, row=float) for at in range(9))},
             "8 are the most",
@@ -150,4 +156,6 @@ def test_a_declaration_that_is_wrong_says_what_to_write() -> None:
     with pytest.raises(ConfigError, match="internal topic"):
         processor(reads=(Global("rates", Source(internal, Json(float)), rates.fold, row=float),))
     with pytest.raises(ConfigError, match="reads needs on="):
-        Processor(name="one", source="a", decode=bytes.decode, fold=price, row=float, reads=(rates,))
+        Processor[Any, Any](
+            name="one", source="a", decode=bytes.decode, fold=price, row=float, reads=(rates,)
+        )
