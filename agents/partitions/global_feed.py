@@ -57,8 +57,8 @@ class GlobalFeed:
         if found is None:
             return None
         return (
-            f"{found}; raise unpacked_batch_bytes, or skip it for good: `holdfast quarantine skip {found.topic} {found.partition} {found.first}`, "
-            "then restart the workers"
+            f"{found}; raise unpacked_batch_bytes and restart the workers. What nobody can read cannot be skipped in the topic of a global: have its "
+            "producers write it anew under another name"
         )
 
     async def close(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from itertools import count
 from threading import RLock
 from typing import Any, Protocol
 
@@ -19,7 +21,7 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.skips import OffsetRanges
 from holdfast.core.engine.stepping import Refused
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.errors import GlobalsError
+from holdfast.errors import BrokerError, GlobalsError, TopicError
 from holdfast.kafka.feed import Fetched
 from holdfast.tables.ends import ASK_TIMEOUT_S, EndsClient
 from holdfast.tables.global_store import GlobalStore
@@ -74,6 +76,7 @@ class GlobalCopies:
         )
         self.copies: dict[str, GlobalCopy] = {}
         self._stores: list[GlobalStore] = []
+        self._numbers = count()
         self._positions: dict[Place, int] = {}
         self._opened = asyncio.Event()
         self.environment: Environment | None = None
@@ -101,6 +104,8 @@ class GlobalCopies:
         return {each.topic for each in self._reads.values()}
 
     def _make(self) -> None:
+        assert self.environment is not None, "open first"
+        shutil.rmtree(self.environment.data_dir / FOLDER, ignore_errors=True)  # of a worker that was killed
         for name, table in self._reads.items():
             store = self.store(name)
             self._stores.append(store)
@@ -109,7 +114,9 @@ class GlobalCopies:
     def store(self, name: str) -> GlobalStore:
         """Return an empty store for a copy. Blocks."""
         assert self.environment is not None, "open first"
-        return GlobalStore(self.environment.data_dir / FOLDER / name, self.environment.budget)
+        # Numbered, since a copy that is being removed and the next of its name are not to meet.
+        folder = f"{name}.{next(self._numbers)}"
+        return GlobalStore(self.environment.data_dir / FOLDER / folder, self.environment.budget)
 
     def views(self, processor: Processor[Any, Any]) -> WorkerGlobals | None:
         """Return the globals of a partition of *processor*; None where it reads none."""
@@ -173,13 +180,18 @@ class GlobalCopies:
                 await self._recount(feed)
 
     async def _assign(self, feed: GlobalFeed) -> None:
-        for topic, count in self.counts.items():
-            for partition in range(count):
+        for topic, partitions in self.counts.items():
+            for partition in range(partitions):
                 self._positions.setdefault((topic, partition), 0)
         await feed.assign(self._positions)
 
     async def _recount(self, feed: GlobalFeed) -> None:
-        counts = await self._host.thread(partitions_of, self._host.settings, sorted(self._topics))
+        """See partitions that were added; a broker that does not answer now is asked again."""
+        try:
+            counts = await self._host.thread(partitions_of, self._host.settings, sorted(self._topics))
+        except (BrokerError, TopicError) as error:
+            logger.info("partitions of global tables are not known: %(error)s", {"error": error})
+            return
         if counts != self.counts:
             self.counts = counts
             await self._assign(feed)

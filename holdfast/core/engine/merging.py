@@ -273,7 +273,7 @@ class Merger:
             merged += keys[start:stop]
         if not merged:
             return None
-        if limits is None and (seen := self._seen()) is not None:
+        if limits is None and self._wanted_globals is not None and (seen := self._seen()) is not None:
             return seen
         merged.sort()  # finds the sorted runs and merges them
         if merged[0] < self._last_key:
