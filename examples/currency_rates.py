@@ -39,7 +39,7 @@ def convert(rows: Rows[InEuros], order: Order, at_ms: int) -> Iterator[Emit]:
 rates: Global[float] = Global("rates", Source("rates", Json(float)), FoldWith(set_rate, ("key",)), row=float)
 orders = Source("foreign-orders", Json(Order))
 in_euros = Stream("orders-in-euros", Json(InEuros))
-converted = Processor(
+converted: Processor[Order, InEuros] = Processor(
     name="in-euros", on={orders: convert}, row=InEuros, reads=(rates,), route=by_key, emits=(in_euros,)
 )
 app = create_app(processors=[converted])

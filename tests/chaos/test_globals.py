@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 from holdfast.core.engine.choices import Choice, GlobalsChoice, GlobalsMarker
@@ -45,6 +46,8 @@ def test_folds_see_a_global_as_recorded_past_kills_and_takeovers(join: MakeJoin)
     for number, vectors in found.items():
         assert after[number][: len(vectors)] == vectors
         assert len(after[number]) > len(vectors)
+    stores = app.command("verify", "joined", "--store", "--output", "json")
+    assert json.loads(stores.stdout)["equal"], stores.stderr
 
 
 def test_a_new_version_sees_the_global_as_the_old_one_did(join: MakeJoin) -> None:

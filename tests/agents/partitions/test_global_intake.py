@@ -172,10 +172,10 @@ def test_a_copy_that_does_not_come_there_ends_the_worker() -> None:
     feed: Any = SimpleNamespace(unreadable=lambda: None)
 
     def look(idle_s: float) -> bool:
-        idle = SimpleNamespace(s=idle_s)
+        idle: Any = SimpleNamespace(s=idle_s)
         idle.reset = lambda: setattr(idle, "s", 0.0)
-        tables._look(feed, idle, ends)  # type: ignore[arg-type]
-        return idle.s == 0.0
+        tables._look(feed, idle, ends)
+        return bool(idle.s == 0.0)
 
     look(5.0)
     with pytest.raises(GlobalsError, match="nothing came for 6 s"):

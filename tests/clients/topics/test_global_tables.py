@@ -53,7 +53,7 @@ def test_a_topic_that_loses_records_is_told_of() -> None:
             "cleanup.policy is compact: what the global table held at a recorded position",
         ),
     ):
-        state = cluster(topic("orders", 6, GOOD), topic("rates", 2, GOOD, **config))
+        state = cluster(topic("orders", 6, GOOD), topic("rates", 2, GOOD, config))
         wanted = specs(state, PRICED)
         (found,) = check(wanted, created(wanted, state))
         assert (found.topic, found.severity) == ("rates", Severity.WARNING)
