@@ -27,6 +27,7 @@ from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.web.server import WebService
 from holdfast.config import Settings, settings_from_environment
 from holdfast.core.engine.chains import require_chains
+from holdfast.core.engine.global_tables import globals_by_name
 from holdfast.core.engine.processor import Processor, by_name
 from holdfast.errors import ConfigError
 
@@ -190,6 +191,7 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
     """
     named = by_name(processors)
     require_chains(processors)
+    globals_by_name(each for processor in processors for each in processor.reads)
     settings = settings_from_environment() if settings is None else settings
     app = App(
         settings.app,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from holdfast.clients.tables.blocking import BlockingTableClient
     from holdfast.clients.tables.client import TableClient
     from holdfast.config import Settings, settings_from_environment
+    from holdfast.core.engine.global_tables import Global
     from holdfast.core.engine.named_tables import Table
     from holdfast.core.engine.partitioners import by_key
     from holdfast.core.engine.processor import Emit, Processor
@@ -47,6 +48,7 @@ __all__ = [
     "ClaimedMessage",
     "Emit",
     "FoldWith",
+    "Global",
     "HoldfastError",
     "Internal",
     "Json",
@@ -76,6 +78,7 @@ _HOMES = {
     "ClaimedMessage": "clients.claims.messages",
     "Emit": "core.engine.processor",
     "FoldWith": "core.engine.sources",
+    "Global": "core.engine.global_tables",
     "HoldfastError": "errors",
     "Internal": "core.engine.streams",
     "Json": "core.engine.serdes",

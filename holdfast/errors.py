@@ -14,7 +14,8 @@ HoldfastError
 │   ├── StoreError           a RocksDB store cannot be opened or written
 │   │   └── RottenStoreError a store does not hold what was written to it; it is set aside and rebuilt
 │   ├── ChangelogError       a changelog does not fit: torn, foreign or newer
-│   └── ChoicesError         recorded choices do not fit: one is missing, malformed, or of other sources
+│   ├── ChoicesError         recorded choices do not fit: one is missing, malformed, or of other sources
+│   └── GlobalsError         a global table cannot be read as of the position that was recorded
 ├── FencedError              a newer owner of this partition exists; this one must stop writing
 ├── ClaimError               a claim client cannot do what was asked
 │   ├── ClaimLostError       the message's claim is not held any more: another member may get the message too
@@ -141,6 +142,10 @@ class ChangelogError(StateError):
 
 class ChoicesError(StateError):
     """Recorded choices do not fit: one is missing, malformed, of other sources, or behind the state."""
+
+
+class GlobalsError(StateError):
+    """A global table cannot be read as of the position that was recorded: its log lacks records, or a copy is behind."""
 
 
 class FencedError(HoldfastError):

@@ -49,14 +49,15 @@ def land_processor(
             land(settings, processor.source, lake, options=options, spark=spark, stop=stop, progress=progress)
         ]
     with ExitStack() as stack:
-        topics = (*processor.topics, processor.choices(settings.app))
+        tables = (each.topic for each in processor.reads)
+        topics = (*dict.fromkeys((*processor.topics, *tables)), processor.choices(settings.app))
         logs = [stack.enter_context(TopicLog(settings, topic)) for topic in topics]
         for log in logs:
             log.partitions()  # a topic that is not there is told before a JVM starts
         session = stack.enter_context(open_session(spark))
         landings = [Landing(session, settings, log, bronze_path(lake, log.topic), options) for log in logs]
         numbers = ChoiceNumbers(stack.enter_context(TopicReader(settings, topics[-1])))
-        rounds = _Rounds(landings, logs, numbers)
+        rounds = _Rounds(landings, logs, numbers, processor)
         while not stop.is_set():
             started_s = system_clock.monotonic_s()
             try:
@@ -79,19 +80,30 @@ def _wait(landings: list[Landing], stop: threading.Event, until_s: float) -> Non
 
 
 class _Rounds:
-    """Lands the sources and, last, the choices: each time as far as all of them were at once."""
+    """Lands the sources and, last, the choices: each time as far as all of them were at once; of the topics of globals, as
+    far as those choices can name.
+    """
 
-    def __init__(self, landings: list[Landing], logs: list[TopicLog], numbers: ChoiceNumbers) -> None:
+    def __init__(
+        self,
+        landings: list[Landing],
+        logs: list[TopicLog],
+        numbers: ChoiceNumbers,
+        processor: Processor[Any, Any],
+    ) -> None:
         (*self._sources, self._choices), self._log, self._numbers = landings, logs[-1], numbers
         self._topics = [log.topic for log in logs[:-1]]
+        self._folded, self._tables = set(processor.topics), {each.topic for each in processor.reads}
 
     def land(self, stop: threading.Event, progress: Callable[[Landed], None] | None) -> None:
-        ends = {topic: each.ends() for topic, each in zip(self._topics, self._sources, strict=True)}
+        found = dict(zip(self._topics, self._sources, strict=True))
+        ends = {topic: each.ends() for topic, each in found.items() if topic in self._folded}
         settled(self._log, SETTLE_S)
         spans = self._log.spans()
         check_partitions(spans, ends, self._log.topic)
-        for topic, each in zip(self._topics, self._sources, strict=True):
-            if not _reach(each, ends[topic], None, stop, progress):
+        tables = {topic: found[topic].ends() for topic in self._tables}  # behind all that the choices name
+        for topic, each in found.items():
+            if not _reach(each, tables.get(topic) or ends[topic], None, stop, progress):
                 return
         cut = Cut(sources=ends, numbers={at: self._numbers.up_to(at, span) for at, span in spans.items()})
         _reach(self._choices, {at: span.end for at, span in spans.items()}, cut, stop, progress)

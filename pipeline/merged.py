@@ -16,6 +16,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice, VectorMarker, decode_choice, encode_vector_marker
 from holdfast.core.engine.codec import ROW_KINDS, TICK, WAKE, digest
+from holdfast.core.engine.global_copies import GlobalLog, GlobalReplay, OpenLogs, folded_by
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.merging import Stretch, replayed
 from holdfast.core.engine.merging_folder import MergingFolder, start_of
@@ -58,14 +59,34 @@ class MergedTopics:
             ]
             recorder = stack.enter_context(TopicReader(settings, processor.choices(settings.app)))
             for partition in partitions:
-                yield from self._fold(partition, readers, recorder)
+                with ExitStack() as opened:
+                    yield from self._fold(partition, readers, recorder, self._globals(opened))
 
     def fold_named(self, named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Fold the partitions whose numbers come in: what a Spark task runs."""
         return self.fold(partition for numbers in named for partition in numbers.column(0).to_pylist())
 
+    def _globals(self, stack: ExitStack) -> OpenLogs:
+        """Return what opens the logs of globals: a reader for each partition, since they are read in turns."""
+        reads, settings = self.plan.processor.reads, self.settings
+
+        def opened(number: int) -> dict[int, GlobalLog]:
+            topic, inputs = reads[number].topic, folded_by(reads[number]).folds[0].inputs
+            logs: dict[int, GlobalLog] = {}
+            for partition, span in self.extent.globals[topic].items():
+                reader = stack.enter_context(TopicReader(settings, topic, self.skips[topic]))
+                read = reader.batches(partition, span, inputs)
+                logs[partition] = GlobalLog((batch for batch, _ in read), span.end)
+            return logs
+
+        return opened
+
     def _fold(
-        self, partition: int, readers: Sequence[TopicReader], recorder: TopicReader
+        self,
+        partition: int,
+        readers: Sequence[TopicReader],
+        recorder: TopicReader,
+        open_logs: OpenLogs,
     ) -> Iterator[pa.RecordBatch]:
         extent = self.extent
         spans = [extent.spans[reader.topic][partition] for reader in readers]
@@ -81,6 +102,7 @@ class MergedTopics:
             [span.end for span in spans],
             extent.stops.get(partition),
             open_end=extent.is_open(partition),
+            open_logs=open_logs,
         )
 
 
@@ -114,9 +136,11 @@ def fold_merged(
     stop: ReplayEnd | None = None,
     *,
     open_end: bool = False,
+    open_logs: OpenLogs = lambda number: {},
 ) -> Iterator[pa.RecordBatch]:
     """Fold one partition from (records, their size in bytes) of each source and the recorded choices, up to *stop*, and
-    with *open_end* no further than the sources were read; yield what it tells, the summary last.
+    with *open_end* no further than the sources were read; yield what it tells, the summary last. *open_logs* has the logs of
+    the globals that the processor reads.
     """
     results, store, sizes = Results(), DictStore(), _Sizes()
 
@@ -124,7 +148,8 @@ def fold_merged(
         if plan.tells(each):
             results.transition(partition, each)
 
-    folder = MergingFolder(plan.processor, store, trace=trace if plan.transitions else None)
+    views = GlobalReplay(plan.processor.reads, open_logs)
+    folder = MergingFolder(plan.processor, store, trace=trace if plan.transitions else None, views=views)
     stretches = replayed(
         start_of(plan.processor), [sizes.of(log) for log in logs], recorded, ends, open_end=open_end
     )

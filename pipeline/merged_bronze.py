@@ -5,13 +5,14 @@ whoever folds a partition. Spark's tasks run this as it is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice, VectorMarker
+from holdfast.core.engine.global_copies import GlobalLog, folded_by
 from holdfast.core.engine.skips import OffsetRanges
 from holdfast.errors import LakeError, LostRecordsError
 from holdfast.pipeline.extent import Until, extent_of_bronze
@@ -28,7 +29,8 @@ from holdfast.pipeline.topic import Span
 class MergedFiles:
     """The files of each source of *plan* and of its choices, and how much of them to fold. Can be pickled.
 
-    *numbers* are how many choices of each partition there were, and *skips* what is left out, by topic.
+    *numbers* are how many choices of each partition there were, and *skips* what is left out, by topic. *tables* are the
+    files of the topics of globals: each partition's task reads those itself.
     """
 
     plan: FoldPlan
@@ -37,6 +39,7 @@ class MergedFiles:
     extent: MergedExtent
     numbers: Mapping[int, int]
     skips: Mapping[str, Mapping[int, OffsetRanges]]
+    tables: Mapping[str, BronzeFiles] = field(default_factory=dict)
 
     def fold(self, partition: int) -> Iterator[pa.RecordBatch]:
         """Fold one partition and yield what it tells."""
@@ -56,7 +59,21 @@ class MergedFiles:
             [span.end for span in spans],
             extent.stops.get(partition),
             open_end=extent.is_open(partition),
+            open_logs=self._open_logs,
         )
+
+    def _open_logs(self, number: int) -> dict[int, GlobalLog]:
+        table = self.plan.processor.reads[number]
+        inputs, files, skips = (
+            folded_by(table).folds[0].inputs,
+            self.tables[table.topic],
+            self.skips[table.topic],
+        )
+        logs: dict[int, GlobalLog] = {}
+        for partition, span in self.extent.globals[table.topic].items():
+            read = _left(files.batches(inputs, partition, span), skips.get(partition, ()))
+            logs[partition] = GlobalLog((batch for batch, _ in read), span.end)
+        return logs
 
     def fold_named(self, named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Fold the partitions whose numbers come in: what a Spark task runs."""
@@ -123,6 +140,14 @@ def open_several(
             for partition, span in found.spans.items()
         }
     check_partitions(extent.spans, spans, path)
+    tables, known = dict[str, BronzeFiles](), dict[str, Mapping[int, Span]]()
+    for topic in dict.fromkeys(each.topic for each in processor.reads):
+        table_path = bronze_path(lake, topic)
+        tables[topic], last = open_bronze(table_path)
+        whole = extent_of_bronze(last, None, table_path, {}, app)
+        assert last is not None, "extent_of_bronze() refuses what was never landed"
+        known[topic], skips[topic] = whole.spans, last.skips(app)
+        holes += whole.holes
     return MergedFiles(
         plan=plan,
         sources=tuple(sources),
@@ -136,9 +161,11 @@ def open_several(
             upto=upto,
             stops=stops(until, processor.topics, spans, processor.name),
             holes=tuple(holes),
+            globals=known,
         ),
         numbers=cut.numbers,
         skips=skips,
+        tables=tables,
     )
 
 

@@ -22,7 +22,8 @@ from holdfast.pipeline.topic import RETRY_S, Span, TopicLog
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedExtent:
     """What to read: of each source and of the choices, by partition. *upto* are positions to end at, where given:
-    no choice from theirs on is obeyed. *stops* are places in the order in which it was folded to end at.
+    no choice from theirs on is obeyed. *stops* are places in the order in which it was folded to end at. *globals* are the
+    topics of globals, of which choices tell how much is read.
     """
 
     spans: Mapping[str, Mapping[int, Span]]
@@ -30,6 +31,7 @@ class MergedExtent:
     upto: Mapping[int, VectorMarker] = field(default_factory=dict)
     stops: Mapping[int, ReplayEnd] = field(default_factory=dict)
     holes: tuple[str, ...] = ()
+    globals: Mapping[str, Mapping[int, Span]] = field(default_factory=dict)
 
     @property
     def partitions(self) -> list[int]:
@@ -88,7 +90,12 @@ def merged_extent(
                 f"choices in {processor.choices(settings.app)} partition {partition} were deleted before offset {choices[partition].first}: "
                 "in which order the sources were folded is not known any more"
             )
+    tables: dict[str, dict[int, Span]] = {}
+    for topic in dict.fromkeys(each.topic for each in processor.reads):
+        with TopicLog(settings, topic) as log:
+            tables[topic] = log.spans()  # after the choices: these tell of nothing later
     return MergedExtent(
+        globals=tables,
         spans={
             topic: {
                 partition: upto_position(topic, partition, span, number, upto)
@@ -105,6 +112,12 @@ def merged_extent(
             for topic, found in spans.items()
             for partition, span in found.items()
             if partition in partitions and span.first > 0
+        )
+        + tuple(
+            f"topic {topic} partition {partition} begins at offset {span.first}: earlier records were deleted, which the global folds"
+            for topic, found in tables.items()
+            for partition, span in found.items()
+            if span.first > 0
         ),
     )
 

@@ -147,7 +147,10 @@ def _from_several(plan: FoldPlan, settings: Settings, options: ReplayOptions) ->
     if options.source == "bronze":
         return _from_several_tables(plan, settings, options)
     skips = read_skips(settings)
-    by_topic = {topic: skips.of_topic(topic) for topic in processor.topics}
+    by_topic = {
+        topic: skips.of_topic(topic)
+        for topic in (*processor.topics, *(each.topic for each in processor.reads))
+    }
     extent = merged_extent(settings, plan, options.positions or {}, options.partitions, options.until)
     check_holes(extent.holes, allow_holes=options.allow_holes)
     topics = MergedTopics(settings=settings, plan=plan, extent=extent, skips=by_topic)

@@ -18,6 +18,7 @@ from holdfast.clock import system_clock
 from holdfast.core.engine.choices import VectorMarker, encode_choice
 from holdfast.core.engine.codec import APPLIED, key_in_table
 from holdfast.core.engine.folding import Changes, Folder
+from holdfast.core.engine.global_copies import WorkerGlobals
 from holdfast.core.engine.merging_folder import MergedChanges, MergingFolder
 from holdfast.core.engine.positions import Position, counted, offsets_of, position_format
 from holdfast.core.engine.processor import Emit, Processor
@@ -114,6 +115,8 @@ class Partition:
         self._folder: AnyFolder | None = None
         self.recorded: list[bytes] = []
         """Choices that are written and not yet obeyed, those of several sources: from `marker.choices` on."""
+        self.views: WorkerGlobals | None = None
+        """What its folds see of globals, where they read any; set before `activate`."""
         self._held: dict[bytes, bytes | None] = {}
         self._torn = False
         self._objection: ChangelogError | None = None
@@ -231,7 +234,9 @@ class Partition:
         """Start folding from the restored position."""
         self.role, marker, cache_rows = PartitionRole.ACTIVE, self._store.marker, self._env.cache_rows
         if isinstance(marker, VectorMarker):
-            self._folder = MergingFolder(self.processor, self._store, marker=marker, cache_rows=cache_rows)
+            self._folder = MergingFolder(
+                self.processor, self._store, marker=marker, cache_rows=cache_rows, views=self.views
+            )
             return
         self._folder = Folder(
             self.processor,

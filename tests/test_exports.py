@@ -46,6 +46,7 @@ FACE = [
     "ClaimedMessage",
     "Emit",
     "FoldWith",
+    "Global",
     "HoldfastError",
     "Internal",
     "Json",

@@ -109,6 +109,10 @@ class ManagerService(Service):
         await self.manager.source_ends.run()
 
     @Service.task
+    async def _follow_globals(self) -> None:
+        await self.manager.globals.run()
+
+    @Service.task
     async def _trim_internal(self) -> None:
         await self.manager.trimming.run()
 

@@ -16,6 +16,7 @@ from holdfast.agents.partitions.adoption import Adoption
 from holdfast.agents.partitions.announcer import Announcer
 from holdfast.agents.partitions.flow import FlowControl
 from holdfast.agents.partitions.gate import FoldGate
+from holdfast.agents.partitions.global_tables import GlobalCopies
 from holdfast.agents.partitions.holdings import Holdings
 from holdfast.agents.partitions.intake import Intake, SingleIntake
 from holdfast.agents.partitions.losses import Losses
@@ -113,6 +114,7 @@ class PartitionManager:
         )
         self.readiness = Readiness(self.membership, self.feed, self.skipping.why)
         self.held = self.readiness.held
+        self.globals = GlobalCopies(self)
         self.adoption = Adoption(
             settings,
             self,
@@ -148,11 +150,17 @@ class PartitionManager:
         would be wrong.
         """
         self._cluster = await self.thread(survey, self.settings, list(self.processors.values()))
+        await self.globals.open(self.cluster.environment)
 
     @property
     def cluster(self) -> Survey:
         assert self._cluster is not None, "start first"
         return self._cluster
+
+    @property
+    def pool(self) -> ThreadPoolExecutor:
+        """Return the threads that blocking work goes to."""
+        return self._pool
 
     def thread(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         return self._loop.run_in_executor(self._pool, call, *args)
@@ -206,6 +214,7 @@ class PartitionManager:
         part = Partition(self.processors[name], number, environment, self._applied, self.membership.owns)
         part.on_rotten = self._rotten
         expired_ms = self._clock.now_ms() - environment.tombstones_kept_ms
+        part.views = self.globals.views(part.processor)
         if part.changelog_next and part.touched_ms < expired_ms and part.stream_ms < expired_ms:
             part.rebuild(
                 "it was away for longer than the changelog keeps tombstones: deletions may have been missed"
@@ -342,6 +351,7 @@ class PartitionManager:
         await self.adoption.quiet()
         await self.feed.close()
         await self.adoption.close()
+        await self.globals.close()
         await self.announcer.withdraw()
         for task in self._watches:
             task.cancel()

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from holdfast.agents.partitions.global_intake import GlobalIntake
 from holdfast.agents.partitions.intake import BACKLOG_S
 from holdfast.agents.partitions.types import FoldEvent, MergingIntakeHost
 from holdfast.clock import Clock, system_clock
@@ -73,6 +74,7 @@ class MergingIntake:
         self._clock_ends: list[int] | None = None
         self._settled_at: VectorMarker | None = None
         self._passed: list[int] = []
+        self._globals = GlobalIntake(host, part, host.globals) if part.processor.reads else None
 
     # -- events
 
@@ -96,6 +98,8 @@ class MergingIntake:
             return False
         if self._merger is None or self._epoch != host.epoch:
             self._begin()
+        if self._globals is not None and not self._globals.begin(self._merging, part.merging.marker):
+            return False
         self.epoch, self._drawn, self._folder = self._epoch, True, part.merging
         self._take_in()
         if self._merging.next_choice is None:
@@ -203,7 +207,7 @@ class MergingIntake:
             if stretch is None and self._clock.monotonic_s() - began_s > BACKLOG_S and self._more():
                 self._take_in()
                 stretch = merger.take(self._ends)
-            if stretch is None:
+            if stretch is None or (self._globals is not None and not self._globals.admits(stretch)):
                 return
             yield stretch
 
@@ -227,6 +231,8 @@ class MergingIntake:
     def settle(self) -> None:
         folder, merger = self._folding, self._merging
         merger.settle(folder.marker)
+        if self._globals is not None:
+            self._globals.settle()
         for queue, applied in zip(self._queues, folder.marker.applied, strict=True):
             while queue.merged and queue.merged[0].value.last <= applied:
                 event = queue.merged.popleft()
@@ -243,6 +249,8 @@ class MergingIntake:
 
     def let_go(self) -> None:
         self._drawn = False
+        if self._globals is not None:
+            self._globals.reset()
         for queue in self._queues:
             for event in queue.merged:
                 self._host.void(event, counted=False)
@@ -336,7 +344,9 @@ class MergingIntake:
     def look(self) -> None:
         """See whether time has come for a tick, or a log was read on without records."""
         host, merger = self._host, self._merger
-        if merger is None or self._epoch != host.epoch:
+        if self._globals is not None and self._globals.waiting:
+            self._news = self._news or self._globals.look()
+        elif merger is None or self._epoch != host.epoch:
             self._news = True  # taken up anew: there may be timers
         elif merger.next_choice is None and self._part.merging.next_tick_ms <= self._clock.now_ms():
             self._news = True

@@ -22,7 +22,7 @@ class GraphFormat(StrEnum):
     MERMAID = "mermaid"
 
 
-COLUMNS = ("name", "version", "sources", "table", "tables", "emits", "timers", "internal")
+COLUMNS = ("name", "version", "sources", "table", "tables", "reads", "emits", "timers", "internal")
 
 
 @app.command(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.emits import Emit, Headers
 from holdfast.core.engine.partitioners import of_key
+from holdfast.core.engine.sources import Input
 from holdfast.errors import TopologyError
 
 
@@ -112,3 +115,15 @@ def as_bytes(what: str, value: Any) -> bytes | None:
         raise TopologyError(
             f"{what} {value!r:.200} cannot be written as JSON ({error}): give bytes"
         ) from error
+
+
+def batch_of(inputs: tuple[Input, ...], records: list[TopicRecord]) -> Batch:
+    """Return records of one partition as the columns that a decoder takes in."""
+    columns = tuple([getattr(record, name) for record in records] for name in inputs)
+    return Batch([each.offset for each in records], [each.at_ms for each in records], columns)
+
+
+def batches_of(inputs: tuple[Input, ...], records: list[TopicRecord], size: int) -> Iterator[Batch]:
+    """Yield the records in batches of *size*."""
+    for start in range(0, len(records), size):
+        yield batch_of(inputs, records[start : start + size])

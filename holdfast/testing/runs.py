@@ -22,14 +22,15 @@ from holdfast.core.engine.codec import (
 )
 from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.folding import Folder, Refused
+from holdfast.core.engine.global_copies import GlobalReplay
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.merging import Merger, Stretch, replayed
 from holdfast.core.engine.merging_folder import MergedChanges, MergingFolder, start_of
 from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.sources import Input
 from holdfast.core.engine.stepping import Written
 from holdfast.errors import ImpureFoldError
-from holdfast.testing.logs import TopicRecord
+from holdfast.testing.globals import KitGlobals
+from holdfast.testing.logs import TopicRecord, batch_of, batches_of
 
 REPLAY_CUTS = (7, 1 << 30)
 """How many records, or stretches of them, each transaction of a replay holds: a few, and all of them."""
@@ -167,11 +168,12 @@ class MergedRun(PartitionRun):
     comes too late for its place, and is folded behind a barrier, as a worker does that had not fetched it.
     """
 
-    def __init__(self, processor: Processor[Any, Any], partition: int) -> None:
+    def __init__(self, processor: Processor[Any, Any], partition: int, tables: KitGlobals) -> None:
         super().__init__(processor, partition)
         self._folds, self._topics = processor.folds, processor.topics
         self._logs: list[list[TopicRecord]] = [[] for _ in self._topics]
-        self._folder: MergingFolder[Any] = MergingFolder(processor, self.outcome.store)
+        self._tables, self._views = tables, tables.views(processor.reads)
+        self._folder: MergingFolder[Any] = MergingFolder(processor, self.outcome.store, views=self._views)
         self._merger = Merger(self._folder.marker)
         self.choices: list[Choice] = []
 
@@ -188,14 +190,20 @@ class MergedRun(PartitionRun):
 
     def _step(self, source: int, batch: Batch, tick_ms: int | None = None) -> tuple[Written, Written]:
         marker = self._folder.marker
-        restarted: MergingFolder[Any] = MergingFolder(self.processor, self._restored.store, marker=marker)
-        again = _merged(restarted, Merger(marker), source, batch, tick_ms)
+        restarted: MergingFolder[Any] = MergingFolder(
+            self.processor, self._restored.store, marker=marker, views=self._views
+        )
+        merger, vectors = Merger(marker), self._views.vectors
+        for each in (merger, self._merger):
+            each.see(vectors)
+        again = _merged(restarted, merger, source, batch, tick_ms)
         changes = _merged(self._folder, self._merger, source, batch, tick_ms)
         self.choices += changes.choices
         return changes, again
 
     def _again(self, cut: int, store: DictStore) -> Iterator[Written]:
-        folder: MergingFolder[Any] = MergingFolder(self.processor, store)
+        views = GlobalReplay(self.processor.reads, self._tables.logs_of(self.processor.reads))
+        folder: MergingFolder[Any] = MergingFolder(self.processor, store, views=views)
         logs = [batches_of(fold.inputs, log, 5) for fold, log in zip(self._folds, self._logs, strict=True)]
         stretches = replayed(start_of(self.processor), logs, self.choices)
         while taken := list(islice(stretches, cut)):
@@ -225,18 +233,8 @@ def _one(folder: Any, given: Iterable[Batch] | Iterable[Stretch]) -> Any:
     return changes
 
 
-def open_run(processor: Processor[Any, Any], partition: int) -> PartitionRun:
+def open_run(processor: Processor[Any, Any], partition: int, tables: KitGlobals) -> PartitionRun:
     """Return the empty state of a partition."""
-    return (SingleRun if processor.on is None else MergedRun)(processor, partition)
-
-
-def batch_of(inputs: tuple[Input, ...], records: list[TopicRecord]) -> Batch:
-    """Return records of one partition as the columns that a decoder takes in."""
-    columns = tuple([getattr(record, name) for record in records] for name in inputs)
-    return Batch([each.offset for each in records], [each.at_ms for each in records], columns)
-
-
-def batches_of(inputs: tuple[Input, ...], records: list[TopicRecord], size: int) -> Iterator[Batch]:
-    """Yield the records in batches of *size*."""
-    for start in range(0, len(records), size):
-        yield batch_of(inputs, records[start : start + size])
+    return (
+        SingleRun(processor, partition) if processor.on is None else MergedRun(processor, partition, tables)
+    )

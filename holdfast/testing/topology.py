@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from holdfast.core.engine.choices import Choice
+from holdfast.core.engine.global_tables import Global
 from holdfast.core.engine.graph import TopologyGraph
 from holdfast.core.engine.processor import Headers, Processor, by_name, table_name
 from holdfast.core.engine.sources import Source
@@ -16,6 +17,7 @@ from holdfast.core.engine.stepping import Refused, Written
 from holdfast.core.engine.streams import Stream
 from holdfast.core.streams.window_rows import WindowResult, windows_of
 from holdfast.errors import TopologyError
+from holdfast.testing.globals import KitGlobals
 from holdfast.testing.logs import TopicLogs, TopicRecord, as_bytes
 from holdfast.testing.runs import MergedRun, PartitionRun, open_run
 
@@ -25,7 +27,10 @@ LIMIT_STEPS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedRecord:
-    """A record that a worker would put to quarantine, and why; None for a timer that failed at a tick."""
+    """A record that a worker would put to quarantine, and why; None for a timer that failed at a tick.
+
+    One of a global's topic, of which *processor* is the name, is only logged there.
+    """
 
     processor: str
     record: TopicRecord | None
@@ -64,7 +69,10 @@ class Topology:
             raise TopologyError("no processors: give a list of them, or what create_app returned")
         self._logs = TopicLogs(partitions)
         self._runs: dict[tuple[str, int], PartitionRun] = {}
-        self._readers: dict[str, list[Processor[Any, Any]]] = {}
+        self._globals = KitGlobals(
+            (each for processor in self.processors.values() for each in processor.reads), self._logs
+        )
+        self._readers: dict[str, list[Processor[Any, Any]]] = {topic: [] for topic in self._globals.topics}
         for each in self.processors.values():
             for topic in each.topics:
                 self._readers.setdefault(topic, []).append(each)
@@ -119,8 +127,17 @@ class Topology:
                 raise TopologyError(
                     f"{first[0]} set off more than {LIMIT_STEPS} records, the last {record}: these processors feed themselves"
                 )
+            self._fold_globals(record)
             for processor in self._readers.get(record.topic, ()):
                 pending.extend(self._fold(processor, record))
+
+    def _fold_globals(self, record: TopicRecord) -> None:
+        for name, each in self._globals.apply(record):
+            self.refused.append(
+                RefusedRecord(
+                    processor=name, record=record, stage=each.stage, error=each.error, reason=each.reason
+                )
+            )
 
     def _fold(self, processor: Processor[Any, Any], record: TopicRecord) -> list[TopicRecord]:
         """Fold a record and return what was appended for it."""
@@ -149,7 +166,7 @@ class Topology:
     def _run(self, name: str, partition: int) -> PartitionRun:
         place = (name, partition)
         if place not in self._runs:
-            self._runs[place] = open_run(self.processors[name], partition)
+            self._runs[place] = open_run(self.processors[name], partition, self._globals)
         return self._runs[place]
 
     @staticmethod
@@ -184,13 +201,19 @@ class Topology:
             )
         return [(stream.key.decode(each.key), stream.serde.decode(each.value)) for each in self.read(stream)]
 
-    def table(self, name: str | Processor[Any, Any], *, partition: int | None = None) -> dict[str, Any]:
+    def table(
+        self, name: str | Processor[Any, Any] | Global[Any], *, partition: int | None = None
+    ) -> dict[str, Any]:
         """Return the rows of a processor by key, in the order of their keys; of one *partition* only, if named.
-        Of a named table, say "processor.table".
+        Of a named table, say "processor.table"; a `Global` has the rows of all partitions.
 
         TopologyError when two partitions have rows of one key (the records' keys did not choose by it), or
         when `route` leads queries to another partition than the row's, and for a stateless step, which has none.
         """
+        if isinstance(name, Global):
+            if name.name not in self._globals.copies:
+                raise TopologyError(f"no processor reads global {name.name}: declare reads=({name.name},)")
+            return self._globals.rows(name.name)
         of = name.name if isinstance(name, Processor) else name
         if (known := self.processors.get(of)) is not None and known.stateless:
             raise TopologyError(

@@ -19,6 +19,7 @@ from holdfast.agents.app import create_app
 from holdfast.agents.partitions.merging_intake import MergingIntake
 from holdfast.agents.partitions.source_ends import SourceEnds
 from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.global_tables import Global
 from holdfast.core.engine.partitioners import by_key
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
@@ -40,17 +41,29 @@ class Known(msgspec.Struct, frozen=True, array_like=True):
     ticked: int = 0
 
 
-def joined(customers: str, orders: str, out: str, version: int = 1) -> Processor[Any, Known]:
+def table_of(rates: str) -> Global[int]:
+    """Return a global whose row of a key is the number of its last record, and how many there were."""
+
+    def keep(rows: Rows[int], event: str, at_ms: int) -> None:
+        key, _, number = event.partition(" ")
+        rows[key] = rows.get(key, 0) * 3 % 1_000_003 + int(number)
+
+    return Global("rates", Source(rates, Text()), keep, row=int)
+
+
+def joined(customers: str, orders: str, out: str, version: int = 1, rates: str = "") -> Processor[Any, Known]:
     """Return the processor; what it emits tells the order in which it has met its records. Without *customers*
-    it has one source, and ticks all the same.
+    it has one source, and ticks all the same. With *rates* each record meets the row of its key in a global too.
     """
+    reads = (table_of(rates),) if rates else ()
 
     def meet(
         rows: Rows[Known], event: str, at_ms: int, topic: str, offset: int, timestamp: int
     ) -> Iterator[Emit]:
         op, key, number = event.split(" ")
         before = rows.get(key) or Known()
-        trail = crc32(repr((before.trail, topic, offset, timestamp, at_ms, number)).encode())
+        looked_up = [rows.globals[each].get(key) for each in reads]
+        trail = crc32(repr((before.trail, topic, offset, timestamp, at_ms, number, *looked_up)).encode())
         rows[key] = Known(trail, before.met + 1, before.ticked)
         if op == "later":
             rows.wake_at(key, at_ms + TICK_MS, clock="tick")
@@ -72,6 +85,7 @@ def joined(customers: str, orders: str, out: str, version: int = 1) -> Processor
         on_tick=on_tick,
         route=by_key,
         emits=(out,),
+        reads=reads,
     )
 
 
@@ -106,7 +120,8 @@ def from_environment() -> Processor[Any, Any]:
     customers, orders, out = (os.environ[f"JOIN_{name}"] for name in ("CUSTOMERS", "ORDERS", "OUT"))
     if "JOIN_WINDOWS" in os.environ:
         return windowed(orders, out)
-    return joined(customers, orders, out, version=int(os.environ.get("JOIN_VERSION", "1")))
+    version, rates = int(os.environ.get("JOIN_VERSION", "1")), os.environ.get("JOIN_RATES", "")
+    return joined(customers, orders, out, version, rates)
 
 
 def lie(customers: str) -> None:

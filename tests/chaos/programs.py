@@ -16,6 +16,7 @@ from tests.support.places import ROOT
 PROGRAMS = (
     "balances",
     "bestsellers",
+    "currency_rates",
     "enrich",
     "interval_join",
     "page_views",

@@ -29,7 +29,16 @@ PARTITIONS = 2
 THROUGH_DEADLINE_S = 120.0
 IDLE_MS = 10 * 60_000
 APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
-ONCE = ("payments-once", "enriched", "hourly-views", "ended-visits", "word-counts", "outcomes", "items-sold")
+ONCE = (
+    "payments-once",
+    "enriched",
+    "orders-in-euros",
+    "hourly-views",
+    "ended-visits",
+    "word-counts",
+    "outcomes",
+    "items-sold",
+)
 """Topics of which every record is known; of the others, the last one of each key."""
 CHANGES = ("balances-changed", "bestsellers", "offers", "order-costs")
 

@@ -67,6 +67,7 @@ def test_for_programs(run: Run) -> None:
         "emits": [],
         "timers": False,
         "tables": [],
+        "reads": [],
         "internal": ["words"],
     }
 

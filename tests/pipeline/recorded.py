@@ -15,7 +15,7 @@ from holdfast.core.engine.processor import Processor
 from holdfast.pipeline.folding import FoldPlan, fold_partition
 from holdfast.pipeline.merged import fold_merged
 from holdfast.testing import Topology
-from holdfast.testing.runs import batch_of
+from holdfast.testing.logs import batch_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,6 +168,37 @@ def test_a_landing_counts_the_choices_and_misses_one_that_it_did_not_land(
         replayed(app, lake)
 
 
+def test_globals_are_landed_and_read_by_each_task_as_they_were(
+    spark: SparkSession, broker: SessionBroker, tmp_path: Path, lake: Path
+) -> None:
+    app = JoinApplication(broker, tmp_path, rates=True)
+    with running(app):
+        app.create_topics().worker().start().wait_ready()
+        app.write(500, seed=11, rest_s=0.1)
+        live = app.prove()
+        assert sum(len(each.choices) for each in live.values()) > 5
+        reports = land_processor(app.settings, app.joined, str(lake))
+        assert [each.topic for each in reports] == [
+            *app.joined.topics,
+            app.rates,
+            app.joined.choices(app.name),
+        ]
+        lived = verify(app.joined, app.settings).live_digest
+        found = {
+            (source, engine): replayed(app, source, engine=engine).digest
+            for source in (None, lake)
+            for engine in ("local", "spark")
+        }
+        assert found == dict.fromkeys(found, lived)
+
+        # More is lived and not landed: the lake tells of what it has.
+        app.write(200, seed=12, rest_s=0.1)
+        app.prove()
+        assert replayed(app, lake).digest == lived
+        land_processor(app.settings, app.joined, str(lake))
+        assert replayed(app, lake).digest == verify(app.joined, app.settings).live_digest != lived
+
+
 def test_the_command_lands_a_processor_and_replays_it(
     spark: SparkSession,
     app: JoinApplication,

@@ -17,6 +17,7 @@ from holdfast.clients.topics.application import create_topics
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice, VectorMarker, decode_choice, decode_vector_marker
 from holdfast.core.engine.codec import APPLIED, digest
+from holdfast.core.engine.global_copies import GlobalLog, GlobalReplay
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.merging import replayed
 from holdfast.core.engine.merging_folder import MergingFolder, start_of
@@ -29,6 +30,7 @@ from tests.support.columns import take
 from tests.support.harness import Application, wait_for
 from tests.support.proof import State, read_topic
 
+RATES_PARTITIONS = 3
 APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
 
 
@@ -53,6 +55,7 @@ class JoinApplication(Application):
         standbys: int = 0,
         alone: bool = False,
         windows: bool = False,
+        rates: bool = False,
         environment: Mapping[str, str] | None = None,
         **settings: str | float,
     ) -> None:
@@ -66,14 +69,18 @@ class JoinApplication(Application):
             **settings,
         )
         self.customers, self.orders = "" if alone else f"{self.name}-customers", f"{self.name}-orders"
+        self.rates = f"{self.name}-rates" if rates else ""
         self.joined = (
-            windowed(self.orders, self.out) if windows else joined(self.customers, self.orders, self.out)
+            windowed(self.orders, self.out)
+            if windows
+            else joined(self.customers, self.orders, self.out, rates=self.rates)
         )
         self.processors = [self.joined]
         self._environment |= {
             **({"JOIN_WINDOWS": "1"} if windows else {}),
             "JOIN_CUSTOMERS": self.customers,
             "JOIN_ORDERS": self.orders,
+            "JOIN_RATES": self.rates,
             "JOIN_OUT": self.out,
         }
         self._producer = Producer(broker.client_config(**{"linger.ms": 1}))
@@ -84,13 +91,16 @@ class JoinApplication(Application):
             self.broker.create_topic(
                 topic, partitions=self.partitions, config={**APPEND_TIME, **(source or {})}, exact=True
             )
+        if self.rates:
+            kept = {**APPEND_TIME, "retention.ms": "-1"}
+            self.broker.create_topic(self.rates, partitions=RATES_PARTITIONS, config=kept, exact=True)
         create_topics(self.settings, self.processors, partitions=self.partitions)
         return self
 
     def raise_version(self, version: int) -> None:
         """Let workers that are made from here on run another version, which emits to a topic of its own."""
         self.out = f"{self.name}-out-{version}"
-        self.joined = joined(self.customers, self.orders, self.out, version)
+        self.joined = joined(self.customers, self.orders, self.out, version, self.rates)
         self.processors = [self.joined]
         self._environment |= {"JOIN_VERSION": str(version), "JOIN_OUT": self.out}
         create_topics(self.settings, self.processors, partitions=self.partitions)
@@ -111,6 +121,9 @@ class JoinApplication(Application):
             topic = chance.choice(self.joined.topics)
             op = chance.choices(("add", "later", "raise"), (90, 7, 3))[0]
             self.send(topic, f"{op} k{chance.randrange(20)} {at}", chance.randrange(self.partitions))
+            if self.rates and at % 3 == 0:
+                key = chance.randrange(20)
+                self.send(self.rates, f"k{key} {at}", key % RATES_PARTITIONS)
             if at % 50 == 49:
                 self._producer.poll(0)
                 time.sleep(rest_s)
@@ -171,7 +184,7 @@ class JoinApplication(Application):
             recorded = [decode_choice(message.value()) for message in choices[number]]
             assert [choice.number for choice in recorded] == list(range(len(recorded)))
             store = DictStore()
-            folder = MergingFolder(self.joined, store)
+            folder = MergingFolder(self.joined, store, views=GlobalReplay(self.joined.reads, self._open_logs))
             batches = [
                 [batch] if (batch := _batch(log[number], number, fold.inputs)) is not None else []
                 for log, fold in zip(logs, self.joined.folds, strict=True)
@@ -190,6 +203,14 @@ class JoinApplication(Application):
         assert replay(self.joined, self.settings).digest == verdict.live_digest
         told = sorted(message.value() or b"" for messages in emitted.values() for message in messages)
         assert told == sorted(value for each in out.values() for value in each.emits)
+        return out
+
+    def _open_logs(self, number: int) -> dict[int, GlobalLog]:
+        """Return the log of the global, read by the test itself."""
+        out: dict[int, GlobalLog] = {}
+        for partition, messages in read_topic(self.broker, self.rates).items():
+            batch = _batch(messages, partition, ("value",))
+            out[partition] = GlobalLog([] if batch is None else [batch], _last(messages) + 1)
         return out
 
 

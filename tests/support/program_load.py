@@ -38,6 +38,9 @@ def _given(topic: str, key: str, value: object) -> Given:
 
 
 def _tables(phase: int, chance: Random) -> Iterator[Given]:
+    if phase == 0:  # before any worker starts, so that all of them see these
+        for currency, rate in (("usd", 0.9), ("gbp", 1.2), ("chf", 1.05)):
+            yield _given("rates", currency, rate)
     for at, name in enumerate(NAMES):
         gone = (phase + at) % 5 == 4
         yield _given("customers", name, None if gone else {"name": f"{name} {phase}"})
@@ -49,6 +52,10 @@ def _tables(phase: int, chance: Random) -> Iterator[Given]:
 def _streams(phase: int) -> Iterator[Given]:
     for at, name in enumerate(NAMES):
         yield _given("orders", name, {"id": 100 * phase + at, "cents": at})
+        currency = ("usd", "gbp", "sek")[at % 3]
+        yield _given(
+            "foreign-orders", name, {"id": f"f-{phase}-{at}", "currency": currency, "amount": 100 + at}
+        )
         yield _given("open-orders", f"o-{phase}-{at}", {"product": name, "pieces": 1 + at})
 
 

@@ -43,7 +43,7 @@ def check_processors(settings: Settings, processors: Processors) -> list[TopicFi
         if settings.coordination_topic in processor.emits:
             message = f"processor {processor.name} emits to it in transactions; clients of the Marshal protocol hang on their markers"
             findings.append(_error(settings.coordination_topic, message, "emit to a topic of its own"))
-        for topic in {*processor.topics, *processor.emits} & taken:
+        for topic in {*processor.topics, *processor.emits, *(each.topic for each in processor.reads)} & taken:
             message = f"processor {processor.name} reads or emits to a topic that holdfast keeps for itself"
             findings.append(_error(topic, message, "choose another topic"))
     return findings
@@ -164,12 +164,20 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
         lost = "what is built anew from the rest would forget names, epochs or what is done"
         if spec.role is TopicRole.BETWEEN:
             lost = "records would be deleted in time, and no table behind them could be folded again"
+        if spec.role is TopicRole.GLOBAL:
+            lost = "records would be deleted in time, and folds that looked into the global table could not be folded again"
         if spec.role is TopicRole.CHOICES:
             lost = (
                 "choices would be deleted in time, and without all of them nobody can fold the sources again"
             )
         message = f"retention.ms is {state.config['retention.ms']}: {lost}"
         yield _warning(spec.name, message, _alter(spec, "retention.ms=-1"))
+    if spec.role is TopicRole.GLOBAL and "compact" in policy:
+        message = (
+            f"cleanup.policy is {policy}: what the global table held at a recorded position disappears from its history, so a replay, a new version "
+            "and verify may see other rows than live folds did"
+        )
+        yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     if spec.role in (TopicRole.SOURCE, TopicRole.BETWEEN) and "compact" in policy:
         message = f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may give other rows"
         yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
@@ -177,7 +185,7 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
 
 def _check_time(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
     kind = state.config.get("message.timestamp.type")
-    stamped = (TopicRole.SOURCE, TopicRole.COORDINATION, TopicRole.BETWEEN)
+    stamped = (TopicRole.SOURCE, TopicRole.COORDINATION, TopicRole.BETWEEN, TopicRole.GLOBAL)
     if spec.role in stamped and kind not in (None, "LogAppendTime"):
         message = f"message.timestamp.type is {kind}: `at_ms` is then the clock of whoever produced the record, which may be wrong or go back"
         yield _warning(spec.name, message, _alter(spec, "message.timestamp.type=LogAppendTime"))

@@ -29,6 +29,8 @@ def worker_grants(settings: Settings, processors: Processors) -> list[Grant]:
     for processor in processors:
         for topic in processor.topics:
             out += topic_grants(topic, "folds it", READ)
+        for each in processor.reads:
+            out += topic_grants(each.topic, f"folds it into the global table {each.name}", READ)
         if processor.on is not None:
             out += topic_grants(
                 processor.choices(settings.app), "in which order it folded its sources", READ, WRITE
@@ -78,6 +80,8 @@ def replayer_grants(settings: Settings, processors: Processors) -> list[Grant]:
     for processor in processors:
         for topic in processor.topics:
             out += topic_grants(topic, "reads its history", READ)
+        for each in processor.reads:
+            out += topic_grants(each.topic, f"reads the history of the global table {each.name}", READ)
         if processor.on is not None:
             out += topic_grants(processor.choices(settings.app), "folds in the order that was recorded", READ)
         out += topic_grants(processor.changelog(settings.app), "compares it with a replay", READ)
@@ -118,6 +122,7 @@ def administrator_grants(
     sources = {topic for processor in processors for topic in processor.topics} - {
         settings.coordination_topic
     }
+    sources |= {each.topic for processor in processors for each in processor.reads}
     out: list[Grant] = []
     for topic in topic_names(settings, processors):
         out += topic_grants(topic, "makes, checks and alters it", CREATE, ALTER_CONFIGS)

@@ -34,6 +34,7 @@ ALTERABLE = {
         "compression.type",
         "message.timestamp.type",
     ),  # the first only of those that are holdfast's own
+    TopicRole.GLOBAL: ("message.timestamp.type", "retention.ms"),
     TopicRole.COORDINATION: ("compression.type", "message.timestamp.type"),
     TopicRole.EMIT: (),
     TopicRole.BETWEEN: (*_OURS, "retention.ms", "max.message.bytes"),

@@ -54,6 +54,7 @@ def topic_names(settings: Settings, processors: Processors) -> list[str]:
         names |= {*processor.topics, processor.changelog(settings.app), *map(str, processor.emits)}
         if processor.on is not None:
             names.add(processor.choices(settings.app))
+        names |= {each.topic for each in processor.reads}
     if settings.ranges:
         names.add(settings.ranges_topic)
     return sorted(names)
@@ -115,6 +116,12 @@ def specs_for(
             beside = {**(specs[name].beside if name in specs else {}), **others}
             found = between.get(name) or _source(settings, name, count or known)
             specs[name] = replace(found, beside=beside)
+    for name in sorted({each.topic for processor in processors for each in processor.reads}):
+        if name in specs:  # folded as a source as well: it is kept all the same
+            specs[name] = replace(specs[name], config={**specs[name].config, "retention.ms": "-1"})
+        else:
+            count = cluster.partitions(name) or partitions
+            specs[name] = _spec(settings, name, TopicRole.GLOBAL, count, _FOREVER | _ROOM)
     if settings.ranges:
         # No table is folded from it here: its readers are the range consumers, each for itself.
         name = settings.ranges_topic
@@ -141,6 +148,9 @@ def specs_for(
         for name in map(str, processor.emits):
             if name in between:
                 specs.setdefault(name, between[name])
+            elif name in specs and specs[name].role is TopicRole.GLOBAL:
+                if processor.in_place:
+                    specs[name] = replace(specs[name], partitions=specs[first].partitions)
             elif processor.in_place:
                 wide = specs[first].partitions
                 specs[name] = _spec(settings, name, TopicRole.EMIT, wide, _LOG | _ROOM, source=first)

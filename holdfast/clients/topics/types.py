@@ -17,6 +17,8 @@ class TopicRole(StrEnum):
     COORDINATION = "coordination"
     CHANGELOG = "changelog"
     CHOICES = "choices"
+    GLOBAL = "global"
+    """Folded whole by each worker into a global table."""
     EMIT = "emit"
     BETWEEN = "between"
     """Internal: from one processor of the application to another."""

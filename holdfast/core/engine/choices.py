@@ -12,6 +12,9 @@ choices, folds the same sequence.
 
 Choices are numbered from 0 without a gap, whatever the version of the processor that made them. Both formats
 are arrays of MessagePack; all integers are signed 64 bit.
+
+A processor that reads globals has one kind of choice more, and a marker that tells their positions: each of a
+format of its own, so that an older version refuses them.
 """
 
 from __future__ import annotations
@@ -23,19 +26,26 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.engine.codec import FORMAT, NOTHING_APPLIED
+from holdfast.core.engine.global_rows import Vector
+from holdfast.core.engine.global_tables import LIMIT_GLOBALS
 from holdfast.core.engine.sources import LIMIT_SOURCES
 from holdfast.core.engine.timers import NEVER
 from holdfast.core.untrusted import UNFIT
 from holdfast.errors import ChangelogError, ChoicesError
 
 CHOICE_FORMAT = 1
+GLOBALS_CHOICE_FORMAT = 2
 MARKER_FORMAT = 2
+GLOBALS_MARKER_FORMAT = 3
 SOURCE_BITS = 3
 SOURCE_MASK = (1 << SOURCE_BITS) - 1
 assert SOURCE_MASK + 1 == LIMIT_SOURCES
 
 _Count = Annotated[int, Meta(ge=0)]
 _Offsets = Annotated[tuple[Annotated[int, Meta(ge=-1)], ...], Meta(min_length=1, max_length=LIMIT_SOURCES)]
+_Vectors = Annotated[
+    tuple[tuple[Annotated[int, Meta(ge=-1)], ...], ...], Meta(min_length=1, max_length=LIMIT_GLOBALS)
+]
 _Times = Annotated[tuple[int, ...], Meta(min_length=1, max_length=LIMIT_SOURCES)]
 
 
@@ -51,6 +61,14 @@ class Choice(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     sources: int
     applied: _Offsets
     tick_ms: int | None = None
+
+
+class GlobalsChoice(Choice, frozen=True, array_like=True, kw_only=True):
+    """Up to *applied*, before anything else; then the globals are at *globals*: of each that the processor reads,
+    in their order, the last offset applied of each partition.
+    """
+
+    globals: _Vectors
 
 
 class VectorMarker(msgspec.Struct, frozen=True, array_like=True):
@@ -81,6 +99,17 @@ class VectorMarker(msgspec.Struct, frozen=True, array_like=True):
         return LOWEST if self.last < 0 else canonical(self.reached_ms[self.last], self.last)
 
 
+class GlobalsMarker(VectorMarker, frozen=True, array_like=True, kw_only=True):
+    """The position of a processor that reads globals: *globals* are the positions at which its last record saw them."""
+
+    globals: _Vectors
+
+
+def globals_of(marker: VectorMarker) -> tuple[Vector, ...]:
+    """Return the positions of the globals that are read, in their order; none of a processor that reads none."""
+    return marker.globals if isinstance(marker, GlobalsMarker) else ()
+
+
 LOWEST = -1 << 63
 """Below every canonical key."""
 
@@ -94,15 +123,20 @@ def canonical(reached_ms: int, source: int) -> int:
     return reached_ms << SOURCE_BITS | source
 
 
-def beginning(sources: int, width: int, version: int) -> VectorMarker:
-    """Return the position before the first record of *width* sources."""
+def beginning(sources: int, width: int, version: int, reads: int = 0) -> VectorMarker:
+    """Return the position before the first record of *width* sources, with *reads* globals."""
     nothing = (NOTHING_APPLIED,) * width
-    return VectorMarker(nothing, -1, version, MARKER_FORMAT, (-1,) * width, -1, -NEVER, 0, sources)
+    if not reads:
+        return VectorMarker(nothing, -1, version, MARKER_FORMAT, (-1,) * width, -1, -NEVER, 0, sources)
+    start = (nothing, -1, version, GLOBALS_MARKER_FORMAT, (-1,) * width, -1, -NEVER, 0, sources)
+    return GlobalsMarker(*start, globals=((),) * reads)
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_choice = msgspec.msgpack.Decoder(Choice).decode
+_decode_globals_choice = msgspec.msgpack.Decoder(GlobalsChoice).decode
 _decode_marker = msgspec.msgpack.Decoder(VectorMarker).decode
+_decode_globals_marker = msgspec.msgpack.Decoder(GlobalsMarker).decode
 _decode_any = msgspec.msgpack.Decoder(list[Any]).decode
 
 
@@ -117,26 +151,32 @@ def decode_choice(value: bytes | None) -> Choice:
         raise ChoicesError("choice without a value: nobody may delete choices, they are part of the log")
     try:
         choice = _decode_choice(value)
+        if choice.format == GLOBALS_CHOICE_FORMAT:
+            return _decode_globals_choice(value)
     except UNFIT as error:
-        _check_format(value, 0, CHOICE_FORMAT)
+        _check_format(value)
         raise ChoicesError(
             f"choice is malformed ({error}): this topic does not hold the choices of a processor"
         ) from error
     if choice.format != CHOICE_FORMAT:
-        raise ChoicesError(
-            f"choice of format {choice.format}, this version reads {CHOICE_FORMAT}: upgrade the workers"
-        )
+        raise _newer(choice.format)
     return choice
 
 
-def _check_format(value: bytes, at: int, known: int) -> None:
+def _check_format(value: bytes) -> None:
     """Raise ChoicesError when *value* is an array that tells another format."""
     try:
-        told = _decode_any(value)[at]
+        told = _decode_any(value)[0]
     except (*UNFIT, IndexError):
         return
-    if type(told) is int and told > known:
-        raise ChoicesError(f"choice of format {told}, this version reads {known}: upgrade the workers")
+    if type(told) is int and told > GLOBALS_CHOICE_FORMAT:
+        raise _newer(told)
+
+
+def _newer(told: int) -> ChoicesError:
+    return ChoicesError(
+        f"choice of format {told}, this version reads {CHOICE_FORMAT} and {GLOBALS_CHOICE_FORMAT}: upgrade the workers"
+    )
 
 
 def encode_vector_marker(marker: VectorMarker) -> bytes:
@@ -151,7 +191,11 @@ def decode_vector_marker(value: bytes) -> VectorMarker:
     try:
         told: Sequence[Any] = _decode_any(value)
         kind = told[3] if len(told) > 3 else None
-        marker = _decode_marker(value) if kind == MARKER_FORMAT else None
+        marker: VectorMarker | None = None
+        if kind == GLOBALS_MARKER_FORMAT:
+            marker = _decode_globals_marker(value)
+        elif kind == MARKER_FORMAT:
+            marker = _decode_marker(value)
     except UNFIT as error:
         raise ChangelogError(
             f"position marker is malformed ({error}): this topic is not a changelog of holdfast"
@@ -162,7 +206,7 @@ def decode_vector_marker(value: bytes) -> VectorMarker:
         )
     if marker is None:
         raise ChangelogError(
-            f"position marker of format {kind!r:.80}, this version reads {MARKER_FORMAT} here: upgrade the workers"
+            f"position marker of format {kind!r:.80}, this version reads {MARKER_FORMAT} and {GLOBALS_MARKER_FORMAT} here: upgrade the workers"
         )
     if len(marker.applied) != len(marker.reached_ms) or marker.last >= len(marker.applied):
         raise ChangelogError(

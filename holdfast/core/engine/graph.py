@@ -21,6 +21,8 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True):
     emits: tuple[str, ...]
     timers: bool
     tables: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    """Topics of the global tables that it reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,14 @@ class TopologyGraph:
                 emits=tuple(map(str, each.emits)),
                 timers=each.on_wake is not None or each.on_tick is not None,
                 tables=tuple(each.tables),
+                reads=tuple(read.topic for read in each.reads),
             )
             for each in sorted(processors, key=lambda each: each.name)
         ]
         ordered: list[GraphNode] = []
         while nodes:
             fed = {topic for node in nodes for topic in node.emits}
-            free = [node for node in nodes if fed.isdisjoint(node.sources)] or nodes[
+            free = [node for node in nodes if fed.isdisjoint((*node.sources, *node.reads))] or nodes[
                 :1
             ]  # a circle begins anywhere
             ordered += free
@@ -69,6 +72,7 @@ class TopologyGraph:
                 "sources": list(node.sources),
                 "emits": list(node.emits),
                 "tables": list(node.tables),
+                "reads": list(node.reads),
                 "internal": sorted(internal.intersection((*node.sources, *node.emits))),
             }
             for node in self.nodes
@@ -94,6 +98,8 @@ class TopologyGraph:
             lines.append(f"  table   {node.table}{', with timers' if node.timers else ''}")
         if node.tables:
             lines.append(f"  named   {', '.join(node.tables)}")
+        if node.reads:
+            lines.append(f"  reads   {', '.join(node.reads)} (global)")
         if node.emits:
             lines.append(f"  emits   {self._listed(node.emits)}")
         return "\n".join(lines)
@@ -114,7 +120,7 @@ class TopologyGraph:
           t0 --> p0
           p0 --> t1
         """
-        topics = sorted({topic for node in self.nodes for topic in (*node.sources, *node.emits)})
+        topics = sorted({topic for node in self.nodes for topic in (*node.sources, *node.emits, *node.reads)})
         ids = {topic: f"t{at}" for at, topic in enumerate(topics)}
         lines = ["flowchart LR", *(f"  {ids[topic]}[/{topic}/]" for topic in topics)]
         for at, node in enumerate(self.nodes):
@@ -122,5 +128,6 @@ class TopologyGraph:
             lines.append(f'  p{at}["{named}"]' if node.table else f'  p{at}(["{named}"])')
         for at, node in enumerate(self.nodes):
             lines += [f"  {ids[topic]} --> p{at}" for topic in node.sources]
+            lines += [f"  {ids[topic]} -.-> p{at}" for topic in node.reads]
             lines += [f"  p{at} --> {ids[topic]}" for topic in node.emits]
         return "\n".join(lines)

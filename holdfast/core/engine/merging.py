@@ -13,13 +13,17 @@ from itertools import accumulate, islice
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import (
+    GLOBALS_CHOICE_FORMAT,
     LOWEST,
     SOURCE_BITS,
     SOURCE_MASK,
     Choice,
+    GlobalsChoice,
     VectorMarker,
     canonical,
+    globals_of,
 )
+from holdfast.core.engine.global_rows import Vector, covers
 from holdfast.errors import ChoicesError
 
 _HIGHEST = 1 << 63
@@ -156,6 +160,7 @@ class Merger:
         self._fingerprint = marker.sources
         self._recorded, self._pulled = iter(recorded), deque[Choice]()
         self._wanted_tick_ms: int | None = None
+        self._wanted_globals: tuple[Vector, ...] | None = None
         self.settle(marker)
 
     def offer(self, source: int, batch: Batch, offset_next: int | None = None) -> None:
@@ -172,6 +177,14 @@ class Merger:
         """
         self._wanted_tick_ms = now_ms
 
+    def see(self, vectors: tuple[Vector, ...]) -> None:
+        """Have what is folded next see the globals at *vectors*: a choice before it says so, if that is not where they are.
+
+        Call it when a transaction begins; with nothing to fold there is no choice. Recorded choices that are left are obeyed first, and this
+        is forgotten.
+        """
+        self._wanted_globals = vectors
+
     def settle(self, marker: VectorMarker) -> None:
         """Go on from *marker*, where the state is: what lies before it is dropped, what was taken behind it
         is taken again.
@@ -181,7 +194,8 @@ class Merger:
         self._last_key, self._number, self._tick_ms = marker.last_key, marker.choices, marker.tick_ms
         while self._pulled and self._pulled[0].number < marker.choices:
             self._pulled.popleft()
-        self._wanted_tick_ms = None
+        self._wanted_tick_ms = self._wanted_globals = None
+        self._globals = globals_of(marker)
 
     def take(self, ends: Sequence[int | None] | None = None) -> Stretch | None:
         """Return what comes next, or None when that is not known yet.
@@ -247,8 +261,8 @@ class Merger:
         """Return the records up to the key *bound* and the offsets *limits*, as far as one portion of each
         source goes; or the barrier or tick before them.
         """
-        if limits is None and (tick := self._tick()) is not None:
-            return tick
+        if limits is None and self._wanted_tick_ms is not None and self._wanted_tick_ms > self._tick_ms:
+            return self._seen() or self._tick()
         ready = [source.ready(limits[source.number] if limits else None) for source in self._sources]
         for keys, start, stop, more in ready:
             if more and stop > start:
@@ -259,6 +273,8 @@ class Merger:
             merged += keys[start:stop]
         if not merged:
             return None
+        if limits is None and self._wanted_globals is not None and (seen := self._seen()) is not None:
+            return seen
         merged.sort()  # finds the sorted runs and merges them
         if merged[0] < self._last_key:
             if limits is not None:
@@ -273,9 +289,24 @@ class Merger:
 
     # -- choices
 
-    def _tick(self) -> Stretch | None:
+    def _tick(self) -> Stretch:
         now_ms, self._wanted_tick_ms = self._wanted_tick_ms, None
-        return None if now_ms is None or now_ms <= self._tick_ms else self._decide(now_ms)
+        return self._decide(now_ms)
+
+    def _seen(self) -> Stretch | None:
+        """Return the choice of the globals' positions before what comes next, None when they are there."""
+        vectors, self._wanted_globals = self._wanted_globals, None
+        if vectors is None or vectors == self._globals:
+            return None
+        applied = tuple(source.applied for source in self._sources)
+        choice = GlobalsChoice(
+            format=GLOBALS_CHOICE_FORMAT,
+            number=self._number,
+            sources=self._fingerprint,
+            applied=applied,
+            globals=vectors,
+        )
+        return self._chosen(choice, decided=True)
 
     def _decide(self, tick_ms: int | None) -> Stretch:
         applied = tuple(source.applied for source in self._sources)
@@ -283,12 +314,26 @@ class Merger:
         return self._chosen(choice, decided=True)
 
     def _chosen(self, choice: Choice, *, decided: bool) -> Stretch:
+        if isinstance(choice, GlobalsChoice):
+            self._go_on(choice)
+        if not decided:
+            self._wanted_globals = None
         self._last_key, self._number = LOWEST, choice.number + 1
         for source, last in zip(self._sources, choice.applied, strict=True):
             source.applied = max(source.applied, last)  # the record may be gone: compacted, or skipped since
         if choice.tick_ms is not None:
             self._tick_ms = choice.tick_ms
         return Stretch((None,) * len(self._sources), choice=choice, decided=decided)
+
+    def _go_on(self, choice: GlobalsChoice) -> None:
+        """Take the positions of globals that *choice* tells; raises ChoicesError for one that lies before."""
+        before = self._globals
+        if len(choice.globals) != len(before) or not all(map(covers, choice.globals, before)):
+            raise ChoicesError(
+                f"choice {choice.number} has globals at {[*map(list, choice.globals)]}, behind {[*map(list, before)]} or of another processor: "
+                "their topics were deleted and made again, or the processor reads others; give it another name"
+            )
+        self._globals = choice.globals
 
     def _next_recorded(self) -> Choice | None:
         """Return the first recorded choice that is not behind, None when there is none."""

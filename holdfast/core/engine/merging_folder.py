@@ -11,12 +11,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from holdfast.core.engine.choices import Choice, VectorMarker, beginning, encode_vector_marker
+from holdfast.core.engine.choices import (
+    Choice,
+    GlobalsChoice,
+    GlobalsMarker,
+    VectorMarker,
+    beginning,
+    encode_vector_marker,
+    globals_of,
+)
 from holdfast.core.engine.codec import APPLIED, TICK
+from holdfast.core.engine.global_rows import GlobalTables, GlobalViews
 from holdfast.core.engine.merging import Portion, Stretch
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import JournaledRows, Store
-from holdfast.core.engine.sources import SourceFold, fingerprint
+from holdfast.core.engine.sources import SourceFold
 from holdfast.core.engine.stepping import LIMIT_BYTES, SteppingFolder, Transition, Written
 from holdfast.core.engine.timers import TimerTable, timers_in
 from holdfast.errors import ChangelogError
@@ -45,7 +54,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
     was not folded to its end, the rest must be merged again: `Merger.settle(folder.marker)` after each commit
     and rollback.
 
-    Raises ChangelogError for a *marker* of other sources.
+    Raises ChangelogError for a *marker* of other sources. *views* are the globals that the processor reads.
 
     >>> from holdfast.core.engine.batches import Batch
     >>> from holdfast.core.engine.merging import Merger
@@ -77,10 +86,15 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         cache_rows: int = 200_000,
         limit_bytes: int = LIMIT_BYTES,
         trace: Callable[[Transition[R]], None] | None = None,
+        views: GlobalViews | None = None,
     ) -> None:
         start = start_of(processor)
         self.marker = start if marker is None else marker
-        if self.marker.sources != start.sources or len(self.marker.applied) != len(start.applied):
+        if (
+            self.marker.sources != start.sources
+            or len(self.marker.applied) != len(start.applied)
+            or self.marker.format != start.format
+        ):
             raise ChangelogError(
                 f"table {processor.table} was folded from other sources than {', '.join(processor.topics)}, or from "
                 "these in another order: give the processor another name"
@@ -91,6 +105,11 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         super().__init__(processor, store, self.marker.stream_ms, cache_rows, limit_bytes, trace, ticks)
         self._folds = processor.folds
         self._calls = tuple(each.fold for each in self._folds)
+        self._globals = globals_of(self.marker)
+        self._tables: GlobalTables | None = None
+        if processor.reads:
+            self._tables = GlobalTables(processor.reads, views, self.rows.failures, self._globals)
+            self.rows.globals = self._tables
         self._forget()
 
     @property
@@ -104,6 +123,9 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         self._applied, self._reached, self._last = list(marker.applied), list(marker.reached_ms), marker.last
         self._tick_ms, self._number = marker.tick_ms, marker.choices
         self._choices: list[Choice] = []
+        if self._tables is not None:
+            self._globals = globals_of(marker)
+            self._tables.settle(self._globals)
 
     def unchanged(self) -> MergedChanges:
         return MergedChanges(marker=self.marker, records=0)
@@ -116,7 +138,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         self, taken: list[Stretch], records: int, puts: list[tuple[bytes, bytes | None]]
     ) -> MergedChanges:
         before = self.marker
-        marker = VectorMarker(
+        position = (
             tuple(self._applied),
             self.stream_ms,
             self.processor.version,
@@ -127,6 +149,10 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             self._number,
             before.sources,
         )
+        if self._tables is None:
+            marker = VectorMarker(*position)
+        else:
+            marker = GlobalsMarker(*position, globals=self._globals)
         return MergedChanges(
             marker=marker,
             records=records,
@@ -227,13 +253,18 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         self._number, self._last = choice.number + 1, -1
         if choice.tick_ms is not None:
             self._tick_ms = choice.tick_ms
+        if isinstance(choice, GlobalsChoice) and self._tables is not None:
+            self._globals = choice.globals
+            self._tables.move(choice.globals)
         if decided:
             self._choices.append(choice)
 
 
 def start_of(processor: Processor[Any, Any]) -> VectorMarker:
     """Return the position of an empty table of *processor*."""
-    return beginning(fingerprint(processor.topics), len(processor.topics), processor.version)
+    return beginning(
+        processor.signature, len(processor.topics), processor.version, reads=len(processor.reads)
+    )
 
 
 def _columns(each: SourceFold, portion: Portion) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.core.engine.declaring import why_uncallable
 from holdfast.core.engine.emits import Emit, Emits, Headers
+from holdfast.core.engine.global_tables import LIMIT_GLOBALS, Global
 from holdfast.core.engine.named_tables import Table, declared_table, why_wrong_tables
 from holdfast.core.engine.row_types import why_unfit
 from holdfast.core.engine.rows import Rows
@@ -67,6 +68,9 @@ class Processor(Generic[E, R]):
     **Several tables.** `tables={"sessions": Session}` declares named tables beside the processor's own, each
     with its type; a fold has the rows of one by `rows.table("sessions")`. They change in the same transaction
     and lie in the same changelog. Queries name them PROCESSOR.TABLE.
+
+    **Global tables.** `reads=(rates,)`, with `on=`, lets folds look into a `Global`: `rows.globals[rates].get(key)`. What they see
+    is as of a position that is recorded with the choices. To add, remove or reorder globals, give the processor another name.
     """
 
     name: str
@@ -85,6 +89,7 @@ class Processor(Generic[E, R]):
     emits: tuple[str, ...] = ()
     in_place: bool = False
     tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    reads: tuple[Global[Any], ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -115,6 +120,35 @@ class Processor(Generic[E, R]):
             raise self._wrong(f"row type {self.row!r:.200}: {why}")
         if (why := why_wrong_tables(self.tables)) is not None:
             raise self._wrong(why)
+        if self.reads:
+            self._check_globals()
+
+    def _check_globals(self) -> None:
+        if not isinstance(self.reads, tuple):
+            raise self._wrong(f"reads is {self.reads!r:.200}; write a tuple of Global: reads=(rates,)")
+        if self.on is None:
+            raise self._wrong(
+                "reads needs on=: write on={Source(...): fold} in place of source, decode and fold"
+            )
+        if len(self.reads) > LIMIT_GLOBALS:
+            raise self._wrong(f"reads names {len(self.reads)} globals, {LIMIT_GLOBALS} are the most")
+        names: set[str] = set()
+        for each in self.reads:
+            if not isinstance(each, Global):
+                raise self._wrong(
+                    f"reads has {each!r:.200}; write Global(name, Source(...), fold=..., row=...)"
+                )
+            if each.name in names:
+                raise self._wrong(f"reads names {each.name!r:.200} twice")
+            names.add(each.name)
+            try:
+                Processor(name=each.name, on={each.source: each.fold}, row=each.row)
+            except ConfigError as error:
+                raise self._wrong(f"reads a global that is declared wrong: {error}") from error
+            if isinstance(each.source.topic, Internal):
+                raise self._wrong(
+                    f"global {each.name} folds {each.topic}, an internal topic, which is trimmed and bears its writer's version: emit to a Stream instead"
+                )
 
     def _check_sources(self, on: Mapping[Source[Any], Any]) -> None:
         mixed = [name for name in ("source", "decode", "fold") if getattr(self, name)]
@@ -246,6 +280,11 @@ class Processor(Generic[E, R]):
     def lineage(self) -> int:
         """Return what tells positions in internal topics of other versions apart; 0 where no source is internal."""
         return fingerprint(self.topics) if self.internal else 0
+
+    @property
+    def signature(self) -> int:
+        """Return the fingerprint of what positions and choices number: the sources, and the globals that are read."""
+        return fingerprint((*self.topics, *(f"{each.name} {each.topic}" for each in self.reads)))
 
     @property
     def table(self) -> str:

@@ -8,6 +8,7 @@ from itertools import islice, repeat
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
 from holdfast.core.engine.codec import ROW, WAKE, RowCodec, row_key, row_keys, text_key, wake_key
+from holdfast.core.engine.global_rows import GlobalTables
 from holdfast.core.engine.key_order import KeyOrder
 from holdfast.core.engine.timers import NEVER, TimerTable, timers_in
 from holdfast.errors import FoldError
@@ -44,6 +45,7 @@ _UNKNOWN = _Unknown()
 
 
 _NO_TABLES: Mapping[str, Rows[Any]] = {}
+_NO_GLOBALS = GlobalTables()
 
 
 class Rows(Generic[R]):
@@ -62,7 +64,7 @@ class Rows(Generic[R]):
     `put` lists every row set since the folder last looked: a row that the same transaction replaces must be
     refused for what another cut of the log would have refused it for. `failures` holds what the store raised,
     even when a fold swallowed it. In `derived` a declaration of ours may remember what it would find again in rows
-    by looking: it is emptied whenever changes are taken back.
+    by looking: it is emptied whenever changes are taken back. `globals` has the global tables that the processor reads.
     """
 
     __slots__ = (
@@ -80,6 +82,7 @@ class Rows(Generic[R]):
         "_young",
         "derived",
         "failures",
+        "globals",
         "next_wake_ms",
         "put",
         "ticks",
@@ -108,6 +111,7 @@ class Rows(Generic[R]):
         for each in tables.values():
             each.failures = self.failures  # whichever table's store fails, the folder looks here
         self.derived: dict[str, Any] = {}
+        self.globals = _NO_GLOBALS
         self.ticks = ticks
         self._wakes = timers_in(store, WAKE)
         self._wakes.journaled = False

@@ -1,0 +1,275 @@
+"""The global tables of a worker: one copy each, which follows its topic for as long as the worker lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from itertools import count
+from threading import RLock
+from typing import Any, Protocol
+
+from confluent_kafka import KafkaException
+
+from holdfast.agents.partitions.global_feed import GlobalFeed, gather, partitions_of, stalled
+from holdfast.config import Settings
+from holdfast.core.engine.global_copies import GlobalCopy, WorkerGlobals
+from holdfast.core.engine.global_tables import Global, globals_by_name
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.skips import OffsetRanges
+from holdfast.core.engine.stepping import Refused
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.errors import BrokerError, GlobalsError, TopicError
+from holdfast.kafka.source_fetcher import Fetched
+from holdfast.tables.ends import ASK_TIMEOUT_S, EndsClient
+from holdfast.tables.global_store import GlobalStore
+from holdfast.tables.lived import Stopwatch
+from holdfast.tables.partition import Environment
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "globals"
+"""Where in data_dir the copies lie; nothing there outlives the worker."""
+ALL = ("global tables", -1)
+"""Where readiness is told of what holds up every copy."""
+COUNT_EVERY_S = 30.0
+"""How soon partitions are seen that were added to a topic."""
+
+
+class Skipped(Protocol):
+    """Knows what of a topic is skipped."""
+
+    async def refresh(self) -> None: ...
+
+    def ranges(self, topic: str, partition: int) -> OffsetRanges: ...
+
+
+class GlobalsHost(Protocol):
+    """What is asked of the manager."""
+
+    settings: Settings
+    processors: dict[str, Processor[Any, Any]]
+    held: dict[tuple[str, int], str]
+
+    @property
+    def skipping(self) -> Skipped: ...
+
+    @property
+    def pool(self) -> Executor: ...
+
+    def thread(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]: ...
+
+    def progressed(self) -> None: ...
+
+    def crash(self, error: BaseException) -> None: ...
+
+
+class GlobalCopies:
+    """The copies by name, and what follows their topics."""
+
+    def __init__(self, host: GlobalsHost) -> None:
+        self._host = host
+        self._reads: dict[str, Global[Any]] = globals_by_name(
+            each for processor in host.processors.values() for each in processor.reads
+        )
+        self.copies: dict[str, GlobalCopy] = {}
+        self._stores: list[GlobalStore] = []
+        self._numbers = count()
+        self._positions: dict[Place, int] = {}
+        self._opened = asyncio.Event()
+        self.environment: Environment | None = None
+        self.counts: dict[str, int] = {}
+        """How many partitions each topic has."""
+        self.whole = not self._reads
+        """Whether each topic was read once to where it ended: before that nothing is folded that reads a global."""
+        self.waited_for: dict[str, Any] = {}
+        """Positions that copies must come to before a partition goes on, by the global's name."""
+        self.why = ""
+        self._applying: asyncio.Future[Any] | None = None
+        self._closed = False
+
+    async def open(self, environment: Environment) -> None:
+        """Make the copies, empty; call it before partitions are opened."""
+        if not self._reads or self.copies:
+            return
+        self.environment = environment
+        self.counts = await self._host.thread(partitions_of, self._host.settings, sorted(self._topics))
+        await self._host.thread(self._make)
+        self._opened.set()
+
+    @property
+    def _topics(self) -> set[str]:
+        return {each.topic for each in self._reads.values()}
+
+    def _make(self) -> None:
+        assert self.environment is not None, "open first"
+        shutil.rmtree(self.environment.data_dir / FOLDER, ignore_errors=True)  # of a worker that was killed
+        for name, table in self._reads.items():
+            store = self.store(name)
+            self._stores.append(store)
+            self.copies[name] = GlobalCopy(table, store, _Refusals(table), RLock())
+
+    def store(self, name: str) -> GlobalStore:
+        """Return an empty store for a copy. Blocks."""
+        assert self.environment is not None, "open first"
+        # Numbered, since a copy that is being removed and the next of its name are not to meet.
+        folder = f"{name}.{next(self._numbers)}"
+        return GlobalStore(self.environment.data_dir / FOLDER / folder, self.environment.budget)
+
+    def views(self, processor: Processor[Any, Any]) -> WorkerGlobals | None:
+        """Return the globals of a partition of *processor*; None where it reads none."""
+        if not processor.reads:
+            return None
+        return WorkerGlobals([self.copies[each.name] for each in processor.reads])
+
+    def feed(self) -> GlobalFeed:
+        """Return what reads the topics anew."""
+        host = self._host
+        return GlobalFeed(host.settings, host.pool, host.skipping.ranges)
+
+    def thread(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Run a blocking call on a thread."""
+        return self._host.thread(call, *args)
+
+    @property
+    def stall_timeout_s(self) -> float:
+        return self._host.settings.stall_timeout_s
+
+    # -- following
+
+    async def run(self) -> None:
+        """Follow the topics until cancelled; returns at once where no processor reads a global."""
+        if not self._reads:
+            return
+        host = self._host
+        await self._opened.wait()
+        feed = self.feed()
+        try:
+            await host.skipping.refresh()
+            await self._follow(feed)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.exception("global tables cannot be followed any more")
+            host.crash(error)
+        finally:
+            await feed.close()
+
+    async def _follow(self, feed: GlobalFeed) -> None:
+        await self._assign(feed)
+        ends, idle, loop = await self._ends(), Stopwatch(), asyncio.get_running_loop()
+        counted_s = loop.time()
+        while True:
+            lots = await feed.fetch()
+            for each in lots:
+                await self._apply(each)
+            if lots:
+                self._host.progressed()
+            idle.tick()
+            if lots:
+                idle.reset()
+            for place in self._positions:
+                self._positions[place] = max(self._positions[place], feed.reached(place))
+            if not self.whole and all(self._positions[place] >= end for place, end in ends.items()):
+                self.whole = True
+            self._look(feed, idle, ends)
+            if loop.time() - counted_s > COUNT_EVERY_S:
+                counted_s = loop.time()
+                await self._recount(feed)
+
+    async def _assign(self, feed: GlobalFeed) -> None:
+        for topic, partitions in self.counts.items():
+            for partition in range(partitions):
+                self._positions.setdefault((topic, partition), 0)
+        await feed.assign(self._positions)
+
+    async def _recount(self, feed: GlobalFeed) -> None:
+        """See partitions that were added; a broker that does not answer now is asked again."""
+        try:
+            counts = await self._host.thread(partitions_of, self._host.settings, sorted(self._topics))
+        except (BrokerError, TopicError) as error:
+            logger.info("partitions of global tables are not known: %(error)s", {"error": error})
+            return
+        if counts != self.counts:
+            self.counts = counts
+            await self._assign(feed)
+
+    async def _apply(self, fetched: Fetched) -> None:
+        for copy in self.copies.values():
+            if copy.table.topic == fetched.topic and not self._closed:
+                batch = fetched.records.batch(fetched.partition, copy.inputs)
+                self._applying = self._host.thread(copy.apply, fetched.partition, batch)
+                await asyncio.shield(self._applying)
+
+    async def _ends(self) -> dict[Place, int]:
+        """Return where the topics end now, however long brokers take to tell."""
+        client, ends = EndsClient(self._host.settings.consumer(), committed=True), dict[Place, int]()
+        idle = Stopwatch()
+        while missing := [place for place in self._positions if place not in ends]:
+            try:
+                ends |= await gather(client.begin(missing), ASK_TIMEOUT_S)
+            except KafkaException as error:
+                logger.info("ends of global tables cannot be asked for: %(error)s", {"error": error})
+            idle.tick()
+            if idle.s > self._host.settings.stall_timeout_s:
+                raise GlobalsError(f"ends of {missing} were not told for {idle.s:.0f} s: check the broker")
+            if len(ends) < len(self._positions):
+                await asyncio.sleep(0.2)
+        return ends
+
+    def _look(self, feed: GlobalFeed, idle: Stopwatch, ends: Mapping[Place, int]) -> None:
+        """See what keeps partitions from going on; raises GlobalsError when that has lasted too long."""
+        self._tell(feed.unreadable())
+        if self.whole and not self.waited_for:
+            idle.reset()
+            return
+        if idle.s <= self.stall_timeout_s:
+            return
+        if self.why:
+            raise GlobalsError(f"global tables stand still: {self.why}")
+        if self.waited_for:
+            name, wanted = next(iter(self.waited_for.items()))
+            raise stalled(name, idle.s, self.copies[name].vector, wanted)
+        raise GlobalsError(
+            f"global tables were read up to {self._positions} of {dict(ends)}, and nothing came for {idle.s:.0f} s: check the broker"
+        )
+
+    def _tell(self, unreadable: str | None) -> None:
+        """Let readiness say what cannot be read: folds would go on and see nothing that comes later."""
+        self.why = unreadable or ""
+        if unreadable is None:
+            self._host.held.pop(ALL, None)
+        else:
+            self._host.held[ALL] = f"global tables stand still: {unreadable}"
+
+    async def close(self) -> None:
+        """Remove the copies; nobody folds any more."""
+        self._closed = True
+        if self._applying is not None and not self._applying.done():
+            await asyncio.wait([self._applying])
+        for store in self._stores:
+            await self._host.thread(store.destroy)
+        self._stores = []
+
+
+class _Refusals:
+    """Says of records that change nothing in a copy what is wrong with them: nobody quarantines them, since every worker meets them."""
+
+    def __init__(self, table: Global[Any]) -> None:
+        self._table = table
+
+    def __call__(self, partition: int, refused: Refused) -> None:
+        logger.warning(
+            "record of global %(table)s changes nothing: %(topic)s/%(partition)d/%(offset)d at %(stage)s: %(error)s: %(reason)s",
+            {
+                "table": self._table.name,
+                "topic": self._table.topic,
+                "partition": partition,
+                "offset": refused.offset,
+                "stage": refused.stage,
+                "error": refused.error,
+                "reason": refused.reason[:200],
+            },
+        )

@@ -1,0 +1,70 @@
+"""A processor that reads a global table, on real workers: killed, taken over, and folded again to the same bytes."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+from holdfast.core.engine.choices import Choice, GlobalsChoice, GlobalsMarker
+from holdfast.core.engine.global_rows import covers
+from tests.chaos.conftest import MakeJoin
+from tests.support.joining_app import JoinOutcome
+
+
+def positions(choices: list[Choice]) -> list[tuple[int, ...]]:
+    return [each.globals[0] for each in choices if isinstance(each, GlobalsChoice)]
+
+
+def told(outcomes: dict[int, JoinOutcome]) -> dict[int, list[tuple[int, ...]]]:
+    """Return the positions that each partition has recorded; they only go on."""
+    found = {number: positions(each.choices) for number, each in outcomes.items()}
+    for number, vectors in found.items():
+        assert all(covers(after, before) and after != before for before, after in pairwise(vectors)), number
+        marker = outcomes[number].marker
+        assert isinstance(marker, GlobalsMarker)
+        assert marker.globals == (vectors[-1],)
+    return found
+
+
+def test_folds_see_a_global_as_recorded_past_kills_and_takeovers(join: MakeJoin) -> None:
+    app = join(rates=True)
+    app.write(200, seed=1)
+    first = app.worker().start().wait_ready()
+    app.write(600, seed=2, rest_s=0.1)
+    first.kill()
+    second = app.worker().start().wait_ready()
+    app.write(600, seed=3, rest_s=0.1)
+    found = told(app.prove())
+    assert all(len(vectors) > 5 for vectors in found.values()), found
+
+    # A new owner whose copy is empty comes to where the one before it was before it goes on.
+    second.kill()
+    second.wipe()
+    app.write(100, seed=4)
+    first.start().wait_ready()
+    after = told(app.prove())
+    for number, vectors in found.items():
+        assert after[number][: len(vectors)] == vectors
+        assert len(after[number]) > len(vectors)
+    stores = app.command("verify", "joined", "--store", "--output", "json")
+    assert json.loads(stores.stdout)["equal"], stores.stderr
+
+
+def test_a_new_version_sees_the_global_as_the_old_one_did(join: MakeJoin) -> None:
+    app = join(rates=True)
+    worker = app.worker().start().wait_ready()
+    app.write(500, seed=5, rest_s=0.1)
+    before = app.prove()
+    obeyed = told(before)
+    worker.stop()
+
+    app.raise_version(2)
+    app.worker().start().wait_ready()
+    app.wait_folded()
+    again = app.prove()
+    assert told(again) == obeyed
+    assert {number: each.emits for number, each in again.items()} == {
+        number: each.emits for number, each in before.items()
+    }
+    app.write(200, seed=6, rest_s=0.1)
+    assert all(len(vectors) > len(obeyed[number]) for number, vectors in told(app.prove()).items())
