@@ -152,7 +152,7 @@ class App(faust.App):
 
     async def _on_partitions_revoked(self, revoked: set[Any]) -> None:
         await super()._on_partitions_revoked(revoked)
-        await self.manager.settled()
+        await self.manager.adoption.settled()
 
 
 def make_data_dir(folder: Path) -> None:

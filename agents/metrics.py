@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -131,8 +131,6 @@ class Metrics:
         self.web_refused: Counter[str] = Counter(dict.fromkeys(WEB_CAUSES, 0))
         """Connections and requests that the web port did not take, by cause."""
         self._query_s: dict[str, Histogram] = {}
-        self.unreadable: Callable[[], Iterable[tuple[str, int]]] = lambda: ()
-        """Which partitions (topic, number) stand before a batch that cannot be read."""
         self.skipped: Counter[tuple[str, int]] = Counter()
         """Batches that this worker has skipped, by partition."""
         self.pages: list[Collector] = []
@@ -264,7 +262,7 @@ class _Page(Collector):
         skipped = CounterMetricFamily(
             "holdfast_skipped_batches", "Batches which cannot be read and were skipped", labels=labels
         )
-        unreadable, counts = set(self._metrics.unreadable()), self._metrics.skipped
+        unreadable, counts = set(self._serving.unreadable()), self._metrics.skipped
         read = {
             (topic, replica.partition)
             for replica in replicas

@@ -6,7 +6,7 @@ Everything here is called on the event loop, and nothing but `Replica.reached` w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from holdfast.core.engine.processor import Processor
@@ -155,6 +155,10 @@ class Serving(Protocol):
         """Return the URL of the worker that folds the partition, this one's own included, as far as this
         worker knows.
         """
+        ...
+
+    def unreadable(self) -> Collection[tuple[str, int]]:
+        """Return the source partitions (topic, number) that stand before a batch that cannot be read."""
         ...
 
     def unready(self) -> str | None:

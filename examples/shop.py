@@ -1,8 +1,7 @@
-"""A shop: orders summed up by customer, big customers told of once, quiet ones reminded. Run it as
-docs/tutorial.md tells.
+"""A shop: sums orders by customer, announces each big customer once, and reminds quiet ones. docs/tutorial.md
+shows how to run it.
 
-Three ways of doing something beyond keeping rows: an `Emit` in a fold, a timer, and an ordinary Faust agent
-that acts on the world.
+Besides its rows it has an `Emit` in a fold, a timer, and an ordinary Faust agent that acts on the world.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Total(msgspec.Struct, frozen=True):
-    """What a customer has ordered, and how often they had to be reminded of us."""
+    """A customer's orders, and the count of reminders sent to them."""
 
     count: int = 0
     cents: int = 0
@@ -44,7 +43,7 @@ def fold(rows: Rows[Total], order: Order, at_ms: int) -> Iterator[Emit]:
 
 def on_wake(rows: Rows[Total], customer: str, at_ms: int) -> Iterator[Emit]:
     """Called when the log's time has passed a customer's timer: before the next record of the partition,
-    whoever's that is.
+    of any customer.
     """
     before = rows[customer]
     rows[customer] = after = msgspec.structs.replace(before, reminders=before.reminders + 1)

@@ -1,10 +1,18 @@
 """holdfast: event-sourced processors on Kafka, claims, and outboxes.
 
-The names below are the public face, with `holdfast.streams` (aggregations and windows), `holdfast.clients`,
-`holdfast.errors`, `holdfast.outbox.schema.migrate` (tables of an outbox), `holdfast.outbox.goharvest` (settings of a reaper), and
-`holdfast.testing` and `holdfast.dev.fixtures` (for pytest). Everything else is internal: it may change in any
-release. Each name is imported at its first use, for a Spark executor that imports `holdfast.core` runs this
-file, and a service that only claims partitions needs no Faust.
+The names below are the public face, and so is what the pages in docs/ name of these modules:
+
+* `holdfast.streams`: steps, aggregations, windows and joins;
+* `holdfast.clients` and `holdfast.errors`;
+* `holdfast.agents.services.bookkeeper`: `books` and `dedupe`, to declare ledgers in your own application;
+* `holdfast.outbox.schema.migrate`, `holdfast.outbox.schema.tables` and `holdfast.outbox.schema.layouts`: the
+  tables of an outbox, and `DebeziumLayout`;
+* `holdfast.outbox.harvest.harvester` and `holdfast.outbox.goharvest`: a `Harvester` in your own process, and
+  the settings of a reaper;
+* `holdfast.testing`, `holdfast.dev.fixtures` and `holdfast.dev.databases.servers`: for your tests.
+
+Everything else is internal: it may change in any release. Each name is imported at its first use: a Spark
+executor that imports `holdfast.core` runs this file, and a service that only claims partitions needs no Faust.
 """
 
 from __future__ import annotations

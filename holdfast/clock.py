@@ -1,8 +1,13 @@
-"""The only module that reads the clock. Everything else takes time as an argument or takes a `Clock`."""
+"""The only module that reads the clock, and how long to wait between attempts. Everything else takes time as
+an argument or takes a `Clock`.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 
@@ -54,6 +59,26 @@ class ManualClock:
     def jump_ms(self, by_ms: int) -> None:
         """Move the wall clock alone, as an NTP step does; *by_ms* may be negative."""
         self._now_ms += by_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waits between attempts: *first_s*, then twice as long each time, at most *longest_s*.
+
+    >>> [Backoff(0.1, 1.0).wait_s(failures) for failures in (0, 1, 2, 3, 4, 5_000)]
+    [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    """
+
+    first_s: float
+    longest_s: float
+
+    def wait_s(self, failures: int) -> float:
+        """Return the wait after an attempt that failed, when *failures* in turn had failed before it."""
+        return min(self.first_s * 2 ** min(failures, 30), self.longest_s)
+
+    def waits_s(self) -> Iterator[float]:
+        """Yield the wait after the first attempt, the second and so on, without end."""
+        return map(self.wait_s, count())
 
 
 system_clock = SystemClock()

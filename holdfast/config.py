@@ -82,7 +82,7 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What every part of holdfast is told; construct it directly in code, or with `load_settings` from the outside world.
+    """Settings of all parts. Construct it in code, or call `load_settings` to read flags, environment and file.
 
     Times are in seconds unless the name says otherwise, sizes in bytes. A Settings that exists is valid: contradictions are
     ConfigErrors on construction.
@@ -101,7 +101,7 @@ class Settings:
     instance_id: str | None = field(
         default=None,
         metadata=_doc(
-            "static membership: a worker that returns under this id within the session keeps its partitions"
+            "static membership: a worker that returns with this id within the session keeps its partitions"
         ),
     )
     standbys: int = field(
@@ -130,17 +130,15 @@ class Settings:
     ranges_topic: str = field(
         default="holdfast.ranges", metadata=_doc("topic where range consumers share out blocks of offsets")
     )
-    registry: bool = field(default=False, metadata=_doc("keep the registry of producers' names"))
+    registry: bool = field(default=False, metadata=_doc("workers keep the registry of producers' names"))
     producers_topic: str = field(
         default="holdfast.producers", metadata=_doc("topic of the registry's commands")
     )
-    books: str = field(
-        default="", metadata=_doc("topics of stamped records to keep books of: orders,payments")
-    )
+    books: str = field(default="", metadata=_doc("stamped topics to keep ledgers of: orders,payments"))
     dedupe: str = field(
         default="", metadata=_doc("stamped topics to clean, and the clean ones: orders:orders-clean,...")
     )
-    progress: str = field(default="", metadata=_doc("topics of outbox progress to keep books of"))
+    progress: str = field(default="", metadata=_doc("outbox progress topics to keep ledgers of"))
 
     outbox_database: str | None = field(
         default=None, repr=False, metadata=_doc("URL of the database with the outbox", secret=True)
@@ -153,7 +151,7 @@ class Settings:
         default="outbox", metadata=_doc("the outbox table, schema.table to name its schema")
     )
     outbox_layout: str = field(
-        default="holdfast", metadata=_doc("whose columns the table has: holdfast, goharvest or debezium")
+        default="holdfast", metadata=_doc("layout of the table's columns: holdfast, goharvest or debezium")
     )
     outbox_strategy: str = field(
         default="fenced",
@@ -163,16 +161,16 @@ class Settings:
         default=1, metadata=_doc("leaders of the outbox; equal in all harvesters", low=1, high=256)
     )
     outbox_poison: str = field(
-        default="pass", metadata=_doc("a refused row's key passes it once it is set aside, or has to wait")
+        default="pass", metadata=_doc("pass or wait: after a row's quarantine its key continues, or waits")
     )
     outbox_attempts: int = field(
-        default=5, metadata=_doc("attempts before a refused row is set aside", low=1, high=1_000)
+        default=5, metadata=_doc("attempts before a refused row goes to the quarantine", low=1, high=1_000)
     )
     outbox_heartbeat_timeout_s: float = field(
         default=5.0, metadata=_doc("a leader silent for three times this is replaced", low=2, high=600)
     )
     outbox_batch_rows: int = field(
-        default=5_000, metadata=_doc("most rows of one transaction", low=1, high=100_000)
+        default=5_000, metadata=_doc("most rows in one transaction", low=1, high=100_000)
     )
 
     web_bind: str = field(default="127.0.0.1", metadata=_doc("address the web port listens on"))
@@ -181,15 +179,15 @@ class Settings:
     )
     web_url: str | None = field(
         default=None,
-        metadata=_doc("URL under which other workers reach this one; default from bind address and port"),
+        metadata=_doc("URL at which other workers reach this one; default from bind address and port"),
     )
     web_token: str | None = field(
-        default=None, repr=False, metadata=_doc("shared secret asked of every query", secret=True)
+        default=None, repr=False, metadata=_doc("shared secret that every query must carry", secret=True)
     )
     web_token_networks: str = field(
         default="127.0.0.0/8,::1/128,localhost",
         metadata=_doc(
-            "to these hosts and networks the token also goes over plain http; to all others only over https that verifies"
+            "hosts and networks that get the token over plain http too; all others get it only over verified https"
         ),
     )
     web_connections: int = field(
@@ -216,7 +214,7 @@ class Settings:
         default=60.0, metadata=_doc("longest a member may take to rejoin", low=1, high=3_600)
     )
     request_timeout_s: float = field(
-        default=30.0, metadata=_doc("longest wait for one answer of a broker", low=1, high=300)
+        default=30.0, metadata=_doc("longest wait for one reply of a broker", low=1, high=300)
     )
     transaction_timeout_s: float = field(
         default=15.0,
@@ -231,7 +229,7 @@ class Settings:
     quarantine_limit: int = field(
         default=10_000,
         metadata=_doc(
-            "a partition stands still after so many quarantined records in a row; 0: never",
+            "a partition stands still after this many quarantined records in a row; 0: never",
             low=0,
             high=1_000_000_000,
         ),
@@ -244,14 +242,14 @@ class Settings:
     source_wait_ms: int = field(
         default=5_000,
         metadata=_doc(
-            "how long records of a table of several sources wait for a source whose end no broker tells",
+            "for tables of several sources: how long records wait for a source whose end no broker reports",
             low=0,
             high=600_000,
         ),
     )
     trim_internal: bool = field(
         default=False,
-        metadata=_doc("delete of internal topics what all that read them have in their state"),
+        metadata=_doc("delete records of internal topics once every reader has folded them"),
     )
     fetch_records: int = field(
         default=200_000, metadata=_doc("largest fetch, in records", low=1, high=1_000_000)
@@ -289,7 +287,7 @@ class Settings:
     store_check_interval_s: float = field(
         default=0,
         metadata=_doc(
-            "each store is compared with its changelog once in so long, slowly; 0 for never",
+            "interval at which each store is compared with its changelog, slowly; 0 for never",
             low=0,
             high=31_536_000,
         ),
@@ -301,7 +299,7 @@ class Settings:
 
     log_format: str = field(
         default="text",
-        metadata=_doc("text for people, or json: one object on each line of the log, its fields by name"),
+        metadata=_doc("text for people, or json: each log line is one object with named fields"),
     )
 
     spark_master: str = field(

@@ -1,5 +1,6 @@
-"""Log lines as JSON. Every line of ours has a constant template and named fields, so that a text formatter shows all of it and this
-one keeps the fields apart."""
+"""Log lines as JSON. Every line of ours has a constant template and named fields. A text formatter shows the
+whole line; this one keeps the template and the fields apart.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +14,22 @@ _OF_EVERY_RECORD = frozenset(logging.makeLogRecord({}).__dict__) | {"asctime", "
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object on one line: `time` (UTC), `level`, `logger`, `message`, its fields, and `exception`.
+    """Formats a record as one JSON object on one line: `time` (UTC), `level`, `logger`, `event`, `message`, its
+    fields, and `exception`.
 
-    >>> record = logging.makeLogRecord(
-    ...     {"name": "shop", "levelname": "INFO", "created": 0, "msg": "topic %(topic)s created", "args": {"topic": "orders"}}
-    ... )
-    >>> JsonFormatter().format(record)
-    '{"time": "1970-01-01T00:00:00.000Z", "level": "INFO", "logger": "shop", "message": "topic orders created", "topic": "orders"}'
+    `event` is the template of the message, before its fields are filled in. All lines of one event have the
+    same, so programs can count and search by it.
+
+    >>> record = logging.makeLogRecord({"name": "shop", "levelname": "INFO", "created": 0})
+    >>> record.msg, record.args = "topic %(topic)s created", {"topic": "orders"}
+    >>> for name, value in json.loads(JsonFormatter().format(record)).items():
+    ...     print(f"{name}: {value}")
+    time: 1970-01-01T00:00:00.000Z
+    level: INFO
+    logger: shop
+    event: topic %(topic)s created
+    message: topic orders created
+    topic: orders
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -28,6 +38,7 @@ class JsonFormatter(logging.Formatter):
             "time": moment.replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
+            "event": str(record.msg),  # as logging does: a message may be any object
             "message": record.getMessage(),
         }
         if record.exc_info:

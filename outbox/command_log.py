@@ -182,7 +182,7 @@ class CommandLog(threading.Thread):
                 not self._ended.is_set()
             ):  # a harvester that is deaf would publish through a pause, or never begin
                 logger.exception(
-                    "outbox %(outbox)s: its commands are not heard any more", {"outbox": self._settings.name}
+                    "outbox %(outbox)s: its commands are no longer read", {"outbox": self._settings.name}
                 )
                 self._desk.failed(
                     HoldfastError(f"commands of outbox {self._settings.name} cannot be followed: {error!r}")

@@ -177,6 +177,6 @@ def _answers(reader: LogReader, clock: Clock, until_s: float) -> Iterator[Comman
             yield read_answer(message.value() or b"")
         except msgspec.DecodeError as error:
             logger.warning(
-                "record %(offset)d of the answers is none: %(error)s",
+                "record %(offset)d is not an answer: %(error)s",
                 {"offset": message.offset(), "error": error},
             )

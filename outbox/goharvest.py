@@ -116,7 +116,7 @@ def limits_of(given: Mapping[str, Any]) -> ReaperLimits:
     settled: dict[str, Any] = {}
     for key, value in given.items():
         if key not in _LIMITS:
-            raise ConfigError(f"limits.{key} is none of a reaper's limits: {', '.join(sorted(_LIMITS))}")
+            raise ConfigError(f"limits.{key} is not one of a reaper's limits: {', '.join(sorted(_LIMITS))}")
         if value is None:
             continue
         name = _LIMITS[key]

@@ -84,7 +84,7 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
             and not settings.interop
         ):
             raise TopicError(
-                f"topic {name} has {count} partition(s) for {settings.shards} shard(s): every harvester must be told the same number. To "
+                f"topic {name} has {count} partition(s) for {settings.shards} shard(s): every harvester must use the same number. To "
                 f"change it, stop all of them and add partitions to the topic"
             )
     return sorted(made)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,12 +33,13 @@ from holdfast.pipeline.lake import Landed, bronze_path
 from holdfast.pipeline.merged import MergedTopics
 from holdfast.pipeline.merged_extent import merged_extent
 from holdfast.pipeline.output import Format, Writer, written_by_spark
+from holdfast.pipeline.pickling import modules_of
 from holdfast.pipeline.results import Replayed, gather
-from holdfast.pipeline.session import SparkOptions, cores_of, open_session
+from holdfast.pipeline.session import SparkOptions, cores_of, import_pyspark, open_session
 from holdfast.pipeline.topic import TopicLog
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 ReplayEngine = Literal["auto", "local", "spark"]
 Source = Literal["topic", "bronze"]
@@ -184,7 +186,7 @@ def _on_spark(
     """Have each partition folded by a task that reads by itself what it folds."""
     from holdfast.pipeline import on_spark
 
-    with open_session(options.spark) as session:
+    with _session(plan, options) as session:
         return on_spark.run(
             session,
             plan,
@@ -194,6 +196,13 @@ def _on_spark(
         )
 
 
+def _session(plan: FoldPlan, options: ReplayOptions) -> AbstractContextManager[SparkSession]:
+    """Give a Spark session; SparkError, before a JVM starts, when the processor cannot be sent to its workers."""
+    import_pyspark()
+    modules_of(plan.processor)
+    return open_session(options.spark)
+
+
 def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
     with TopicLog(settings, plan.processor.topics[0]) as log:
         extent = _wanted(extent_of_topic(log, options.until), options)
@@ -201,7 +210,7 @@ def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> R
         return _finish(plan, options, extent, "local", local.fold_topic(settings, plan, extent))
     from holdfast.pipeline import on_spark
 
-    with open_session(options.spark) as session:
+    with _session(plan, options) as session:
 
         def make(sort: bool) -> DataFrame:
             records, whole = on_spark.topic_records(session, settings, plan, extent)
@@ -234,7 +243,7 @@ def _from_bronze(plan: FoldPlan, app: str, options: ReplayOptions) -> Replayed:
         return _from_far_bronze(plan, app, options, path)
     from holdfast.pipeline import on_spark
 
-    with open_session(options.spark) as session:
+    with _session(plan, options) as session:
         # The files are put in order before they are read, so there is nothing to sort on a second attempt.
         return on_spark.run(
             session,
@@ -256,7 +265,7 @@ def _from_far_bronze(plan: FoldPlan, app: str, options: ReplayOptions, path: str
     """
     from holdfast.pipeline import on_spark
 
-    with open_session(options.spark) as session:
+    with _session(plan, options) as session:
         table = on_spark.SparkBronze(session, path)
         extent, noted = (
             _wanted(table.extent(options.until, app), options),

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.class_archive import ClassArchive
 from holdfast.errors import SparkError
 from holdfast.jars import cache_folder, find_java, spark_jars
+from holdfast.pipeline.spark_errors import session_failed, with_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,7 +78,7 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
     running: its settings are its owner's, who then has to provide the connector and Delta.
     """
     options = options or SparkOptions()
-    sql = _import_pyspark()
+    sql = import_pyspark()
     active = sql.SparkSession.getActiveSession()
     if active is not None:
         yield active
@@ -97,10 +98,13 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
             # The active session is one of a thread.
             sql.SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
             yield session
-        except Exception:
+        except Exception as error:
+            told = with_log(error, _log_path(options))
             _stop(session, gateway)
             _keep(archive)
-            raise
+            if told is error:
+                raise
+            raise told from error
         except BaseException:
             _abandon(gateway)
             raise
@@ -110,7 +114,8 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _import_pyspark() -> Any:
+def import_pyspark() -> Any:
+    """Return `pyspark.sql`; raises SparkError, which says what to install, where there is none."""
     try:
         import pyspark.sql
     except ImportError as error:
@@ -147,7 +152,7 @@ def _launch(options: SparkOptions, archive: ClassArchive | None, scratch: Path) 
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    log_path = _log_path(options)
+    log_path = _new_log(options)
     conf = SparkConf(loadDefaults=False).setAll(list(settings(options, archive, scratch).items()))
     with log_path.open("ab") as log:
         # Everything Spark says goes through the JVM's two streams; only the JVM gets them, this process keeps
@@ -159,9 +164,10 @@ def _launch(options: SparkOptions, archive: ClassArchive | None, scratch: Path) 
     try:
         SparkContext._ensure_initialized(gateway=gateway)
         return SparkSession.builder.config(conf=conf).getOrCreate(), gateway
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  py4j raises anything
+        told = session_failed(error, log_path)  # while there is a JVM to ask what it was
         _end(gateway)
-        raise SparkError(f"no Spark session: {str(error)[:500]}; the log is {log_path}") from error
+        raise told from None  # with the JVM gone, py4j's own error cannot even be printed
 
 
 def archive_of(options: SparkOptions) -> ClassArchive | None:
@@ -228,12 +234,18 @@ def settings(options: SparkOptions, archive: ClassArchive | None, scratch: Path)
 
 
 def _log_path(options: SparkOptions) -> Path:
-    folder = options.log_dir or cache_folder() / "spark" / "logs"
+    return (options.log_dir or cache_folder() / "spark" / "logs") / f"spark-{os.getpid()}.log"
+
+
+def _new_log(options: SparkOptions) -> Path:
+    """Return where to write the log of a session; the oldest ones are gone."""
+    path = _log_path(options)
+    folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
     by_age = sorted(folder.glob("spark-*.log"), key=lambda path: path.stat().st_mtime)
     for old in by_age[: max(0, len(by_age) - LOGS_KEPT + 1)]:
         old.unlink(missing_ok=True)
-    return folder / f"spark-{os.getpid()}.log"
+    return path
 
 
 def _stop(session: SparkSession, gateway: Any) -> None:

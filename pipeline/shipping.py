@@ -11,13 +11,14 @@ import tempfile
 import weakref
 import zipfile
 from collections.abc import Iterable, Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.core.engine.processor import Processor
 from holdfast.errors import SparkError
+from holdfast.pipeline.pickling import modules_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,6 +62,8 @@ class Packed(NamedTuple):
 def pack(processor: Processor[Any, Any] | None = None) -> bytes:
     """Return the zip: the `holdfast` package from wherever each part of it is installed, and the processor's
     own package or module.
+
+    Raises SparkError when something of the processor cannot be sent to workers, or they cannot import it.
 
     Equal sources give equal bytes. Each room is found as the import system finds it, in a wheel, in an editable
     install, in a checkout that lost its links.
@@ -122,24 +125,10 @@ ROOMS = ("agents", "tables", "outbox", "pipeline")
 
 
 def _modules_of(processor: Processor[Any, Any]) -> Iterable[ModuleType]:
-    """Return the user's modules that pickled references to the processor's parts lead to, and loaded
-    modules beside those.
-    """
-    parts = [processor.decode, processor.fold, processor.on_wake, processor.route]
-    parts += [
-        each
-        for table in ("", *processor.tables)
-        for each in (processor.row_of(table), processor.route_of(table))
-    ]
-    named = {_home(part) for part in parts if part is not None}
-    if "__main__" in named:
-        raise SparkError(
-            f"processor {processor.name} is defined in the script that runs; Spark's workers cannot import it. "
-            "Move it to a module of its own and import it from there, or use --engine local"
-        )
+    """Return the user's modules that define what the processor is made of, and loaded modules beside those."""
     own = [
         module
-        for name in sorted(named)
+        for name in sorted(modules_of(processor))
         if (module := sys.modules.get(name)) is not None and _is_users(module)
     ]
     folders = {_folder(module) for module in own}
@@ -147,15 +136,6 @@ def _modules_of(processor: Processor[Any, Any]) -> Iterable[ModuleType]:
         module for module in [*sys.modules.values()] if _is_users(module) and _folder(module) in folders
     ]
     return sorted({*own, *beside}, key=lambda module: module.__name__)
-
-
-def _home(part: Any) -> str:
-    """Return the name of the module that defines a function, method, partial, callable object or type."""
-    while isinstance(part, partial):
-        part = part.func
-    part = getattr(part, "__self__", None) or part
-    name = getattr(part, "__module__", None) or type(part).__module__
-    return str(name)
 
 
 def _folder(module: ModuleType) -> Path:

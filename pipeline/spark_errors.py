@@ -5,11 +5,19 @@ worker's traceback.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 
 from holdfast.errors import LakeError, LostRecordsError, PipelineError, SparkError
 
 LIMIT_CAUSES = 30
+LOG_TAIL_BYTES = 1 << 16
+_GIVEN_UP = (
+    "Cannot call methods on a stopped SparkContext",
+    "SparkContext was shut down",
+    "Master removed our application",
+)
+GONE = "Py4JNetworkError"
 _RACES = (
     "ConcurrentTransactionException",
     "ConcurrentAppendException",
@@ -48,8 +56,15 @@ def causes(error: BaseException) -> Iterator[tuple[str, str]]:
     for _ in range(LIMIT_CAUSES):
         if java is None:
             return
-        yield str(java.getClass().getName()), str(java.getMessage())
-        java = java.getCause()
+        try:
+            found = str(java.getClass().getName()), str(java.getMessage())
+            java = java.getCause()
+        except Exception as gone:
+            if not is_of_spark(gone):
+                raise
+            yield GONE, ""
+            return
+        yield found
 
 
 def failed(error: Exception, what: str) -> PipelineError:
@@ -68,9 +83,13 @@ def failed(error: Exception, what: str) -> PipelineError:
             return LakeError(
                 f"{what}: another writer changed this table at the same time; run one landing per topic and lake"
             )
-        if isinstance(error, ConnectionError) or "Py4JNetworkError" in name:
+        if isinstance(error, ConnectionError) or GONE in name:
             return SparkError(
-                f"{what}: Spark's JVM is gone (killed, or out of memory: see its log in the cache folder and --memory)"
+                f"{what}: Spark's JVM is gone: it was killed, or out of memory (see --memory), or gave up"
+            )
+        if any(each in message for each in _GIVEN_UP):
+            return SparkError(
+                f"{what}: Spark has given up, as it does without a master or executors (see --master): {message.splitlines()[0][:300]}"
             )
         if "spark.driver.maxResultSize" in message:
             return SparkError(
@@ -84,6 +103,39 @@ def failed(error: Exception, what: str) -> PipelineError:
         ((name, message) for name, message in reversed(chain) if message and message != "None"), chain[-1]
     )
     return SparkError(f"{what}: {name.rpartition('.')[2]}: {_telling(message)}")
+
+
+def session_failed(error: Exception, log: Path) -> SparkError:
+    """Return the error to raise when no session came to be. The JVM must still run: it is asked what happened."""
+    what = "no Spark session"
+    told = failed(error, what) if is_of_spark(error) else SparkError(f"{what}: {str(error)[:500]}")
+    return SparkError(f"{told}{_in_log(log)}")
+
+
+def with_log(error: Exception, log: Path) -> Exception:
+    """Return an error of Spark with the last error in its log, and where the log is; other errors as they are.
+
+    What comes straight from Spark becomes a typed error. The JVM must still run: it is asked what happened.
+    """
+    told = failed(error, "Spark") if is_of_spark(error) else error
+    return SparkError(f"{told}{_in_log(log)}") if type(told) is SparkError else told
+
+
+def _in_log(log: Path) -> str:
+    last = last_error(log)
+    said = f'; the last error that Spark logged is "{last}"' if last else ""
+    return f"{said}; Spark's log is {log}"
+
+
+def last_error(log: Path) -> str:
+    """Return the last line of level ERROR or FATAL near the end of a log of Spark; "" for none."""
+    try:
+        with log.open("rb") as opened:
+            opened.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+            lines = opened.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line[:300] for line in reversed(lines) if " ERROR " in line or " FATAL " in line), "")
 
 
 def _telling(message: str) -> str:

@@ -153,6 +153,11 @@ class Partition:
         return [(topic, self.partition) for topic in self.processor.topics]
 
     @property
+    def choices_topic(self) -> str:
+        """Return the topic of the choices, which a partition of several sources has."""
+        return self.processor.choices(self._env.app)
+
+    @property
     def stream_ms(self) -> int:
         return self._store.marker.stream_ms
 
@@ -293,7 +298,7 @@ class Partition:
         return changelog_next
 
     def _choices(self, changes: MergedChanges) -> Iterator[Emit]:
-        topic = self.processor.choices(self._env.app)
+        topic = self.choices_topic
         for choice in changes.choices:
             yield Emit(topic, value=encode_choice(choice), partition=self.partition)
 

@@ -4,6 +4,10 @@ the project was written.
 A block is run when the word `runnable` stands behind its language. Python blocks of a page are one program,
 in order. In console blocks, lines behind `$ ` are run and the lines below them are what they print, `...`
 standing for anything.
+
+Every Python block is run somewhere. A block with `program=NAME` is a program that needs a broker
+(test_page_programs.py). A block with `file=NAME` is a file of a tutorial (test_tutorial.py), or it equals the
+file of that name in examples/.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ PAGES = sorted(
     ]
 )
 DEADLINE_S = 60
+FOLLOWED = ("tutorial", "tutorial-claims")
+"""Pages whose files test_tutorial.py saves and runs."""
 
 _FENCE = re.compile(
     r"^(?P<fence>`{3,})(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=fence)[ ]*$", re.MULTILINE | re.DOTALL
@@ -151,11 +157,59 @@ def test_runnable_commands_print_what_the_page_says(page: Path, tmp_path: Path) 
         assert not differs(wanted, got), f"$ {command}\n--- the page says\n{wanted}\n--- it printed\n{got}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_python_that_is_only_shown_is_python_too(page: Path) -> None:
-    for block in blocks(page.read_text()):
+def values(block: Block, name: str) -> list[str]:
+    """Return what stands behind *name* and `=` among the words of a block."""
+    return [word.partition("=")[2] for word in block.words if word.startswith(f"{name}=")]
+
+
+def idle_blocks(page: str, *, followed: bool) -> list[str]:
+    """Return the first lines of the Python blocks that nothing runs; the files of a page that is *followed*
+    are saved and run.
+    """
+
+    def is_example(file: str, text: str) -> bool:
+        path = ROOT / "examples" / file
+        return path.is_file() and path.read_text() == text
+
+    return [
+        block.text.partition("\n")[0]
+        for block in blocks(page)
+        if block.language == "python"
+        and "runnable" not in block.words
+        and not values(block, "program")
+        and not (followed and values(block, "file"))
+        and not any(is_example(file, block.text) for file in values(block, "file"))
+    ]
+
+
+def missing_imports(page: str) -> list[str]:
+    """Return the names that Python blocks of *page* use and leave to an earlier block to import.
+
+    A reader copies one block. Names that an earlier block defines are part of the page's story.
+    """
+    found, known = [], set[str]()
+    for block in blocks(page):
         if block.language == "python":
-            compile(block.text, named(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            nodes = list(ast.walk(ast.parse(block.text)))
+            own = {
+                alias.asname or alias.name.partition(".")[0]
+                for node in nodes
+                if isinstance(node, ast.Import | ast.ImportFrom)
+                for alias in node.names
+            }
+            found += sorted({node.id for node in nodes if isinstance(node, ast.Name)} & known - own)
+            known |= own
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_python_block_runs_somewhere(page: Path) -> None:
+    assert idle_blocks(page.read_text(), followed=page.stem in FOLLOWED) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_python_block_imports_what_it_uses(page: Path) -> None:
+    assert missing_imports(page.read_text()) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -232,6 +286,19 @@ def test_a_command_that_prints_something_else_is_found() -> None:
     assert differs("", "one\n")
 
 
+def test_a_block_that_nothing_runs_is_found() -> None:
+    assert idle_blocks(PAGE, followed=True) == ["x = ("]
+    page = "```python file=word_count.py\nx = 1\n```\n```python program=ask.py\ny = 1\n```\n"
+    assert idle_blocks(page, followed=False) == ["x = 1"]
+    assert idle_blocks(page, followed=True) == []
+
+
+def test_an_import_that_a_block_lacks_is_found() -> None:
+    page = "```python\nimport os\nx = os.sep\n```\n```python\nprint(x, os.name)\n```\n"
+    assert missing_imports(page) == ["os"]
+    assert missing_imports(page.replace("print", "import os\nprint")) == []
+
+
 def test_broken_links_are_found() -> None:
     assert broken_links(PAGE, ROOT / "page.md") == ["missing.md", "#gone"]
 
@@ -247,16 +314,54 @@ def test_the_workplace_is_recognised(line: str) -> None:
 _PLACE = re.compile(r"`(?P<name>\w+)` in \[[^\]]*\]\((?P<path>[^)]+)\)")
 
 
-def test_what_contributing_says_where_it_is_is_there() -> None:
-    found = [
-        (each["name"], ROOT / each["path"])
-        for each in _PLACE.finditer((ROOT / "CONTRIBUTING.md").read_text())
-    ]
-    assert len(found) >= 3
-    for name, path in found:
-        assert re.search(rf"^ *(?:async )?(?:def|class) {name}\b", path.read_text(), re.MULTILINE), (
-            f"{path.name} has no {name}"
-        )
+def wrong_answers(page: str) -> list[str]:
+    """Return the answers of CONTRIBUTING's quiz that name nothing, or what its file does not define."""
+    quiz = page.partition("## Quiz")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in quiz.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 6, f"the quiz has {len(rows)} questions"
+    found = []
+    for question, answer in rows:
+        places = list(_PLACE.finditer(answer))
+        if not places or len(places) != len(_LINK.findall(answer)):
+            found.append(f"{question.strip()}: write each place as `name` in [file](path)")
+        for each in places:
+            path, name = ROOT / each["path"], each["name"]
+            defined = rf"^ *(?:(?:async )?(?:def|class) {name}\b|{name}(?:: [^=\n]+)? = )"
+            if not path.is_file() or not re.search(defined, path.read_text(), re.MULTILINE):
+                found.append(f"{question.strip()}: {each['path']} has no {name}")
+    return found
+
+
+def test_the_answers_of_contributings_quiz_are_right() -> None:
+    assert wrong_answers((ROOT / "CONTRIBUTING.md").read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("`RowCodec` in", "`RowCoder` in"),
+        ("`COLUMNS` in", "`COLUMN` in"),
+        ("](tables/transactions.py)", "](tables/transaction.py)"),
+        ("`unready` in [", "["),
+    ],
+)
+def test_a_wrong_answer_is_found(right: str, wrong: str) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert right in page
+    assert len(wrong_answers(page.replace(right, wrong, 1))) == 1
+
+
+DECISIONS = sorted((ROOT / "docs" / "adr").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=named)
+def test_a_decision_has_a_status_and_says_why_what_and_what_follows(page: Path) -> None:
+    text = page.read_text()
+    assert re.match(rf"# {int(page.name[:4])}\. .+\n\nStatus: (accepted|superseded by \[\d+\]\(.+\))\n", text)
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
+    assert all(part.strip() for part in re.split(r"^## .+$", text, flags=re.MULTILINE))
+    title = text.partition("\n")[0].removeprefix("# ").partition(". ")[2]
+    assert f". [{title}](adr/{page.name})" in (ROOT / "docs" / "DESIGN.md").read_text()
 
 
 def glossary() -> list[str]:

@@ -4,8 +4,6 @@ broker.
 
 from __future__ import annotations
 
-import ast
-import asyncio
 import os
 import re
 import signal
@@ -16,19 +14,15 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from holdfast.clients.ranges.consumer import RangeConsumer
-from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.dev.fixtures import SessionBroker
 from holdfast.outbox.harvest.rows import OutboxRows
 from tests.support.harness import wait_for
 from tests.support.places import ROOT
-from tests.test_docs import blocks
 
-README = ROOT / "README.md"
 EXAMPLES = ROOT / "examples"
 DEADLINE_S = 60.0
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
@@ -135,51 +129,6 @@ def test_both_services_that_claim_share_a_topic_and_give_it_back_when_asked_to_e
             assert process.wait(DEADLINE_S) == 0, told()
         for client in ("anna", "ben"):
             assert (tmp_path / f"{client}.log").read_text().endswith("all claims are given back\n")
-
-
-def test_the_readme_s_members_by_ranges_share_one_partition_and_get_each_message_once(
-    broker: SessionBroker, fresh_topic: FreshTopic
-) -> None:
-    (block,) = (
-        each.text for each in blocks(README.read_text()) if each.text.startswith("async with RangeConsumer(")
-    )
-    topic = fresh_topic("pictures")
-    make(broker, NewTopic("holdfast.ranges", 2, 1, config=STAMPED), NewTopic(f"{topic}.dead-letters", 1, 1))
-    producer, written = Producer({name: str(value) for name, value in broker.config.items()}), 0
-    handled: dict[str, list[int]] = {"thumbnails-1": [], "thumbnails-2": []}
-
-    def member(client: str) -> Any:
-        """Return the block as it stands there, on this broker and topic, to be awaited."""
-        told = {"127.0.0.1:9092": broker.bootstrap, '"pictures"': f'"{topic}"', "thumbnails-1": client}
-        text = block
-        for one, other in told.items():
-            assert one in text
-            text = text.replace(one, other)
-        program = compile(text, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        return eval(
-            program,
-            {"RangeConsumer": RangeConsumer, "handle": lambda value: handled[client].append(int(value))},
-        )
-
-    async def run() -> None:
-        nonlocal written
-        members = [asyncio.create_task(member(client)) for client in handled]
-        async with asyncio.timeout(DEADLINE_S):
-            while not all(handled.values()) or sum(map(len, handled.values())) < written:
-                if not all(handled.values()):
-                    producer.produce(topic, b"%d" % written)
-                    producer.poll(0)
-                    written += 1
-                for each in members:
-                    if each.done():
-                        await each
-                await asyncio.sleep(0.01)
-        for each in members:
-            each.cancel()
-        await asyncio.wait(members)
-
-    asyncio.run(run())  # ends when both have worked on the one partition, and all is handled
-    assert sorted(handled["thumbnails-1"] + handled["thumbnails-2"]) == list(range(written))
 
 
 def test_the_service_with_an_outbox_writes_an_order_and_its_message_or_neither(tmp_path: Path) -> None:

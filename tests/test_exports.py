@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 import holdfast
 from holdfast import clients, streams
 from tests.support.places import ROOT
+from tests.test_docs import blocks
 
 PAGES = [
     ROOT / "README.md",
@@ -20,14 +23,21 @@ PAGES = [
 ]
 PUBLIC_MODULES = {
     "holdfast",
+    "holdfast.agents.services.bookkeeper",
     "holdfast.clients",
-    "holdfast.errors",
-    "holdfast.outbox.schema.migrate",
-    "holdfast.outbox.goharvest",
+    "holdfast.dev.databases.servers",
     "holdfast.dev.fixtures",
+    "holdfast.errors",
+    "holdfast.outbox.goharvest",
+    "holdfast.outbox.harvest.harvester",
+    "holdfast.outbox.schema.layouts",
+    "holdfast.outbox.schema.migrate",
+    "holdfast.outbox.schema.tables",
     "holdfast.streams",
     "holdfast.testing",
 }
+OF_DEVELOPERS = {"DESIGN.md", "GLOSSARY.md", "PROTOCOL.md"}
+"""Pages about the inside. All others are for users."""
 FACE = [
     "BlockingClaimConsumer",
     "BlockingTableClient",
@@ -96,19 +106,50 @@ def test_a_name_brings_only_what_it_needs(name: str | None) -> None:
     assert set(ran.stdout.split()) == (NEEDS[name] if name else set())
 
 
-def _imports(text: str) -> list[str]:
-    """Return the modules of holdfast that a page's snippets or an example import."""
-    lines = [
-        line.strip()
-        for line in text.splitlines()
-        if line.strip().startswith(("from holdfast", "import holdfast"))
-    ]
-    trees = [ast.parse(line) for line in lines if not line.endswith("(")]
-    return [
-        node.module or "" for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-    ]
+def _imports(programs: Iterable[str]) -> set[str]:
+    """Return the modules of holdfast that *programs* import, in whole statements of any length."""
+    nodes = [node for text in programs for node in ast.walk(ast.parse(text))]
+    found = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    found |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return {name for name in found if name.partition(".")[0] == "holdfast"}
+
+
+def _named_modules(page: str) -> set[str]:
+    """Return the modules of holdfast that the prose of *page* sends its readers to: `holdfast.x.y` or
+    `holdfast.x.y.name(...)`. Topics and agents have such names too, but no file.
+    """
+    found = set()
+    for name in re.findall(r"`(holdfast(?:\.\w+){2,})(?:\([^`]*\))?`", page):
+        for module in (name, name.rpartition(".")[0]):
+            path = ROOT / Path(*module.split("."))
+            if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+                found.add(module)
+                break
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_and_examples_show_the_face_alone(page: Path) -> None:
-    assert set(_imports(page.read_text())) <= PUBLIC_MODULES
+    text = page.read_text()
+    programs = [text] if page.suffix == ".py" else [b.text for b in blocks(text) if b.language == "python"]
+    assert _imports(programs) <= PUBLIC_MODULES
+    if page.suffix == ".md" and page.name not in OF_DEVELOPERS:
+        assert _named_modules(text) <= PUBLIC_MODULES
+
+
+def test_the_face_names_its_modules() -> None:
+    text = (holdfast.__doc__ or "") + "`holdfast`"
+    assert [name for name in sorted(PUBLIC_MODULES) if f"`{name}`" not in text] == []
+
+
+def test_an_internal_module_is_found_however_it_is_named() -> None:
+    assert _imports(["from holdfast.core.engine.rows import (\n    Rows,\n)\nimport holdfast.clock\n"]) == {
+        "holdfast.core.engine.rows",
+        "holdfast.clock",
+    }
+    assert _named_modules(
+        "`holdfast.core.engine.rows.Rows(x)`, `holdfast.core.claims`, `holdfast.no.topic`"
+    ) == {
+        "holdfast.core.engine.rows",
+        "holdfast.core.claims",
+    }

@@ -118,12 +118,45 @@ def test_as_json_each_line_is_an_object_with_its_fields(written: StringIO) -> No
     assert first == {
         "level": "WARNING",
         "logger": "holdfast.test",
+        "event": "topic %(topic)s: %(error)s",
         "message": "topic orders: no\nway",
         "topic": "orders",
         "error": "no\nway",
     }
-    assert (second["message"], second["user"]) == ("a user's own", "ada")
+    assert (second["event"], second["message"], second["user"]) == ("a user's own", "a user's own", "ada")
+    assert (third["event"], third["message"]) == ("failed", "failed")
     assert third["exception"].endswith("ValueError: x")
+
+
+def test_lines_of_one_event_have_the_same_template(written: StringIO) -> None:
+    use_format("json")
+    for topic in ("orders", "payments"):
+        logging.getLogger("holdfast.test").warning("topic %(topic)s created", {"topic": topic})
+        logging.getLogger("another.library").warning("topic %s created", topic)
+    logging.getLogger("another.library").warning(ConfigError("no way"))
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert [line["event"] for line in lines if line["logger"] == "holdfast.test"] == [
+        "topic %(topic)s created",
+        "topic %(topic)s created",
+    ]
+    assert [line["event"] for line in lines if line["logger"] != "holdfast.test"] == [
+        "topic %s created",
+        "topic %s created",
+        "no way",
+    ]
+
+
+def test_no_line_of_ours_has_a_field_that_json_lines_have_already() -> None:
+    """Such a field would be missing from the JSON, as `event` and the others go before it."""
+    own = {"time", "level", "logger", "event", "message", "exception"}
+    found = [
+        f"{path.relative_to(ROOT)} line {call.lineno}"
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        for call, (text, *_) in log_calls(path.read_text())
+        if own & set(re.findall(r"%\((\w+)\)", ast.unparse(text)))
+    ]
+    assert found == []
 
 
 def test_as_text_lines_are_what_they_were_and_nothing_of_ours_is_missing(written: StringIO) -> None:
@@ -133,9 +166,12 @@ def test_as_text_lines_are_what_they_were_and_nothing_of_ours_is_missing(written
 
 
 def test_a_field_does_not_hide_what_every_line_has() -> None:
-    record = logging.makeLogRecord({"levelname": "INFO", "msg": "%(level)s", "args": {"level": "high"}})
+    record = logging.makeLogRecord(
+        {"levelname": "INFO", "msg": "%(level)s %(event)s", "args": {"level": "high", "event": "storm"}}
+    )
     told = json.loads(JsonFormatter().format(record))
-    assert (told["level"], told["message"]) == ("INFO", "high")
+    assert (told["level"], told["event"]) == ("INFO", "%(level)s %(event)s")
+    assert told["message"] == "high storm"
 
 
 def test_another_format_is_refused() -> None:
@@ -176,4 +212,5 @@ def test_a_worker_writes_each_of_its_lines_as_json(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     (leaving,) = [line for line in lines if line["level"] == "CRITICAL"]
     assert f"127.0.0.1:{port}" in leaving["reason"]
+    assert leaving["event"] == "leaving: %(reason)s"
     assert leaving["message"] == f"leaving: {leaving['reason']}"

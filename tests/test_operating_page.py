@@ -167,7 +167,7 @@ def test_the_limits_on_the_page_are_those_of_the_program() -> None:
     page = PAGE.read_text()
     assert f"| key of a row or timer | {LIMIT_KEY_BYTES:,} bytes |" in page
     assert f"| stored row, emitted record | {LIMIT_BYTES:,} bytes;" in page
-    assert f"| questions in progress on one worker | {LIMIT_IN_FLIGHT:,} |" in page
+    assert f"| queries in progress on one worker | {LIMIT_IN_FLIGHT:,} |" in page
     assert LIMIT_KEYS == LIMIT_PAGE_ROWS
     assert f"| {LIMIT_KEYS:,} each, and {LIMIT_REPLY_BYTES // MIB} MiB a reply;" in page
     assert f"| {LIMIT_WAIT_MS // 1000} s a request |" in page

@@ -18,9 +18,9 @@ import pytest
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.ports import free_ports
 from tests.support.places import ROOT
-from tests.test_docs import Block, blocks, differs
+from tests.test_docs import FOLLOWED, Block, blocks, differs
 
-PAGES = {name: ROOT / "docs" / f"{name}.md" for name in ("tutorial", "tutorial-claims")}
+PAGES = {name: ROOT / "docs" / f"{name}.md" for name in FOLLOWED}
 PORTS = ("9092", "6066", "6067")
 DEADLINE_S = 420
 MARK = "-- here ends the output of a command --"

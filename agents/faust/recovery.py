@@ -55,7 +55,7 @@ class FencedRecovery(recovery.Recovery):
         # stands still is ended by the manager's watch.
         while not self.should_stop:
             await self.sleep(STAY_EVERY_S)
-            if self.manager.adopting:
+            if self.manager.adoption.under_way:
                 self.app.consumer.stay_in_group()
 
     async def on_rebalance(
@@ -98,7 +98,7 @@ class FencedRecovery(recovery.Recovery):
             plan = self.plan
             try:
                 self._set_recovery_started()
-                await self._wait(self.manager.adopt(plan))
+                await self._wait(self.manager.adoption.adopt(plan))
                 await self._open_the_tap(plan)
             except (recovery.RebalanceAgain, RestoreInterrupted):
                 continue
@@ -128,7 +128,7 @@ class FencedRecovery(recovery.Recovery):
         if app.consumer_generation_id != generation or self.manager.epoch != plan.epoch:
             return  # revoked meanwhile: nothing may flow before the next assignment is carried out
         consumer.resume_partitions({tp for tp in consumer.assignment() if tp.topic in self.manager.sources})
-        self.manager.opened()
+        self.manager.gate.opened()
         self.completed.set()
         consumer.resume_flow()
         await app._fetcher.maybe_start()

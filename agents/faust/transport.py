@@ -255,11 +255,11 @@ class BatchConsumer(driver.Consumer):
                 await self._deliver(fetched, generation)
             else:
                 await self._deliver_singly(fetched, generation)
-        # A trickle is let gather here, for all partitions at once. Records that come after a pause do not
-        # wait.
-        trickle = fetches and sum(map(len, fetches)) < FEW_RECORDS
+        # While few records come they are gathered here, for all partitions at once. Records that come after a
+        # pause do not wait.
+        few = fetches and sum(map(len, fetches)) < FEW_RECORDS
         await asyncio.sleep(
-            manager.trickle.wait_s(system_clock.monotonic_s(), system_clock.processor_s()) if trickle else 0
+            manager.linger.wait_s(system_clock.monotonic_s(), system_clock.processor_s()) if few else 0
         )
 
     async def _deliver(self, fetched: Fetched, generation: int) -> None:

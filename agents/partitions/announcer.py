@@ -1,18 +1,16 @@
-"""What this worker tells other processes on the application's workers topic: where it is, and what it
-holds.
-"""
+"""What this worker announces on the application's workers topic: its URL, and what it holds."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import Producer
 
-from holdfast.clock import system_clock
+from holdfast.agents.partitions.types import RunInThread
+from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
 from holdfast.kafka.librdkafka_log import Quiet
@@ -25,35 +23,35 @@ FLUSH_S = 10.0
 class Announcer:
     """Announces a worker under its URL, and takes that back at the end.
 
-    *thread* runs a blocking call beside the event loop.
+    `producer` is also for what is written outside of any partition's transactions.
     """
 
-    def __init__(self, settings: Settings, thread: Callable[..., asyncio.Future[Any]]) -> None:
+    def __init__(self, settings: Settings, thread: RunInThread, *, clock: Clock = system_clock) -> None:
         self._topic, self._url, self._thread = settings.workers_topic, settings.advertised_url, thread
-        self._started_ms, self._announced = system_clock.now_ms(), False
+        self._clock, self._started_ms, self._announced = clock, clock.now_ms(), False
         self.producer = Producer(
             {"log_level": 2, **settings.producer(), "enable.idempotence": True, "message.timeout.ms": 15_000},
             logger=Quiet(logger),
         )
 
     async def announce(self, generation: int, tables: Mapping[str, Mapping[str, Any]]) -> None:
-        """Tell what this worker holds now, by table (`announcement_of`), so that any client can find it."""
+        """Announce what this worker holds now, by table (`announcement_of`), so that any client can find it."""
         self._announced = True
-        told = {
+        announcement = {
             "url": self._url,
             "generation": generation,
             "started_ms": self._started_ms,
-            "at_ms": system_clock.now_ms(),
+            "at_ms": self._clock.now_ms(),
             "tables": tables,
         }
-        await self._tell(json.dumps(told).encode())
+        await self._send(json.dumps(announcement).encode())
 
     async def withdraw(self) -> None:
         """Take back what was announced."""
         if self._announced:
-            await self._tell(None)
+            await self._send(None)
 
-    async def _tell(self, value: bytes | None) -> None:
+    async def _send(self, value: bytes | None) -> None:
         self.producer.produce(self._topic, value, self._url.encode(), 0)
         left = await self._thread(self.producer.flush, FLUSH_S)
         if left:

@@ -9,9 +9,14 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Protocol
 
-from holdfast.agents.partitions.manager import PartitionManager
+from holdfast.agents.cluster import Survey
+from holdfast.agents.metrics import Metrics
+from holdfast.agents.partitions.gate import FoldGate
+from holdfast.agents.partitions.holdings import Holdings
 from holdfast.agents.partitions.types import Held
+from holdfast.config import Settings
 from holdfast.errors import StoreError
 from holdfast.tables.checking import CheckStopped, check
 from holdfast.tables.partition import Partition
@@ -21,22 +26,43 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.5
 
 
-class StoreChecker:
-    """Checks what a worker holds, active and standby, in turn, on a thread of its own. A rotten store is told
-    to its partition, which tells the manager: it answers nothing more and is rebuilt."""
+class CheckerHost(Protocol):
+    """What the check asks of the manager."""
 
-    def __init__(self, manager: PartitionManager) -> None:
-        self._manager, self._stop = manager, threading.Event()
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def holdings(self) -> Holdings: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def gate(self) -> FoldGate: ...
+
+    @property
+    def cluster(self) -> Survey: ...
+
+
+class StoreChecker:
+    """Checks what a worker holds, active and standby, in turn, on a thread of its own.
+
+    A rotten store is condemned: its partition answers nothing more and is rebuilt.
+    """
+
+    def __init__(self, host: CheckerHost) -> None:
+        self._host, self._stop = host, threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="holdfast-check")
         self._last: Held | None = None
 
     async def run(self) -> None:
         """Check until cancelled; returns at once when the setting is 0."""
-        interval_s = self._manager.settings.store_check_interval_s
+        interval_s = self._host.settings.store_check_interval_s
         if not interval_s:
             return
         while True:
-            held = len(self._manager.holdings.served())
+            held = len(self._host.holdings.served())
             await asyncio.sleep(max(POLL_S, interval_s / max(1, held)))
             part = self._next()
             if part is not None:
@@ -51,10 +77,10 @@ class StoreChecker:
         """Return the partition whose turn it is, None when none can be checked now."""
         parts = {
             (part.processor.name, part.partition): part
-            for part in self._manager.holdings.served()
+            for part in self._host.holdings.served()
             if part.serving
         }
-        if not parts or not self._manager.open:
+        if not parts or not self._host.gate.open:
             return None
         order = sorted(parts)
         later = [held for held in order if self._last is not None and held > self._last]
@@ -62,11 +88,11 @@ class StoreChecker:
         return parts[self._last]
 
     async def _check(self, part: Partition) -> None:
-        manager, settings = self._manager, self._manager.settings
+        host, settings = self._host, self._host.settings
         where = f"{part.processor.name} partition {part.partition}"
         try:
             state = part.pin()
-            at, budget = state.applied, manager.cluster.environment.budget
+            at, budget = state.applied, host.cluster.environment.budget
             call = partial(
                 check,
                 part,
@@ -78,7 +104,7 @@ class StoreChecker:
                 settings.stall_timeout_s,
             )
             cause = await asyncio.get_running_loop().run_in_executor(self._pool, call)
-        except (CheckStopped, StoreError) as error:  # it was given up, or its damage is told already
+        except (CheckStopped, StoreError) as error:  # it was given up, or it is condemned already
             logger.info(
                 "store of %(store)s not checked to the end: %(error)s", {"store": where, "error": error}
             )
@@ -89,7 +115,7 @@ class StoreChecker:
             )
             return
         if cause is None:
-            manager.metrics.partition(part.processor.name, part.partition).store_checks += 1
+            host.metrics.partition(part.processor.name, part.partition).store_checks += 1
             logger.info(
                 "store of %(store)s is what its changelog says, as of offset %(offset)d",
                 {"store": where, "offset": at},

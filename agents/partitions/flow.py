@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable
 
-from holdfast.clock import system_clock
+from holdfast.clock import Clock, system_clock
 from holdfast.kafka.feed import Fetched
 from holdfast.kafka.records import Records
 
@@ -19,11 +19,12 @@ class FlowControl:
     clock.
     """
 
-    def __init__(self, limit_bytes: int, sources: Iterable[str]) -> None:
+    def __init__(self, limit_bytes: int, sources: Iterable[str], *, clock: Clock = system_clock) -> None:
+        self._clock = clock
         self._limit_bytes, self._readers = limit_bytes, Counter(sources)
         self._inflight_bytes, self.room = 0, asyncio.Event()
         self.room.set()
-        self.progress_s = system_clock.monotonic_s()
+        self.progress_s = self._clock.monotonic_s()
 
     @property
     def busy(self) -> bool:
@@ -42,15 +43,15 @@ class FlowControl:
             self.room.clear()
 
     def parked(self, fetched: Fetched) -> None:
-        """Count records no more that wait for others: they are neither a sign of a stuck worker nor to keep what
-        they wait for from being fetched. One processor, of those that read them, has them.
+        """Count records no more that wait for other sources: the worker is not stuck, and what they wait for must
+        be fetched. One processor, of those that read them, has them.
         """
         self._inflight_bytes -= fetched.size_bytes
         if self._inflight_bytes < self._limit_bytes:
             self.room.set()
 
     def released(self, fetched: Fetched, *, current: bool) -> None:
-        """Note that one processor is done with *fetched*; *current* tells whether it was taken since the
+        """Note that one processor is done with *fetched*; *current* says whether it was taken since the
         last revocation.
         """
         self.progressed()
@@ -64,4 +65,4 @@ class FlowControl:
 
     def progressed(self) -> None:
         """Note that a transaction was committed: a fetch that takes many is not stuck."""
-        self.progress_s = system_clock.monotonic_s()
+        self.progress_s = self._clock.monotonic_s()

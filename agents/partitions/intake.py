@@ -1,4 +1,4 @@
-"""What a runner's next transaction is made of, and what becomes of the events that it came by: of one source here,
+"""What a runner's next transaction is made of, and what becomes of the events that brought it: of one source here,
 of several in `agents/partitions/merging_intake.py`.
 """
 
@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from holdfast.agents.partitions.types import Host
-from holdfast.clock import system_clock
+from holdfast.agents.partitions.types import FoldEvent, IntakeHost
+from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.folding import Folder
 from holdfast.core.engine.stepping import Refused
-from holdfast.kafka.feed import Fetched
 from holdfast.kafka.records import FetchedRecord
 from holdfast.tables.partition import Partition
 
@@ -34,7 +33,7 @@ class Intake(Protocol):
     epoch: int
     """That of what was drawn."""
 
-    def hand(self, event: Any) -> None:
+    def hand(self, event: FoldEvent) -> None:
         """Take over one fetched event."""
 
     @property
@@ -68,17 +67,20 @@ class Intake(Protocol):
 
 
 class SingleIntake:
-    """Events of one source, which are folded in their order."""
+    """Events of one source, which are folded in their order. A transaction holds *transaction_bytes* of them."""
 
-    def __init__(self, host: Host, part: Partition) -> None:
-        self._host, self._part = host, part
-        self._pending: deque[Any] = deque()
-        self._drawn: list[Any] = []
+    def __init__(
+        self, host: IntakeHost, part: Partition, transaction_bytes: int, *, clock: Clock = system_clock
+    ) -> None:
+        self._host, self._part, self._clock = host, part, clock
+        self._transaction_bytes = transaction_bytes
+        self._pending: deque[FoldEvent] = deque()
+        self._drawn: list[FoldEvent] = []
         # That of the transaction: the partition has none any more when it is lost, or its store rots, meanwhile.
         self._folder: Folder[Any] | None = None
         self.epoch = -1
 
-    def hand(self, event: Any) -> None:
+    def hand(self, event: FoldEvent) -> None:
         self._pending.append(event)
 
     @property
@@ -89,7 +91,7 @@ class SingleIntake:
         self._drawn = self._gather()
         if not self._drawn:
             return False
-        first: Fetched = self._drawn[0].value
+        first = self._drawn[0].value
         part, folder = self._part, self._part.folder
         assert isinstance(folder, Folder), "of one source"
         self._folder, applied = folder, folder.applied
@@ -99,12 +101,12 @@ class SingleIntake:
         self.epoch = first.epoch
         return True
 
-    def _gather(self, size: int = 0) -> list[Any]:
+    def _gather(self, size: int = 0) -> list[FoldEvent]:
         """Return what is pending and fits a transaction that has *size* bytes; into an empty one fits
         whatever is the first.
         """
-        events: list[Any] = []
-        limit = self._host.transaction_bytes
+        events: list[FoldEvent] = []
+        limit = self._transaction_bytes
         while self._pending and (not size or size + self._pending[0].value.size_bytes <= limit):
             event = self._pending.popleft()
             if self._host.owns(self._part, event.value.epoch):
@@ -116,15 +118,15 @@ class SingleIntake:
 
     def given(self) -> Iterator[Batch]:
         """Yield what was drawn, and draw what has arrived meanwhile when that takes long."""
-        began_s, events = system_clock.monotonic_s(), self._drawn
+        began_s, events = self._clock.monotonic_s(), self._drawn
         for event in events:
-            fetched: Fetched = event.value
+            fetched = event.value
             yield fetched.records.batch(fetched.partition, self._part.processor.inputs)
-            if event is events[-1] and system_clock.monotonic_s() - began_s > BACKLOG_S:
+            if event is events[-1] and self._clock.monotonic_s() - began_s > BACKLOG_S:
                 events += self._gather(sum(each.value.size_bytes for each in events))
 
     def refused(self, refused: Refused) -> tuple[str, FetchedRecord]:
-        fetches: Iterator[Fetched] = (event.value for event in self._drawn)
+        fetches = (event.value for event in self._drawn)
         record = next(fetch.records.at(refused.offset) for fetch in fetches if refused.offset <= fetch.last)
         return self._part.processor.topics[0], record
 

@@ -5,15 +5,14 @@ fenced, or its store is rotten.
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine
-from typing import Any, Protocol
 
 from holdfast.agents.metrics import Metrics
+from holdfast.agents.partitions.gate import FoldGate
 from holdfast.agents.partitions.holdings import Holdings
 from holdfast.agents.partitions.membership import Membership
 from holdfast.agents.partitions.readiness import Readiness
-from holdfast.agents.partitions.types import NOT_IN_GROUP, GroupClient, Held
-from holdfast.clock import system_clock
+from holdfast.agents.partitions.types import NOT_IN_GROUP, GroupClient, Held, Supervisor
+from holdfast.clock import Clock, system_clock
 from holdfast.errors import FencedError, HoldfastError
 from holdfast.tables import lived
 from holdfast.tables.partition import Partition
@@ -23,29 +22,25 @@ logger = logging.getLogger(__name__)
 LIMIT_LOSSES, LOSSES_WITHIN_S = 5, 60.0
 
 
-class LossesHost(Protocol):
-    """What is asked of the manager."""
-
-    metrics: Metrics
-    membership: Membership
-    readiness: Readiness
-    holdings: Holdings
-    epoch: int
-
-    def crash(self, error: BaseException) -> None:
-        """End the worker."""
-        ...
-
-    def watch(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run *work* beside all else, until the manager closes."""
-        ...
-
-
 class Losses:
     """Takes partitions out of service, and asks the group for a new generation, which takes them up anew."""
 
-    def __init__(self, host: LossesHost, group: GroupClient, *, session_s: float) -> None:
-        self._host, self._group, self._session_s = host, group, session_s
+    def __init__(
+        self,
+        group: GroupClient,
+        supervisor: Supervisor,
+        *,
+        session_s: float,
+        gate: FoldGate,
+        holdings: Holdings,
+        membership: Membership,
+        readiness: Readiness,
+        metrics: Metrics,
+        clock: Clock = system_clock,
+    ) -> None:
+        self._group, self._supervisor, self._session_s, self._gate = group, supervisor, session_s, gate
+        self._holdings, self._membership, self._readiness = holdings, membership, readiness
+        self._metrics, self._clock = metrics, clock
         self._at_s: dict[Held, list[float]] = {}
 
     def fenced(self, part: Partition, epoch: int, error: FencedError) -> None:
@@ -55,28 +50,27 @@ class Losses:
         assignment tells; without one within a session this worker leaves, as it does when a partition is
         taken from it again and again though the group confirms it.
         """
-        host = self._host
         logger.warning("partition lost: %(error)s", {"error": error})
         part.lose()
-        host.metrics.fenced += 1
-        host.readiness.why = f"{part.processor.name} partition {part.partition} has a newer owner"
+        self._metrics.fenced += 1
+        self._readiness.why = f"{part.processor.name} partition {part.partition} has a newer owner"
         held = (part.processor.name, part.partition)
-        host.holdings.owned[held].generation = NOT_IN_GROUP
-        now_s = system_clock.monotonic_s()
+        self._holdings.owned[held].generation = NOT_IN_GROUP
+        now_s = self._clock.monotonic_s()
         losses = [at_s for at_s in self._at_s.get(held, []) if now_s - at_s < LOSSES_WITHIN_S]
         if (
-            host.membership.owns()
+            self._membership.owns()
         ):  # else the group has given it away, as it does when this worker was frozen: no wonder
             losses.append(now_s)
         self._at_s[held] = losses
         if len(losses) > LIMIT_LOSSES:
-            host.crash(
+            self._supervisor.crash(
                 HoldfastError(
                     f"{error}; for the {len(losses)}th time: does another application use this transactional id?"
                 )
             )
-        elif epoch == host.epoch:  # the batch's epoch: the revocation often arrives before the refusal
-            host.watch(self._ask_group(epoch, error))
+        elif epoch == self._gate.epoch:  # the batch's epoch: the revocation often arrives before the refusal
+            self._supervisor.watch(self._ask_group(epoch, error))
 
     def rotten(self, part: Partition, cause: str) -> None:
         """Stop folding and answering *part*, whose store is not to be believed, and take it up anew: that
@@ -84,7 +78,7 @@ class Losses:
 
         All other partitions go on. It is as if this one had been lost, but nobody else has it.
         """
-        host, held = self._host, (part.processor.name, part.partition)
+        held = (part.processor.name, part.partition)
         logger.error(
             "store rotten: %(table)s partition %(partition)d as of offset %(offset)d: %(cause)s; "
             "it answers nothing more, is set aside and rebuilt from %(changelog)s",
@@ -96,29 +90,28 @@ class Losses:
                 "changelog": part.changelog,
             },
         )
-        host.metrics.partition(*held).rotten += 1
-        if (owned := host.holdings.owned.get(held)) is not None and owned.part is part:
+        self._metrics.partition(*held).rotten += 1
+        if (owned := self._holdings.owned.get(held)) is not None and owned.part is part:
             part.lose()
             owned.generation = NOT_IN_GROUP
-        elif host.holdings.standby.get(held) is not part:
+        elif self._holdings.standby.get(held) is not part:
             return  # it is being opened or closed, which mends it
-        host.readiness.why = f"{held[0]} partition {held[1]} is being rebuilt"
-        host.watch(
+        self._readiness.why = f"{held[0]} partition {held[1]} is being rebuilt"
+        self._supervisor.watch(
             self._ask_group(
-                host.epoch, HoldfastError(f"{held[0]} partition {held[1]} must be rebuilt: {cause}")
+                self._gate.epoch, HoldfastError(f"{held[0]} partition {held[1]} must be rebuilt: {cause}")
             )
         )
 
     async def _ask_group(self, epoch: int, error: HoldfastError) -> None:
-        host = self._host
         try:
             await self._group.rejoin()
             await lived.sleep(self._session_s + 2)
         except Exception as failure:  # noqa: BLE001  whatever it is, the partition is without an owner
-            host.crash(HoldfastError(f"{error}; and the group could not be asked: {failure!r}"))
+            self._supervisor.crash(HoldfastError(f"{error}; and the group could not be asked: {failure!r}"))
             return
-        if host.epoch == epoch:
-            host.crash(
+        if self._gate.epoch == epoch:
+            self._supervisor.crash(
                 HoldfastError(
                     f"{error}; and the group shows no change: does another application use this transactional id?"
                 )

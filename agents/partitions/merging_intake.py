@@ -5,9 +5,9 @@ until it sends more or is known to have been read to its end. Where it ends is a
 records that wait for it were taken: so what is folded on the answer is overtaken only where clocks of brokers
 differ, or within one ms. A wrong guess costs a barrier, never a difference.
 
-A tick comes after all that was appended before it: else a worker that was away would tell its timers the time before
-it has read what came meanwhile. While records come, their append times tell how far the clock may be told; when none
-come any more, the ends of all sources do, asked for once a timer is due.
+A tick comes after all that was appended before it: else the timers of a worker that was away would fire before it
+has read what came meanwhile. While records come, a tick goes no further than their append times; when none come any
+more, no further than the ends of all sources allow, asked for once a timer is due.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from typing import Any
 
 from holdfast.agents.partitions.global_intake import GlobalIntake
 from holdfast.agents.partitions.intake import BACKLOG_S
-from holdfast.agents.partitions.types import Host
-from holdfast.clock import system_clock
+from holdfast.agents.partitions.types import FoldEvent, MergingIntakeHost
+from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import VectorMarker, decode_choice
 from holdfast.core.engine.merging import Merger, Stretch
 from holdfast.core.engine.merging_folder import MergingFolder
 from holdfast.core.engine.stepping import Refused
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.kafka.feed import Fetched
 from holdfast.kafka.records import FetchedRecord
 from holdfast.tables.partition import Partition
 
@@ -41,26 +40,33 @@ class _SourceQueue:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.arrived: deque[Any] = deque()
-        self.merged: deque[Any] = deque()
+        self.arrived: deque[FoldEvent] = deque()
+        self.merged: deque[FoldEvent] = deque()
         self.merged_bytes = 0
         self.following = 0
         """The offset after the last record that was merged."""
         self.held = False
         """Whether no more of it is fetched for the time being."""
         self.silent = False
-        """Whether nothing was heard of it for as long as the others wait."""
+        """Whether nothing was received of it, records or an end, for as long as the others wait."""
 
 
 class MergingIntake:
     """Events of several sources, which are folded in the order of a `Merger`.
 
     It *asks* for the ends of those sources that hold back what is in hand. While it does, it takes more of these
-    sources alone.
+    sources alone. *seen* chooses what its transactions see of globals, where the processor reads any.
     """
 
-    def __init__(self, host: Host, part: Partition) -> None:
-        self._host, self._part = host, part
+    def __init__(
+        self,
+        host: MergingIntakeHost,
+        part: Partition,
+        seen: GlobalIntake | None = None,
+        *,
+        clock: Clock = system_clock,
+    ) -> None:
+        self._host, self._part, self._clock = host, part, clock
         self._inputs = [fold.inputs for fold in part.processor.folds]
         self._queues = [_SourceQueue(place) for place in part.places]
         self._numbers = {topic: number for number, topic in enumerate(part.processor.topics)}
@@ -75,11 +81,11 @@ class MergingIntake:
         self._clock_ends: list[int] | None = None
         self._settled_at: VectorMarker | None = None
         self._passed: list[int] = []
-        self._globals = GlobalIntake(host, part, host.globals) if part.processor.reads else None
+        self._globals = seen
 
     # -- events
 
-    def hand(self, event: Any) -> None:
+    def hand(self, event: FoldEvent) -> None:
         number = self._numbers[event.value.topic]
         queue = self._queues[number]
         queue.arrived.append(event)
@@ -104,22 +110,22 @@ class MergingIntake:
         self.epoch, self._drawn, self._folder = self._epoch, True, part.merging
         self._take_in()
         if self._merging.next_choice is None:
-            self._tell_time()
+            self._tick_if_due()
         return True
 
-    def _tell_time(self) -> None:
-        """Have the merger tick if a timer is due and all is folded that was appended before; see to it that that is
-        known.
+    def _tick_if_due(self) -> None:
+        """Have the merger tick if a timer is due and all is folded that was appended before; ask for the ends of
+        sources where that is not known.
         """
-        folder, now_ms = self._folding, system_clock.now_ms()
+        folder, now_ms = self._folding, self._clock.now_ms()
         due_ms = folder.next_tick_ms
         if due_ms > now_ms:
             self._clock_ms = self._clock_ends = None
             return
-        told_ms, reached_ms = folder.marker.tick_ms, min(now_ms, folder.stream_ms)
-        if self._clock_ms is not None and self._clock_ms <= told_ms:
+        ticked_ms, reached_ms = folder.marker.tick_ms, min(now_ms, folder.stream_ms)
+        if self._clock_ms is not None and self._clock_ms <= ticked_ms:
             self._clock_ms = self._clock_ends = None
-        if due_ms <= reached_ms and told_ms < reached_ms:
+        if due_ms <= reached_ms and ticked_ms < reached_ms:
             self._merging.tick(reached_ms)
         elif self._clock_ms is None:
             self._clock_ms, self._round = now_ms, self._round + 1
@@ -183,8 +189,8 @@ class MergingIntake:
             passed = self._host.feed.passed(queue.place, queue.following)
             self._merging.offer(number, _NOTHING, passed)
 
-    def _offer(self, number: int, queue: _SourceQueue, event: Any) -> None:
-        fetched: Fetched = event.value
+    def _offer(self, number: int, queue: _SourceQueue, event: FoldEvent) -> None:
+        fetched = event.value
         assert fetched.first <= queue.following, (
             f"{queue.place}: merged up to {queue.following}, records begin at {fetched.first}"
         )
@@ -202,10 +208,10 @@ class MergingIntake:
         """Yield stretches as long as it is known what comes next; take in what has arrived meanwhile when that
         takes long.
         """
-        began_s, merger = system_clock.monotonic_s(), self._merging
+        began_s, merger = self._clock.monotonic_s(), self._merging
         while True:
             stretch = merger.take(self._ends)
-            if stretch is None and system_clock.monotonic_s() - began_s > BACKLOG_S and self._more():
+            if stretch is None and self._clock.monotonic_s() - began_s > BACKLOG_S and self._more():
                 self._take_in()
                 stretch = merger.take(self._ends)
             if stretch is None or (self._globals is not None and not self._globals.admits(stretch)):
@@ -218,13 +224,13 @@ class MergingIntake:
         )
 
     def refused(self, refused: Refused) -> tuple[str, FetchedRecord]:
-        if refused.stage == "tick":  # met at no record: the choice is what tells of it
-            topic = self._part.processor.choices(self._host.app)
+        if refused.stage == "tick":  # met at no record: the choice stands for it
+            topic = self._part.choices_topic
             changes = self._folding.changes
             assert changes is not None
             return topic, FetchedRecord(None, None, (), changes.marker.tick_ms)
         queue = self._queues[self._numbers[refused.topic]]
-        fetches: Iterator[Fetched] = (event.value for event in queue.merged)
+        fetches = (event.value for event in queue.merged)
         return refused.topic, next(
             fetch.records.at(refused.offset) for fetch in fetches if refused.offset <= fetch.last
         )
@@ -290,7 +296,7 @@ class MergingIntake:
         if not any(pending) or merger.next_choice is not None or not asked:
             self._asked = frozenset()
         elif self._asked != asked or not self._since_s:
-            self._asked, self._since_s, self._round = asked, system_clock.monotonic_s(), self._round + 1
+            self._asked, self._since_s, self._round = asked, self._clock.monotonic_s(), self._round + 1
         if self._asked:
             self._host.ask_ends()
         else:
@@ -302,16 +308,17 @@ class MergingIntake:
         return not self._asked or number in self._asked
 
     def asks(self) -> tuple[int, list[Place]]:
-        """Return the partitions whose ends are to be told, and the round, to which alone the answer belongs."""
+        """Return the partitions whose ends are wanted, and the round, to which alone the answer belongs."""
         if self._clock_ms is not None and self._clock_ends is None:
             return self._round, [queue.place for queue in self._queues]
         waited = self._asked if self._ends is None else ()
         return self._round, [self._queues[number].place for number in waited]
 
     def answer(self, asked: int, ends: Mapping[Place, int], wait_s: float) -> None:
-        """Be told where logs ended after round *asked* had begun, as far as that is known.
+        """Take the *ends* that logs had after round *asked* had begun, as far as they are known.
 
-        A source whose end is unknown is waited for until *wait_s* have passed, and then not before it is heard of.
+        A source whose end is unknown is waited for until *wait_s* have passed, and then not again before it sends
+        something.
         """
         if asked != self._round:
             return
@@ -320,7 +327,7 @@ class MergingIntake:
         if not self._asked or self._ends is not None:
             return
         found: list[int | None] = [None] * len(self._queues)
-        late = system_clock.monotonic_s() - self._since_s > wait_s
+        late = self._clock.monotonic_s() - self._since_s > wait_s
         for number in self._asked:
             queue = self._queues[number]
             end = ends.get(queue.place)
@@ -332,11 +339,11 @@ class MergingIntake:
         self._ends, self._news = found, True
 
     def _answer_clock(self, ends: Mapping[Place, int], wait_s: float) -> None:
-        """Take the ends that were asked for since a timer is due; one that nobody tells is not waited for longer than
+        """Take the ends that were asked for because a timer is due; an unknown one is not waited for longer than
         records are.
         """
         assert self._clock_ms is not None
-        late = system_clock.now_ms() - self._clock_ms > wait_s * 1000
+        late = self._clock.now_ms() - self._clock_ms > wait_s * 1000
         if late or all(queue.place in ends for queue in self._queues):
             self._clock_ends = [ends.get(queue.place, 0) for queue in self._queues]
             self._news = True
@@ -348,7 +355,7 @@ class MergingIntake:
             self._news = self._news or self._globals.look()
         elif merger is None or self._epoch != host.epoch:
             self._news = True  # taken up anew: there may be timers
-        elif merger.next_choice is None and self._part.merging.next_tick_ms <= system_clock.now_ms():
+        elif merger.next_choice is None and self._part.merging.next_tick_ms <= self._clock.now_ms():
             self._news = True
         elif any(merger.pending) or merger.next_choice is not None:
             passed = [host.feed.passed(queue.place, queue.following) for queue in self._queues]

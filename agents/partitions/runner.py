@@ -10,10 +10,10 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.agents.partitions.intake import Intake, SingleIntake
+from holdfast.agents.partitions.intake import Intake
 from holdfast.agents.partitions.merging_intake import MergingIntake
-from holdfast.agents.partitions.types import NOT_IN_GROUP, Host
-from holdfast.clock import system_clock
+from holdfast.agents.partitions.types import NOT_IN_GROUP, FoldEvent, FoldLimits, RunnerHost
+from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.folding import Refused
 from holdfast.core.engine.merging_folder import MergedChanges
 from holdfast.core.engine.processor import Emit
@@ -28,11 +28,11 @@ from holdfast.tables.transactions import UNKNOWN_TOPIC, name_of
 logger = logging.getLogger(__name__)
 
 LONG_TURN_S = 0.2
-"""Of transactions that need more than a turn to fold, one goes on for so long, then the next: its rows
-stay in the processor's cache.
+"""When several partitions have long folds, each runs LONG_TURN_S before it yields to the next: its rows stay
+in the processor's cache.
 """
 TRANSACTION_S = 2.0
-"""How long one transaction is folded, and what its records change is seen by nobody.
+"""How long one transaction is folded at most; readers see nothing of it meanwhile.
 
 The longer, the fewer rows are written for each record.
 """
@@ -69,15 +69,22 @@ class Runner:
     what arrives meanwhile. Commits of one partition overlap folds of the others.
     """
 
-    def __init__(self, host: Host, part: Partition) -> None:
-        self._host, self.part = host, part
-        self._intake: Intake = (SingleIntake if part.processor.on is None else MergingIntake)(host, part)
+    def __init__(
+        self,
+        host: RunnerHost,
+        part: Partition,
+        intake: Intake,
+        limits: FoldLimits,
+        *,
+        clock: Clock = system_clock,
+    ) -> None:
+        self._host, self.part, self._intake, self._limits, self._clock = host, part, intake, limits, clock
         self._counts = host.metrics.partition(part.processor.name, part.partition)
         self.job: asyncio.Task[Any] | None = None
         self._failed = False
-        self._refused, self._poisoned, self._told = 0, "", ""
+        self._refused, self._poisoned, self._reported = 0, "", ""
 
-    def hand(self, event: Any) -> None:
+    def hand(self, event: FoldEvent) -> None:
         """Take over one fetched event; it is acked when its records are durable, or dropped when the
         partition is lost.
         """
@@ -96,7 +103,7 @@ class Runner:
         return not self._intake.ready and (self.job is None or self.job.done())
 
     def revoked(self) -> None:
-        """Be told that whatever was fetched so far is void."""
+        """Drop what was fetched so far and not begun: a revocation makes it void."""
         self._intake.revoked()
 
     @property
@@ -109,8 +116,8 @@ class Runner:
         """Write *records* in a transaction that changes neither state nor position; return why not, None when
         they are durable.
 
-        They are the quarantine's: *what* tells of them when they are one too many. UndeliverableError when a
-        topic refuses one. Not while something is pending: a partition has one transaction at a time.
+        They are the quarantine's: *what* describes them in the reason when they are one too many. UndeliverableError
+        when a topic refuses one. Not while something is pending: a partition has one transaction at a time.
         """
         if self._poisoned:
             return self._poisoned
@@ -118,7 +125,7 @@ class Runner:
             return NOT_YET
         self.job = asyncio.ensure_future(self._write_beside(records, what, epoch))
         self.job.add_done_callback(lambda job: self.go_on())
-        # The host waits for the job when the partition is revoked, whoever has asked for it.
+        # The host waits for the job when the partition is revoked, also when the caller is cancelled.
         return await asyncio.shield(self.job)
 
     async def _write_beside(self, records: list[Emit], what: str, epoch: int) -> str | None:
@@ -158,67 +165,69 @@ class Runner:
             self._host.crash(error)
 
     async def _transact(self, epoch: int) -> None:
-        part, host, intake = self.part, self._host, self._intake
+        part, intake = self.part, self._intake
         if self._poisoned:
             while await self._hold(self._poisoned, epoch):
                 pass
             intake.let_go()
             return
-        folder = part.folder
+        folder = part.folder  # to the end: a partition that is lost meanwhile has none
         try:
             await self._fold(folder, epoch)
-        except RottenStoreError:
+            changes = folder.changes
+            is_settled = changes is None or await self._commit_folded(folder, changes, epoch)
+        except FencedError as error:
+            intake.let_go()
+            self._host.lost(part, epoch, error)
+        except RottenStoreError:  # what is durable in Kafka is read from there again
             intake.let_go()
             raise
-        changes = folder.changes
-        if changes is not None:
-            folded_s = system_clock.monotonic_s()
-            try:
-                is_written = await self._write_at_last(changes, epoch)
-            except FencedError as error:
+        else:
+            if is_settled:
+                intake.settle()
+            else:
                 intake.let_go()
-                host.lost(part, epoch, error)
-                return
-            except RottenStoreError:  # durable in Kafka, and read from there again
-                intake.let_go()
-                raise
-            if not is_written:  # revoked meanwhile; this worker may keep the partition all the same, and read these records again
-                folder.rollback()
-                intake.let_go()
-                return
-            self._note_refused(changes)
-            folder.commit()
-            part.wake_readers()
-            host.progressed()
-            self._counts.committed(
-                records=changes.records,
-                rows=len(changes.puts),
-                emitted=len(changes.emits),
-                quarantined=len(changes.refused),
-                seconds=system_clock.monotonic_s() - folded_s,
-            )
-            if isinstance(changes, MergedChanges) and changes.choices:
-                self._counts.decided(changes.choices)
-        intake.settle()
+
+    async def _commit_folded(self, folder: AnyFolder, changes: AnyChanges, epoch: int) -> bool:
+        """Make *changes* durable, then readable; False when the partition was revoked before that."""
+        folded_s = self._clock.monotonic_s()
+        if not await self._write_at_last(changes, epoch):
+            # This worker may keep the partition all the same, and read these records again.
+            folder.rollback()
+            return False
+        self._note_refused(changes)
+        folder.commit()
+        self.part.wake_readers()
+        self._host.progressed()
+        self._counts.committed(
+            records=changes.records,
+            rows=len(changes.puts),
+            emitted=len(changes.emits),
+            quarantined=len(changes.refused),
+            seconds=self._clock.monotonic_s() - folded_s,
+        )
+        if isinstance(changes, MergedChanges) and changes.choices:
+            self._counts.decided(changes.choices)
+        return True
 
     async def _fold(self, folder: AnyFolder, epoch: int) -> None:
-        """Fold in turns, of which others of the event loop have the next; who needs more than one has a
-        long turn when no other has.
+        """Fold in turns; the event loop's other work runs between them.
+
+        A partition that needs more than one turn waits for `long_folds`, then has a long turn.
         """
-        host, alone = self._host, False
-        began_s = long_s = turn_s = step_s = system_clock.monotonic_s()
+        host, alone, monotonic_s = self._host, False, self._clock.monotonic_s
+        began_s = long_s = turn_s = step_s = monotonic_s()
         try:
             for _ in folder.steps(self._intake.given()):
-                now_s = system_clock.monotonic_s()
+                now_s = monotonic_s()
                 folder.stepped(now_s - step_s)
                 enough = (
                     now_s - began_s > TRANSACTION_S
                     or folder.emitted >= TRANSACTION_EMITS
                     or folder.changing >= TRANSACTION_ROWS
                 )
-                if enough or not host.owns(
-                    self.part, epoch
-                ):  # a rebalance does not wait for those that wait here
+                # A rebalance does not wait for partitions that wait for their long turn.
+                if enough or not host.owns(self.part, epoch):
                     folder.close_early()
                 step_s = now_s
                 if now_s - turn_s > TURN_S:
@@ -228,8 +237,8 @@ class Runner:
                     await asyncio.sleep(0)
                     if not alone:
                         alone = await host.long_folds.acquire()
-                        long_s = system_clock.monotonic_s()
-                    turn_s = step_s = system_clock.monotonic_s()
+                        long_s = monotonic_s()
+                    turn_s = step_s = monotonic_s()
                     began_s += turn_s - now_s
         finally:
             if alone:
@@ -239,9 +248,9 @@ class Runner:
         """Write a transaction, however long a topic refuses a record of it; False when the partition was
         revoked before that.
 
-        What a topic refuses is the cluster's mood, not the record's fault, and may not change what is folded:
-        so the record is neither quarantined nor left out. A restart would not mend it and would take all
-        other partitions down: so this one waits, and says why.
+        A refusal depends on the cluster's settings, not on the record, and may not change what is folded: so the
+        record is neither quarantined nor left out. A restart would not cure it and would stop all other
+        partitions: so this one waits, and says why.
         """
         held = False
         while True:
@@ -262,27 +271,26 @@ class Runner:
                 return True
 
     def _is_own_log(self, topic: str) -> bool:
-        processor = self.part.processor
-        several = processor.on is not None
-        return topic == self.part.changelog or (several and topic == processor.choices(self._host.app))
+        part = self.part
+        return topic == part.changelog or (part.processor.on is not None and topic == part.choices_topic)
 
     async def _hold(self, why: str, epoch: int) -> bool:
-        """Stand still for a while, let readiness tell why, and return whether the partition is still this
+        """Stand still for a while, give readiness the reason, and return whether the partition is still this
         worker's.
         """
         part, host = self.part, self._host
-        held, until_s = (part.processor.name, part.partition), system_clock.monotonic_s() + HOLD_S
+        held, until_s = (part.processor.name, part.partition), self._clock.monotonic_s() + HOLD_S
         text = f"{part.processor.name} partition {part.partition} stands still: {why}"
-        if self._told != why:
+        if self._reported != why:
             logger.error(
                 "%(processor)s partition %(partition)d stands still: %(why)s",
                 {"processor": part.processor.name, "partition": part.partition, "why": why},
             )
-            self._told = why
+            self._reported = why
         host.held[held] = text
         self._rest(True)
         try:
-            while host.owns(part, epoch) and system_clock.monotonic_s() < until_s:
+            while host.owns(part, epoch) and self._clock.monotonic_s() < until_s:
                 host.progressed()  # nothing is stuck: neither is the worker to be ended nor the group to be left
                 await asyncio.sleep(HOLD_TICK_S)
             return host.owns(part, epoch)
@@ -299,7 +307,7 @@ class Runner:
         """Count records refused in a row, by transactions of which none was accepted."""
         refused, part = changes.refused, self.part
         self._host.held.pop((part.processor.name, part.partition), None)
-        self._told = ""
+        self._reported = ""
         if not changes.records:
             return  # a tick, which is no record
         timers = ("wake", "tick")
@@ -311,10 +319,10 @@ class Runner:
         self._count_refused(changes.records, why)
 
     def _count_refused(self, count: int, last: str) -> None:
-        """Count what was quarantined in a row, and stand still from the limit on; *last* tells of the last
+        """Count what was quarantined in a row, and stand still from the limit on; *last* describes the last
         of it, and what to mend.
         """
-        self._refused, limit = self._refused + count, self._host.quarantine_limit
+        self._refused, limit = self._refused + count, self._limits.quarantine_limit
         if limit and self._refused >= limit:
             self._poisoned = (
                 f"{self._refused} records in a row were quarantined (quarantine_limit is {limit}), the last {last} and restart the worker, which "
@@ -322,11 +330,15 @@ class Runner:
             )
 
     async def _write(self, changes: AnyChanges) -> None:
-        host, refused = self._host, changes.refused
+        refused = changes.refused
         if not refused:
             await self._commit(changes, [])
             return
-        topic, processor, partition = host.quarantine_topic, self.part.processor.name, self.part.partition
+        topic, processor, partition = (
+            self._limits.quarantine_topic,
+            self.part.processor.name,
+            self.part.partition,
+        )
         records = [(each, *self._intake.refused(each)) for each in refused]
         self._log_refused(records)
         for copy_bytes in QUARANTINE_COPY_BYTES:
@@ -343,7 +355,7 @@ class Runner:
 
     async def _commit(self, changes: AnyChanges, copies: list[Emit]) -> None:
         part, host = self.part, self._host
-        changelog_next = await part.commit(changes, copies, host.commit_timeout_s)
+        changelog_next = await part.commit(changes, copies, self._limits.commit_timeout_s)
         if len(changes.puts) <= FEW_ROWS:
             part.keep(changes, changelog_next)
         else:
@@ -370,7 +382,7 @@ def quarantine_record(
     """Return the quarantine's copy of a refused record: value and headers as they were, coordinates and
     reason as headers.
 
-    Where value and headers take more than *copy_bytes*, the value is left out and `holdfast-truncated` tells
+    Where value and headers take more than *copy_bytes*, the value is left out and `holdfast-truncated` holds
     its size; where the headers alone do, they are left out too. The record itself is still in the source.
     """
     (source, partition), value, key, original = place, record.value, record.key, record.headers

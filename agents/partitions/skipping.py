@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
-from confluent_kafka import Message
+from confluent_kafka import Message, Producer
 
 from holdfast.agents.metrics import Metrics
-from holdfast.agents.partitions.announcer import Announcer
+from holdfast.agents.partitions.gate import FoldGate
 from holdfast.agents.partitions.holdings import Holdings
 from holdfast.agents.partitions.runner import NOT_YET, Owned
-from holdfast.clock import system_clock
+from holdfast.agents.partitions.types import RunInThread
+from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Emit
 from holdfast.core.engine.skips import OffsetRanges, Skip, Skips, behind, encode_skip
@@ -40,29 +40,27 @@ AGAIN_S = 0.05
 STAGE = "fetch"
 
 
-class SkippingHost(Protocol):
-    """What skipping asks of the manager that made it."""
-
-    settings: Settings
-    metrics: Metrics
-    feed: Feed
-    announcer: Announcer
-    holdings: Holdings
-    epoch: int
-    open: bool
-    quarantine_topic: str
-    url: str
-
-    def thread(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Run a blocking call on a thread."""
-        ...
-
-
 class Skipping:
-    """What of the sources is skipped, as far as this worker was told, and the task that makes skips."""
+    """What of the sources is skipped, as far as this worker has read, and the task that makes skips.
 
-    def __init__(self, host: SkippingHost) -> None:
-        self._host, self._skips = host, Skips()
+    Skips of topics that no table folds are written by *producer*.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        thread: RunInThread,
+        producer: Producer,
+        *,
+        gate: FoldGate,
+        feed: Feed,
+        holdings: Holdings,
+        metrics: Metrics,
+        clock: Clock = system_clock,
+    ) -> None:
+        self._settings, self._thread, self._producer, self._clock = settings, thread, producer, clock
+        self._gate, self._feed, self._holdings, self._metrics = gate, feed, holdings, metrics
+        self._skips = Skips()
         self.why: dict[Place, str] = {}
         """Why a partition stands though it was to go on."""
 
@@ -71,7 +69,7 @@ class Skipping:
 
         At an adoption after the fence: from then on nobody else adds to it for these partitions.
         """
-        self._skips = await self._host.thread(read_skips, self._host.settings)
+        self._skips = await self._thread(read_skips, self._settings)
 
     def ranges(self, topic: str, partition: int) -> OffsetRanges:
         """Return what is skipped of a partition."""
@@ -79,35 +77,36 @@ class Skipping:
 
     async def run(self) -> None:
         """Get partitions past what they stand before, until cancelled."""
-        host, clock, asked_s = self._host, system_clock, float("-inf")
+        feed, monotonic_s, asked_s = self._feed, self._clock.monotonic_s, float("-inf")
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ASK_EVERY_S):
-                    await host.feed.met.wait()
-            host.feed.met.clear()
-            if not host.feed.unreadable or not host.open:
+                    await feed.met.wait()
+            feed.met.clear()
+            if not feed.unreadable or not self._gate.open:
                 self.why.clear()
                 continue
             try:
-                if clock.monotonic_s() - asked_s >= ASK_EVERY_S:
+                if monotonic_s() - asked_s >= ASK_EVERY_S:
                     await self.refresh()
-                    asked_s = clock.monotonic_s()
-                for place, found in list(host.feed.unreadable.items()):
+                    asked_s = monotonic_s()
+                for place, found in list(feed.unreadable.items()):
                     await self._consider(place, found)
             except Exception as error:  # noqa: BLE001  a broker that is away: the partition stands, and the next turn tries again
                 logger.warning(
-                    "what stands before an unreadable batch could not go on: %(error)s", {"error": error}
+                    "a partition that stands before an unreadable batch could not go on: %(error)s",
+                    {"error": error},
                 )
 
     async def _consider(self, place: Place, found: Unreadable) -> None:
-        host, epoch = self._host, self._host.epoch
+        feed, epoch = self._feed, self._gate.epoch
         if (following := behind(self.ranges(*place), found.first)) > found.first:
-            host.feed.skip(place, following - 1)
+            feed.skip(place, following - 1)
             return
         asked = self._skips.asked(*place, found.first, found.last)
-        if host.settings.unreadable != "quarantine" and asked is None:
+        if self._settings.unreadable != "quarantine" and asked is None:
             return
-        owned = host.holdings.owners(place)
+        owned, url = self._holdings.owners(place), self._settings.advertised_url
         skip = Skip(
             topic=found.topic,
             partition=found.partition,
@@ -116,37 +115,41 @@ class Skipping:
             made=True,
             error=found.error,
             reason=found.reason,
-            by=host.url if asked is None else f"{asked.by} by {host.url}",
-            at_ms=system_clock.now_ms(),
+            by=url if asked is None else f"{asked.by} by {url}",
+            at_ms=self._clock.now_ms(),
         )
         why = self._objection(found, owned) or await self._write(skip, found, owned, epoch)
         if why is NOT_YET:
-            asyncio.get_running_loop().call_later(AGAIN_S, host.feed.met.set)
+            asyncio.get_running_loop().call_later(AGAIN_S, feed.met.set)
         elif why is not None:
-            self._tell(place, found, why)
-        elif host.feed.unreadable.get(place) is found and host.epoch == epoch:
-            self._skips.add(skip)
-            self.why.pop(place, None)
-            host.metrics.skipped[place] += 1
-            logger.warning(
-                "%(topic)s partition %(partition)d: offsets %(first)d to %(last)d are skipped and "
-                "noted in %(quarantine_topic)s",
-                {
-                    "topic": place[0],
-                    "partition": place[1],
-                    "first": found.first,
-                    "last": found.last,
-                    "quarantine_topic": host.quarantine_topic,
-                },
-            )
-            host.feed.skip(place, found.last)
+            self._report(place, found, why)
+        elif feed.unreadable.get(place) is found and self._gate.epoch == epoch:
+            self._skipped(place, skip)
+
+    def _skipped(self, place: Place, skip: Skip) -> None:
+        """Go on behind what was just written down as skipped."""
+        self._skips.add(skip)
+        self.why.pop(place, None)
+        self._metrics.skipped[place] += 1
+        logger.warning(
+            "%(topic)s partition %(partition)d: offsets %(first)d to %(last)d are skipped and "
+            "noted in %(quarantine_topic)s",
+            {
+                "topic": skip.topic,
+                "partition": skip.partition,
+                "first": skip.first,
+                "last": skip.last,
+                "quarantine_topic": self._settings.quarantine_topic,
+            },
+        )
+        self._feed.skip(place, skip.last)
 
     def _objection(self, found: Unreadable, owned: list[Owned]) -> str | None:
         """Return why nothing may be skipped: nowhere to write it down, or a table that has folded a part
         of it, unlike a later replay.
         """
         if not self._skips.has_topic:
-            return f"topic {self._host.settings.skips_topic} is missing, where skips are written down; run `holdfast topics create`"
+            return f"topic {self._settings.skips_topic} is missing, where skips are written down; run `holdfast topics create`"
         for each in owned:
             applied = each.part.offsets[found.topic]
             if applied >= found.first:
@@ -158,21 +161,20 @@ class Skipping:
 
     async def _write(self, skip: Skip, found: Unreadable, owned: list[Owned], epoch: int) -> str | None:
         """Write the skip and its traces; return why not, None when all of it is durable."""
-        host = self._host
-        names = [each.part.processor.name for each in owned] or [host.settings.app]
-        records = [Emit(host.settings.skips_topic, skip.key, encode_skip(skip), partition=PARTITION)]
-        records += [trace(host.quarantine_topic, name, found) for name in names]
+        names = [each.part.processor.name for each in owned] or [self._settings.app]
+        records = [Emit(self._settings.skips_topic, skip.key, encode_skip(skip), partition=PARTITION)]
+        records += [trace(self._settings.quarantine_topic, name, found) for name in names]
         try:
             if owned:
                 what = f"a batch of {found.topic} that cannot be read, offsets {found.first} to {found.last}; see who produces them"
                 return await owned[0].runner.write_beside(records, what, epoch)
             # Agents that keep no state: there is nobody who must be kept from writing it too.
-            failure: str | None = await host.thread(_produce, host.announcer.producer, records)
+            failure: str | None = await self._thread(_produce, self._producer, records)
             return failure
         except UndeliverableError as error:
             return f"it cannot be noted: {error}"
 
-    def _tell(self, place: Place, found: Unreadable, why: str) -> None:
+    def _report(self, place: Place, found: Unreadable, why: str) -> None:
         if self.why.get(place) != why:
             logger.error(
                 "%(found)s; it is not skipped: %(why)s",

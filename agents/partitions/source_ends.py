@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from confluent_kafka import KafkaException
 
+from holdfast.agents.partitions.gate import FoldGate
 from holdfast.agents.partitions.holdings import Holdings
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
@@ -27,34 +28,30 @@ REST_S = 0.2
 """How soon is seen that this worker folds several sources, while it does not."""
 
 
-class MergingHost(Protocol):
-    """What is asked of the manager."""
-
-    settings: Settings
-    processors: dict[str, Processor[Any, Any]]
-    holdings: Holdings
-    open: bool
-
-
 class SourceEnds:
-    """Tells intakes where the sources end that they wait for."""
+    """Gives intakes the ends of the sources that they wait for."""
 
-    def __init__(self, host: MergingHost) -> None:
-        self._host = host
+    def __init__(
+        self,
+        settings: Settings,
+        processors: Mapping[str, Processor[Any, Any]],
+        *,
+        gate: FoldGate,
+        holdings: Holdings,
+    ) -> None:
+        self._settings, self._processors, self._gate, self._holdings = settings, processors, gate, holdings
         self.wanted = asyncio.Event()
         """Set by an intake that waits for ends."""
 
     async def run(self) -> None:
         """Go on until cancelled; returns at once where no processor has several sources."""
-        host = self._host
-        if all(processor.on is None for processor in host.processors.values()):
+        gate, settings = self._gate, self._settings
+        if all(processor.on is None for processor in self._processors.values()):
             return
-        client, wait_s = (
-            EndsClient(host.settings.consumer(), committed=True),
-            host.settings.source_wait_ms / 1000,
-        )
+        client = EndsClient(settings.consumer(), committed=True)
+        wait_s = settings.source_wait_ms / 1000
         while True:
-            owned = host.holdings.merged() if host.open else []
+            owned = self._holdings.merged() if gate.open else []
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_S if owned else REST_S):
                     await self.wanted.wait()
@@ -65,15 +62,15 @@ class SourceEnds:
             for intake, asked, _ in asking:
                 intake.answer(asked, ends, wait_s)
             for each in owned:
-                if host.open and each.part.fenced_in:
+                if gate.open and each.part.fenced_in:
                     each.runner.merging.look()
                     each.runner.go_on()
 
     async def _ask(self, client: EndsClient, places: Iterable[Place]) -> dict[Place, int]:
-        """Return the ends of *places*, as far as brokers tell them in time."""
+        """Return the ends of *places*, as far as brokers answer in time."""
         try:
             begun = client.begin(places)
-        except KafkaException as error:  # what is not told is waited for, up to a deadline
+        except KafkaException as error:  # intakes wait for an unknown end, up to a deadline
             logger.info("ends of sources cannot be asked for: %(error)s", {"error": error})
             return {}
         asked = {place: asyncio.wrap_future(future) for place, future in begun.items()}

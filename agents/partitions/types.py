@@ -1,31 +1,33 @@
-"""What the parts of a worker say to each other about partitions: values, and the little that each may ask
+"""What the parts of a worker pass to each other about partitions: values, and the little that each may ask
 of the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from holdfast.agents.metrics import Metrics
-from holdfast.agents.partitions.global_tables import GlobalCopies
 from holdfast.agents.partitions.membership import NO_TERM
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import FencedError
-from holdfast.kafka.feed import Feed
+from holdfast.kafka.feed import Fetched
 from holdfast.tables.partition import Partition
 
 Held = tuple[str, int]
 """A processor's name and the number of a partition."""
 NOT_IN_GROUP = -1
+RunInThread: TypeAlias = Callable[..., asyncio.Future[Any]]
+"""Runs a blocking call with its arguments beside the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentPlan:
     """One assignment of the group: what this worker is to own and to stand by, by processor and partition.
 
-    *epoch* is the manager's at the time; a revocation since then makes the plan void. *term* is the membership's.
+    *epoch* is the gate's at the time; a revocation since then makes the plan void. *term* is the membership's.
     """
 
     epoch: int
@@ -33,6 +35,38 @@ class AssignmentPlan:
     active: frozenset[Held]
     standby: frozenset[Held]
     term: int = NO_TERM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldLimits:
+    """What bounds one transaction of a partition, and what becomes of records that it refuses.
+
+    *quarantine_limit* is how many records in a row may be refused before the partition stands still; 0 for any.
+    """
+
+    transaction_bytes: int
+    commit_timeout_s: float
+    quarantine_topic: str
+    quarantine_limit: int
+
+
+class FoldEvent(Protocol):
+    """One fetch of one partition, as the transport gives it to a runner.
+
+    It ends in exactly one way: acked when its records are durable, or discarded by its *message*.
+    """
+
+    @property
+    def value(self) -> Fetched: ...
+
+    @property
+    def message(self) -> object:
+        """Return what `GroupClient.discard` takes."""
+        ...
+
+    def ack(self) -> bool:
+        """Count the records as folded; returns whether nobody else has them in hand."""
+        ...
 
 
 class GroupClient(Protocol):
@@ -46,7 +80,7 @@ class GroupClient(Protocol):
         """Ask the group for a new generation."""
         ...
 
-    def discard(self, message: Any) -> None:
+    def discard(self, message: object) -> None:
         """Forget a message that nobody will acknowledge."""
         ...
 
@@ -57,45 +91,101 @@ class GroupClient(Protocol):
         ...
 
 
-class Host(Protocol):
-    """What a runner asks of the manager that made it."""
+class Supervisor(Protocol):
+    """Who ends the worker, and keeps what runs beside all else."""
 
-    app: str
-    metrics: Metrics
-    feed: Feed
-    held: dict[Held, str]
-    epoch: int
-    open: bool
-    long_folds: asyncio.Lock
-    transaction_bytes: int
-    commit_timeout_s: float
-    quarantine_topic: str
-    quarantine_limit: int
-    globals: GlobalCopies
+    def crash(self, error: BaseException) -> None:
+        """End the worker."""
+        ...
+
+    def watch(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run *work* beside all else, until the manager closes."""
+        ...
+
+
+class HoldingFeed(Protocol):
+    """The feed, as runners see it."""
+
+    def hold(self, place: Place, held: bool) -> None:
+        """Fetch no more of a source partition while it is *held*."""
+        ...
+
+
+class PassingFeed(HoldingFeed, Protocol):
+    """The feed, as an intake of several sources sees it."""
+
+    def passed(self, place: Place, following: int) -> int:
+        """Return the next offset to be read, behind markers too, for one that has done all before *following*."""
+        ...
+
+
+class IntakeHost(Protocol):
+    """What every intake asks of its host: whose an event is, and what becomes of it."""
+
+    def owns(self, part: Partition, epoch: int) -> bool:
+        """Return whether what was fetched in *epoch* may still be folded into *part*."""
+        ...
+
+    def void(self, event: FoldEvent, *, counted: bool = True) -> None:
+        """Drop an event that is not ours any more; not *counted*, one that was parked."""
+        ...
+
+    def done(self, event: FoldEvent, *, counted: bool = True) -> None:
+        """Acknowledge an event whose records are durable; not *counted*, one that was parked."""
+        ...
+
+
+class MergingIntakeHost(IntakeHost, Protocol):
+    """What an intake of several sources asks besides: the epoch, and what keeps its sources abreast."""
+
+    @property
+    def open(self) -> bool: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def feed(self) -> PassingFeed: ...
 
     @property
     def share_bytes(self) -> int:
         """Return how much of each source may wait for another source of its table."""
         ...
 
-    def owns(self, part: Partition, epoch: int) -> bool:
-        """Return whether what was fetched in *epoch* may still be folded into *part*."""
-        ...
-
-    def void(self, event: Any, *, counted: bool = True) -> None:
-        """Drop an event that is not ours any more; not *counted*, one that was parked."""
-        ...
-
-    def done(self, event: Any, *, counted: bool = True) -> None:
-        """Acknowledge an event whose records are durable; not *counted*, one that was parked."""
+    def park(self, event: FoldEvent) -> None:
+        """Count an event no more to what is in hand: it waits for another source."""
         ...
 
     def ask_ends(self) -> None:
         """Note that an intake waits for ends of sources."""
         ...
 
-    def park(self, event: Any) -> None:
-        """Count an event no more to what is in hand: it waits for another source."""
+
+class RunnerHost(Protocol):
+    """What a runner asks of the manager that made it."""
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def feed(self) -> HoldingFeed: ...
+
+    @property
+    def held(self) -> dict[Held, str]:
+        """Return why partitions stand still, by partition: runners write it."""
+        ...
+
+    @property
+    def long_folds(self) -> asyncio.Lock:
+        """Return the lock of the partition that has a long turn."""
+        ...
+
+    def owns(self, part: Partition, epoch: int) -> bool:
+        """Return whether what was fetched in *epoch* may still be folded into *part*."""
+        ...
+
+    def void(self, event: FoldEvent, *, counted: bool = True) -> None:
+        """Drop an event that is not ours any more."""
         ...
 
     def progressed(self) -> None:

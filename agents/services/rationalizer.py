@@ -58,7 +58,7 @@ def balanced(topic: str) -> Processor[membership.NumberedAnnouncement, membershi
     return Processor(
         name=GROUPS,
         source=topic,
-        decode=membership.decode_heard,
+        decode=membership.decode_numbered,
         inputs=("value", "offset"),
         fold=membership.fold_groups,
         row=membership.GroupsRow,

@@ -188,4 +188,4 @@ def digest_of(state: ReplicaState, stop: threading.Event) -> Inspected:
         here = sum(key[:1] in ROW_KINDS for key, _ in kept)
         rows, timers, start = rows + here, timers + len(kept) - here, found[-1][0] + b"\x00"
         if stop.wait(REST * (system_clock.monotonic_s() - began_s)):
-            raise StoreError("nobody waits for this inspection any more")
+            raise StoreError("no client waits for this inspection any more")

@@ -163,7 +163,9 @@ def _too_large() -> RequestRefused:
 
 def _check_text(path: str) -> None:
     if (cut := _CUT_ESCAPE.search(path)) is not None:
-        raise malformed(f"{path[cut.start() : cut.start() + 3]!a} in the URL is no escape: write % as %25")
+        raise malformed(
+            f"{path[cut.start() : cut.start() + 3]!a} in the URL is not an escape: write % as %25"
+        )
     try:
         unquote_to_bytes(path.encode("utf-8", "surrogateescape")).decode()
     except UnicodeDecodeError as error:

@@ -22,20 +22,20 @@ from holdfast.cli.output import Output
 from holdfast.errors import ConfigError, HoldfastError
 
 COMMANDS = {
-    "acls": "Show the least that each role must be allowed on a cluster with ACLs.",
-    "audit": "Prove that what was to be published lies in its topics, once and in order.",
+    "acls": "Show the least rights that each role needs on a cluster with ACLs.",
+    "audit": "Verify that each row was published once, in order.",
     "claims": "Show who holds which partition.",
     "config": "Print the effective settings and where each comes from.",
-    "demo": "Show the whole of it on real parts, in about two minutes.",
+    "demo": "Run the full demo on real components, in about two minutes.",
     "dev": "Run a real Kafka broker on this machine for development and tests.",
-    "explain": "Show record batches as they lie in the log, of a file or at an offset.",
-    "groups": "Look at groups, pause and resume them, set their offsets.",
-    "outbox": "Make, check and look into the outbox of a service.",
+    "explain": "Show the record batches of a log file, or the batch at an offset.",
+    "groups": "Describe groups, pause and resume them, set their offsets.",
+    "outbox": "Create, check and inspect the outbox of a service.",
     "pipeline": "Land topics in a lake.",
-    "producers": "Show who may send under which name, and what came of it.",
+    "producers": "Show the registered producers and their ledgers.",
     "quarantine": "List, show and retry records that could not be decoded or folded; skip what cannot be read.",
     "replay": "Fold a processor over its source's history, in this process or on Spark.",
-    "tables": "Read tables as their workers serve them; repair changelogs.",
+    "tables": "Read tables from the workers that serve them; repair changelogs.",
     "topics": "List, create, check and describe the topics of an application.",
     "topology": "Print the graph of topics and processors.",
     "verify": "Compare a live table with a replay of its source.",
@@ -120,7 +120,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback(
-    help="Event-sourced processors on Kafka. The options below may stand before or behind the command."
+    help="Event-sourced processors on Kafka. The options below may stand before or after the command."
 )
 def root(
     context: typer.Context,
@@ -130,7 +130,7 @@ def root(
     ] = None,
     bootstrap: Annotated[
         str | None,
-        typer.Option("--bootstrap", "--bootstrap-server", help="Brokers to begin with, host:port,host:port."),
+        typer.Option("--bootstrap", "--bootstrap-server", help="Bootstrap brokers, host:port,host:port."),
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -148,7 +148,7 @@ def root(
         ),
     ] = None,
     output: Annotated[
-        Output, typer.Option("--output", "-o", help="Form of the result on stdout.")
+        Output, typer.Option("--output", "-o", help="Format of the result on stdout.")
     ] = Output.TABLE,
     verbose: Annotated[
         int,

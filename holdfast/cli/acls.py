@@ -21,7 +21,7 @@ from holdfast.core.kafka.grants import Grant, kafka_acls
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Show the least that each role must be allowed on a cluster with ACLs.",
+    help="Show the least rights that each role needs on a cluster with ACLs.",
 )
 
 Principal = Annotated[
@@ -29,7 +29,7 @@ Principal = Annotated[
     typer.Option(
         "--principal",
         metavar="User:NAME",
-        help="Print arguments for Kafka's kafka-acls that give it to NAME.",
+        help="Print arguments for Kafka's kafka-acls that grant these rights to NAME.",
     ),
 ]
 Topics = Annotated[
@@ -62,12 +62,12 @@ def worker(context: typer.Context, principal: Principal = None) -> None:
     _show(context, worker_grants(application.settings, application.processors), principal)
 
 
-@app.command(help="A process that asks tables by TableClient.")
+@app.command(help="A process that queries tables with TableClient.")
 def reader(context: typer.Context, principal: Principal = None) -> None:
     _show(context, reader_grants(globals_of(context).settings()), principal)
 
 
-@app.command(help="Who replays, verifies and lands: sources, changelogs and skips, to read.")
+@app.command(help="A process that replays, verifies and lands: it reads sources, changelogs and skips.")
 def replayer(context: typer.Context, principal: Principal = None) -> None:
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
@@ -90,12 +90,12 @@ def claim_client(
 
 
 @app.command(
-    help="Who makes and checks the application's topics and, with --group, pauses and resets groups."
+    help="An administrator: creates and checks the application's topics and, with --group, pauses and resets groups."
 )
 def administrator(
     context: typer.Context,
     group: Annotated[
-        list[str] | None, typer.Option("--group", help="A group to be looked after; may be repeated.")
+        list[str] | None, typer.Option("--group", help="A group to administer; may be repeated.")
     ] = None,
     topic: Annotated[
         list[str] | None, typer.Option("--topic", help="A topic that these groups consume; may be repeated.")

@@ -12,7 +12,7 @@ from holdfast.errors import ConfigError
 TIMEOUT_S = 10.0
 
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")
+    float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for a reply, in seconds.")
 ]
 StaleOk = Annotated[
     str | None,

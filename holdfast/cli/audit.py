@@ -1,4 +1,4 @@
-"""`holdfast audit`: whether what was to be published lies in its topics, once and in order."""
+"""`holdfast audit`: whether each row was published once, in order."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def audit() -> None:
 
 
 @app.command(
-    help="Audit the topics of an outbox, or their bronze tables: every published row once and unchanged, each key in order and in its "
-    "partition, numbers without a gap, no zombies. Exit code 1 when anything is found."
+    help="Audit the topics of an outbox, or their bronze tables. Each row must be there once and unchanged, in its key's order and "
+    "partition; numbers must have no gap, epochs no zombie. Exit code 1 on any finding."
 )
 def outbox(
     context: typer.Context,
@@ -56,7 +56,7 @@ def outbox(
         str | None,
         typer.Option(
             "--outbox",
-            help="The outbox; without it every producer in the topics is audited, but not the last numbers.",
+            help="The outbox. Without it, every producer in the topics is audited, but the last numbers are not compared.",
         ),
     ] = None,
     topics: Annotated[
@@ -64,21 +64,21 @@ def outbox(
         typer.Option(
             "--topic",
             metavar="TOPIC",
-            help="A topic to audit; may be repeated. Default: all the outbox has published to.",
+            help="A topic to audit; may be repeated. Default: every topic that the outbox has published to.",
         ),
     ] = None,
     number: Annotated[
         str | None,
         typer.Option(
             metavar="HEADER",
-            help="A header by which the service numbers the rows of each key: proves rows too.",
+            help="A header with the service's own number of each row of a key. With it, rows are proved too.",
         ),
     ] = None,
     at_least_once: Annotated[
         bool,
         typer.Option(
             "--at-least-once",
-            help="Repetitions of a row are counted and not found (strategy mark); needs --number.",
+            help="Count repetitions of a row, but do not report them (strategy mark); needs --number.",
         ),
     ] = False,
     ends: Annotated[
@@ -92,7 +92,7 @@ def outbox(
         bool,
         typer.Option(
             "--by-key",
-            help="Records without a digest too must lie in their key's partition (murmur2, of the partitions the topic has now).",
+            help="Check that records without a digest are in their key's partition (murmur2 over the topic's current partitions).",
         ),
     ] = False,
     engine: EngineOption = EngineName.AUTO,
@@ -108,7 +108,7 @@ def outbox(
 
     if at_least_once and number is None:
         raise ConfigError(
-            "--at-least-once needs --number HEADER: without numbers nobody can say which rows are repeated"
+            "--at-least-once needs --number HEADER: without numbers, repeated rows cannot be recognized"
         )
     options = AuditOptions(
         topics=tuple(topics or ()),

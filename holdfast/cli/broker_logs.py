@@ -74,16 +74,17 @@ def _state(name: str) -> TransactionState:
         return TransactionState[name.upper().replace("-", "_")]
     except KeyError:
         known = ", ".join(each.name.lower().replace("_", "-") for each in TransactionState)
-        raise ConfigError(f"--state {name} is none; choose one of {known}") from None
+        raise ConfigError(f"--state {name} is not a state; choose one of {known}") from None
 
 
 def transactions(
     context: typer.Context,
     transactional_id: Annotated[
-        str | None, typer.Option("--id", metavar="TEXT", help="Only ids that contain this.")
+        str | None, typer.Option("--id", metavar="TEXT", help="Only ids that contain this text.")
     ] = None,
     state: Annotated[
-        str | None, typer.Option("--state", help="Only those in this state, as ongoing or complete-abort.")
+        str | None,
+        typer.Option("--state", help="Only transactions in this state, such as ongoing or complete-abort."),
     ] = None,
 ) -> None:
     wanted, output = None if state is None else _state(state), output_of(context)
@@ -164,7 +165,7 @@ def committed(
     show(records, GROUP_COLUMNS if generations else COMMITTED_COLUMNS, output_of(context))
     if not records:
         note(
-            "no group has committed anything"
+            "no group has committed an offset"
             if group is None
             else f"{group} has committed nothing that is still in the log"
         )

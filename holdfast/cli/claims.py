@@ -61,7 +61,7 @@ Wait = Annotated[
     bool,
     typer.Option(
         "--wait",
-        help="Let the answer reflect every frame that is in the topic of claims now; fails when it does not within --timeout.",
+        help="Wait until the answer reflects every frame that is in the topic of claims now; fail after --timeout.",
     ),
 ]
 GroupOption = Annotated[str | None, typer.Option("--group", help="Only this group.")]
@@ -249,7 +249,7 @@ def list_claims(
         records = desk.records(found)
     _show(records, output_of(context))
     if not records:
-        note("nobody has ever claimed anything there")
+        note("no client has ever claimed a partition there")
 
 
 @app.command(
@@ -274,7 +274,7 @@ def show_claim(
         end = desk.ends([key]).get((topic, partition))
     if answer.value is None:
         note(
-            f"nobody has ever claimed {topic}/{partition} for {group} (coordination partition {answer.partition}, offset {answer.as_of_offset})"
+            f"no client has ever claimed {topic}/{partition} for {group} (coordination partition {answer.partition}, offset {answer.as_of_offset})"
         )
         raise typer.Exit(1)
     now_s = system_clock.now_ms() // 1000
@@ -325,8 +325,8 @@ def watch(
     context: typer.Context,
     group: GroupOption = None,
     topic: TopicOption = None,
-    interval: Annotated[float, typer.Option(min=0.1, max=3_600, help="Seconds between two looks.")] = 2.0,
-    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many looks.")] = None,
+    interval: Annotated[float, typer.Option(min=0.1, max=3_600, help="Seconds between two queries.")] = 2.0,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after this many queries.")] = None,
     stale_ok: StaleOk = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:

@@ -13,7 +13,7 @@ from holdfast.dev.signals import Interrupted
 app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
-    help="Show the whole of it on real parts: a broker, two workers of which one is killed, a fleet of clients, Spark, and one hash; "
+    help="Run the full demo on real components: a broker, two workers (one is killed), a fleet of clients, Spark, and one hash; "
     "services that claim, and an outbox.",
 )
 
@@ -30,7 +30,9 @@ def demo(
     ] = 6.0,
     keep: Annotated[
         bool,
-        typer.Option("--keep", help="Leave everything running, and say where; `holdfast demo down` ends it."),
+        typer.Option(
+            "--keep", help="Leave everything running and print the addresses; `holdfast demo down` ends it."
+        ),
     ] = False,
     folder: Annotated[
         Path | None,

@@ -37,7 +37,8 @@ def up(
         int | None, typer.Option(min=1, max=65535, help="Port of the first node. [default: a free one]")
     ] = None,
     sasl: Annotated[
-        bool, typer.Option("--sasl", help="Ask every client for SASL/SCRAM over TLS; the user is holdfast.")
+        bool,
+        typer.Option("--sasl", help="Require SASL/SCRAM over TLS of every client; the user is holdfast."),
     ] = False,
     password: Annotated[
         str | None, typer.Option(envvar="HOLDFAST_DEV_PASSWORD", help="For --sasl. [default: a random one]")

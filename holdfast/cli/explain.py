@@ -40,7 +40,7 @@ LIMIT_BATCHES = 1_000
 LIMIT_AHEAD = 10_000
 CONTROL_BYTES = 1 << 20
 
-app = typer.Typer(rich_markup_mode=None, help="Show record batches as they lie in the log.")
+app = typer.Typer(rich_markup_mode=None, help="Show the record batches of a log.")
 
 
 # -- a segment file
@@ -314,11 +314,11 @@ def explain(
         ),
     ] = 0,
     limit: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Of a segment, show at most so many batches.")
+        int, typer.Option(min=1, max=1_000_000, help="Of a segment, show at most this many batches.")
     ] = LIMIT_BATCHES,
     records: Annotated[bool, typer.Option("--records", help="Of a segment, show the records too.")] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")
+        float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for a reply, in seconds.")
     ] = 10.0,
 ) -> None:
     output = output_of(context)

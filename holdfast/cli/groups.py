@@ -31,7 +31,7 @@ from holdfast.errors import ConfigError
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look at groups, pause and resume them, set their offsets.",
+    help="Describe groups, pause and resume them, set their offsets.",
 )
 broker_logs.register_committed(app)
 app.command(
@@ -69,11 +69,13 @@ TIMEOUT_S = 10.0
 
 GroupName = Annotated[str, typer.Argument(metavar="GROUP")]
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")
+    float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for a reply, in seconds.")
 ]
 Type = Annotated[
     GroupKind | None,
-    typer.Option("--type", help="Where a claim group and a group of the broker share a name: the one meant."),
+    typer.Option(
+        "--type", help="Which group is meant, if a claim group and a consumer group share the name."
+    ),
 ]
 
 
@@ -111,8 +113,10 @@ def list_groups(
 def describe(
     context: typer.Context,
     group: GroupName,
-    members: Annotated[bool, typer.Option("--members", help="Who is in it and how much each holds.")] = False,
-    state: Annotated[bool, typer.Option("--state", help="How the group as a whole is.")] = False,
+    members: Annotated[
+        bool, typer.Option("--members", help="Show the members and their partition counts.")
+    ] = False,
+    state: Annotated[bool, typer.Option("--state", help="Show the state of the whole group.")] = False,
     verbose: Annotated[
         bool,
         typer.Option(
@@ -134,7 +138,7 @@ def describe(
             more: tuple[str, ...] = ("assignment",) if verbose else ()
             _show([_member(member) for member in found], (*MEMBER_COLUMNS, *more), output_of(context))
             if not found:
-                note(f"nobody in group {group} holds anything")
+                note(f"no member of group {group} holds a partition")
         else:
             positions = _without_markers(settings, admin.describe(group, kind), timeout)
             more = ("status", "owner_epoch", "heartbeat_age_s") if verbose else ()
@@ -248,7 +252,7 @@ def pause(
     )
 
 
-@app.command(help="Lift the pause of a claim group, and finish or give up a reset that did not end.")
+@app.command(help="End the pause of a claim group, and finish or give up an interrupted reset.")
 def resume(
     context: typer.Context,
     group: GroupName,
@@ -298,7 +302,9 @@ def reset_offsets(
     by_duration: Annotated[
         str | None,
         typer.Option(
-            "--by-duration", metavar="DURATION", help="To where the log was so long ago: 2h, PT30M."
+            "--by-duration",
+            metavar="DURATION",
+            help="To the first record of this long ago or later: 2h, PT30M.",
         ),
     ] = None,
     shift_by: Annotated[
@@ -307,7 +313,7 @@ def reset_offsets(
             "--shift-by",
             min=-LAST_OFFSET,
             max=LAST_OFFSET,
-            help="Forwards by so many records, backwards if negative.",
+            help="Forwards by this many records, backwards if negative.",
         ),
     ] = None,
     topic: Annotated[
@@ -318,7 +324,7 @@ def reset_offsets(
     ] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
     wait: Annotated[
-        float, typer.Option("--wait", min=1, max=86_400, help="How long to wait for members, in seconds.")
+        float, typer.Option("--wait", min=1, max=86_400, help="Longest wait for the members, in seconds.")
     ] = RESET_DEADLINE_S,
     kind: Type = None,
     timeout: TimeoutOption = TIMEOUT_S,

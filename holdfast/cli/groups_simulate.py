@@ -49,14 +49,18 @@ def simulate(
     context: typer.Context,
     file: Annotated[Path | None, typer.Argument(help="Membership as TOML or JSON; flags add to it.")] = None,
     assignor: Annotated[
-        AssignorName | None, typer.Option("--assignor", help="The assignor; cooperative-sticky unless told.")
+        AssignorName | None, typer.Option("--assignor", help="The assignor. [default: cooperative-sticky]")
     ] = None,
     topic: Annotated[
         list[str] | None, typer.Option("--topic", metavar="TOPIC:N", help="A topic and its partition count.")
     ] = None,
     member: Annotated[
         list[str] | None,
-        typer.Option("--member", metavar="ID[:TOPIC,...]", help="A member; all topics unless named."),
+        typer.Option(
+            "--member",
+            metavar="ID[:TOPIC,...]",
+            help="A member; it subscribes to all topics unless some are named.",
+        ),
     ] = None,
     join: Annotated[
         list[str] | None,

@@ -157,7 +157,7 @@ def hanging(
     end: Annotated[
         bool,
         typer.Option(
-            "--end", help="Write the markers that are missing, as was decided. Stop the producers first."
+            "--end", help="Write the missing markers of the recorded outcome. Stop the producers first."
         ),
     ] = False,
 ) -> None:
@@ -174,8 +174,8 @@ def hanging(
         )
     if unknown:
         note(
-            f"of {unknown} the coordinator's log does not tell what was decided; `kafka-transactions.sh abort` takes such a one back, "
-            "which is right where no other partition has it committed"
+            f"the coordinator's log has no outcome of {unknown}; `kafka-transactions.sh abort` aborts one, "
+            "which is right if no other partition has committed it"
         )
     if found and (unknown or not end):
         raise typer.Exit(1)
@@ -185,5 +185,5 @@ def register_hanging(app: typer.Typer) -> None:
     """Add the command to `holdfast producers`."""
     app.command(
         "hanging",
-        help="List the transactions whose ends the brokers have lost, and with --end end them as was decided.",
+        help="List hanging transactions; --end writes their recorded outcome.",
     )(hanging)

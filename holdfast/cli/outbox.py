@@ -26,12 +26,12 @@ from holdfast.outbox.schema.layouts import LAYOUTS
 from holdfast.outbox.schema.tables import DIALECTS, database_url, outbox_tables, problems, shown
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Make, check and look into the outbox of a service."
+    no_args_is_help=True, rich_markup_mode=None, help="Create, check and inspect the outbox of a service."
 )
 quarantine = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List, retry and discard rows that Kafka would not have.",
+    help="List, retry and discard rows that Kafka rejected.",
 )
 app.add_typer(quarantine, name="quarantine")
 outbox_harvest.register(app)
@@ -65,7 +65,7 @@ TableName = Annotated[
 ]
 Chosen = Annotated[
     LayoutName | None,
-    typer.Option("--layout", help="Whose columns the table has; default: setting outbox_layout."),
+    typer.Option("--layout", help="The layout of the table's columns; default: setting outbox_layout."),
 ]
 
 
@@ -128,20 +128,21 @@ def _advice(found: Sequence[str], outbox: _Outbox) -> str:
 
 
 @app.command(
-    help="Make what the outbox lacks: its table, unless goharvest or Debezium have it already, and those beside it. --sql only prints the "
-    "statements; --remove takes away what this command made."
+    help="Create the missing tables of the outbox: its own, unless goharvest or Debezium made it, and those beside it. --sql only prints "
+    "the statements; --remove drops what this command created."
 )
 def init(
     context: typer.Context,
     database: DatabaseOption = None,
     table: TableName = None,
     layout: Chosen = None,
-    sql: Annotated[bool, typer.Option("--sql", help="Print the statements, and change nothing.")] = False,
+    sql: Annotated[bool, typer.Option("--sql", help="Only print the statements; change nothing.")] = False,
     dialect: Annotated[
         str | None, typer.Option(help=f"For --sql without a database: {', '.join(DIALECTS)}.")
     ] = None,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Remove the tables; refused while rows wait or are set aside.")
+        bool,
+        typer.Option("--remove", help="Remove the tables; refused while rows wait or are in quarantine."),
     ] = False,
 ) -> None:
     if dialect is not None and not sql:
@@ -155,7 +156,7 @@ def init(
     note(f"the outbox {outbox.table} is {'removed' if remove else 'ready'} (layout {outbox.layout})")
 
 
-@app.command(help="Check that the outbox is as its layout must be; exit code 1 when it is not.")
+@app.command(help="Check the outbox against its layout; exit code 1 when it differs.")
 def check(
     context: typer.Context, database: DatabaseOption = None, table: TableName = None, layout: Chosen = None
 ) -> None:
@@ -173,7 +174,7 @@ def check(
 
 
 @app.command(
-    help="Show how many rows wait, how long the first has waited, how many fail or were set aside, and who leads each shard."
+    help="Show how many rows wait, the age of the first, how many fail or are in quarantine, and the leader of each shard."
 )
 def status(
     context: typer.Context, database: DatabaseOption = None, table: TableName = None, layout: Chosen = None
@@ -203,13 +204,13 @@ def status(
     show([{**record, "leaders": leaders or None}], tuple(record), Output.TABLE)
 
 
-@quarantine.command("list", help="List rows that were set aside, oldest first, and why.")
+@quarantine.command("list", help="List the rows in quarantine, oldest first, with the reason.")
 def list_rows(
     context: typer.Context,
     database: DatabaseOption = None,
     table: TableName = None,
     layout: Chosen = None,
-    limit: Annotated[int, typer.Option(min=1, max=LIMIT_LISTED, help="At most so many.")] = 1_000,
+    limit: Annotated[int, typer.Option(min=1, max=LIMIT_LISTED, help="At most this many.")] = 1_000,
 ) -> None:
     outbox = _outbox(context, database, table, layout)
     with _rows(outbox) as rows:
@@ -225,11 +226,11 @@ def list_rows(
         note(f"only the first {limit} are shown; see --limit")
 
 
-@quarantine.command("retry", help="Put rows back at the end of the outbox, once what was wrong is mended.")
+@quarantine.command("retry", help="Move rows back to the end of the outbox. Fix the cause first.")
 def retry_rows(
     context: typer.Context,
     ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that are set aside.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All rows of the quarantine.")] = False,
     database: DatabaseOption = None,
     table: TableName = None,
     layout: Chosen = None,
@@ -241,13 +242,15 @@ def retry_rows(
 
 
 @quarantine.command(
-    "discard", help="Delete rows that were set aside, for good. Without --execute only says how many."
+    "discard", help="Delete rows of the quarantine for good. Without --execute, only print how many."
 )
 def discard_rows(
     context: typer.Context,
     ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that are set aside.")] = False,
-    execute: Annotated[bool, typer.Option("--execute", help="Delete them; else nothing is done.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All rows of the quarantine.")] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Delete them; without it, nothing changes.")
+    ] = False,
     database: DatabaseOption = None,
     table: TableName = None,
     layout: Chosen = None,
@@ -269,7 +272,7 @@ def _named(rows: OutboxRows, ids: Sequence[int] | None, everything: bool) -> lis
     """Return the ids that are meant; OutboxError when one of them is not set aside."""
     if everything == bool(ids):
         raise ConfigError(
-            "name rows by their ids, or all of them with --all; `holdfast outbox quarantine list` shows what there is"
+            "name rows by their ids, or all of them with --all; `holdfast outbox quarantine list` shows them"
         )
     found: list[int] = []
     after = 0

@@ -44,7 +44,8 @@ def harvest(
     shards: Shards = None,
     table: Annotated[str | None, typer.Option("--table", help="The outbox table.")] = None,
     layout: Annotated[
-        str | None, typer.Option("--layout", help="Whose columns it has: holdfast, goharvest or debezium.")
+        str | None,
+        typer.Option("--layout", help="The layout of its columns: holdfast, goharvest or debezium."),
     ] = None,
     strategy: Annotated[
         str | None, typer.Option("--strategy", help="fenced: exactly once; mark: as goharvest.")
@@ -185,11 +186,11 @@ def register(app: typer.Typer) -> None:
     for call, text in (
         (
             harvest,
-            "Publish the outbox's rows: take part in the election and lead what falls to this process, until stopped.",
+            "Publish the outbox's rows until stopped: take part in the election, and lead the shards that this process wins.",
         ),
-        (pause, "Have the harvesters publish nothing until `resume`; leaders that come later keep to it."),
+        (pause, "Have the harvesters publish nothing until `resume`; later leaders obey it too."),
         (resume, "Have the harvesters go on."),
-        (flush, "Have the harvesters try again now what they hold back for a while."),
-        (harvesters, "Ask the leader of each shard how it is."),
+        (flush, "Have the harvesters retry at once the rows that they hold back."),
+        (harvesters, "Show the state of each shard's leader."),
     ):
         app.command(help=text)(call)

@@ -45,8 +45,8 @@ def pipeline() -> None:
 
 
 @app.command(
-    help="Land a topic in a lake, or all that a processor folds: every committed record once, as a row of a Delta table, whatever is killed "
-    "meanwhile."
+    help="Land a topic in a lake, or every topic that a processor folds. Each committed record becomes one row of a Delta table, "
+    "exactly once, also after a crash."
 )
 def land(
     context: typer.Context,
@@ -70,13 +70,12 @@ def land(
     ] = 2.0,
     max_records: Annotated[int, typer.Option(min=1, help="Largest commit, in records.")] = 500_000,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Go on where records were deleted before they were landed.")
+        bool,
+        typer.Option("--accept-loss", help="Continue although records were deleted before they were landed."),
     ] = False,
     rebuild: Annotated[
         bool,
-        typer.Option(
-            "--rebuild", help="Read the table's offsets from its rows, when its history does not tell them."
-        ),
+        typer.Option("--rebuild", help="Read the table's offsets from its rows, if its history lacks them."),
     ] = False,
     master: MasterOption = None,
     memory: MemoryOption = None,

@@ -25,7 +25,7 @@ from holdfast.errors import ConfigError
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Show who may send under which name, and what came of it.",
+    help="Show the registered producers and their ledgers.",
 )
 broker_logs.register_transactions(app)
 hanging.register_hanging(app)
@@ -65,7 +65,7 @@ BOOK_FIELDS = (
 """What every book has in JSON; None where it is unknown."""
 
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")
+    float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for a reply, in seconds.")
 ]
 TopicOption = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
 
@@ -87,7 +87,7 @@ class _ProducerTables:
         if topic is not None and not found:
             kept = ", ".join(sorted(each.topics[0] for each in self.books)) or "none"
             raise ConfigError(
-                f"nobody keeps books of {topic}; of these they are kept: {kept}. Set `books` or `dedupe` for the workers"
+                f"no ledger for {topic}; ledgers exist for: {kept}. Set `books` or `dedupe` for the workers"
             )
         return found
 
@@ -103,7 +103,7 @@ def _desk(context: typer.Context, timeout_s: float) -> _ProducerTables:
     outboxes = [each for each in application.processors if each.row is Reached]
     if not books and not names:
         raise ConfigError(
-            f"application {application.settings.app} keeps no books of producers: set `books`, `dedupe` or `registry` as for its workers, "
+            f"application {application.settings.app} keeps no ledgers of producers: set `books`, `dedupe` or `registry` as for its workers, "
             "or name your own application with -A"
         )
     tables = BlockingTableClient(application.settings, [*books, *names, *outboxes])
@@ -165,16 +165,14 @@ def _for_people(record: dict[str, Cell]) -> dict[str, Cell]:
 
 @app.command(
     "list",
-    help="List the producers of stamped topics: epoch, last sequence, and what was missing, late, doubled or a zombie's.",
+    help="List the producers of stamped topics: epoch, last sequence, and counts of missing, late, repeated and zombie records.",
 )
 def list_producers(
     context: typer.Context,
     topic: TopicOption = None,
     trouble: Annotated[
         bool,
-        typer.Option(
-            "--trouble", help="Only those with something missing, doubled, doubtful, or a zombie's."
-        ),
+        typer.Option("--trouble", help="Only producers with missing, repeated, doubtful or zombie records."),
     ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
@@ -205,7 +203,7 @@ def _is_troubled(book: Book) -> bool:
 
 @app.command(
     "show",
-    help="Show everything known about one producer: its registration, its books by topic and partition, what its outbox says.",
+    help="Show one producer: its registration, its ledgers by topic and partition, and the progress of its outbox.",
 )
 def show_producer(
     context: typer.Context,

@@ -47,14 +47,14 @@ def _open(context: typer.Context, timeout_s: float) -> tuple[Application, Quaran
 
 
 @app.command(
-    "list", help="List refused records, oldest first: where each came from, who refused it, and why."
+    "list", help="List refused records, oldest first, each with its coordinates, processor and reason."
 )
 def list_records(
     context: typer.Context,
     processor: Of = None,
     topic: From = None,
-    still_open: Annotated[bool, typer.Option("--open", help="Only those that were not retried.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the newest.")] = 1_000,
+    still_open: Annotated[bool, typer.Option("--open", help="Only records that were not retried.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most this many, the newest.")] = 1_000,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     _, quarantine = _open(context, timeout)
@@ -112,8 +112,8 @@ def show_record(
 
 
 @app.command(
-    help="Send refused records to their partition again, as they were, with the header holdfast-retry-of. Without --execute only says what "
-    "would be sent. Mend the decoder or fold first, else they are refused again."
+    help="Send refused records to their partition again, as they were, with the header holdfast-retry-of. Without --execute, only print "
+    "what would be sent. Fix the decoder or fold first, or they are refused again."
 )
 def retry(
     context: typer.Context,
@@ -123,25 +123,27 @@ def retry(
     everything: Annotated[
         bool,
         typer.Option(
-            "--all", help="Every record that was not retried yet; see also --processor and --topic."
+            "--all", help="Every record that was not retried yet; --processor and --topic narrow it."
         ),
     ] = False,
     processor: Of = None,
     topic: From = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Send them; else nothing is done.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also those that were retried before.")] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Send them; without it, nothing changes.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also records that were retried before.")] = False,
     shared: Annotated[
         bool,
         typer.Option(
             "--shared",
-            help="Also those that other processors of the topic have taken already and would get twice.",
+            help="Also records that other processors of the topic accepted; these would get them twice.",
         ),
     ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     if everything == bool(coordinates):
         raise ConfigError(
-            "name records by their coordinates, or all of them with --all; `holdfast quarantine list` shows what there is"
+            "name records by their coordinates, or all of them with --all; `holdfast quarantine list` shows them"
         )
     application, quarantine = _open(context, timeout)
     chosen = _choose(quarantine, coordinates, processor, topic)
@@ -195,7 +197,7 @@ def _choose(
 
 def _unknown(coordinates: Collection[str], quarantine: Quarantine) -> QuarantineError:
     return QuarantineError(
-        f"{quarantine.topic} holds no {', '.join(coordinates)}; `holdfast quarantine list` shows what there is"
+        f"{quarantine.topic} holds no {', '.join(coordinates)}; `holdfast quarantine list` shows them"
     )
 
 

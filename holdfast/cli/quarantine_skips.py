@@ -23,7 +23,7 @@ LIMIT_REASON = 80
 COLUMNS = ("topic", "partition", "first", "last", "state", "error", "reason", "by", "at")
 
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")
+    float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for a reply, in seconds.")
 ]
 
 
@@ -31,12 +31,12 @@ def register_skips(app: typer.Typer) -> None:
     """Add the commands to `holdfast quarantine`."""
     app.command(
         "skip",
-        help="Ask the workers to go on behind a batch of a source that cannot be read. Without --execute only shows what would be skipped. "
-        "What is skipped is left out by every table, version and replay of the application, for good.",
+        help="Ask the workers to skip an unreadable batch of a source. Without --execute, only show what would be skipped. "
+        "Every table, version and replay of the application leaves out skipped offsets for good.",
     )(skip)
     app.command(
         "skips",
-        help="List what of the application's sources is skipped, and what was asked for and no worker has met yet.",
+        help="List the skipped offsets of the application's sources, and the requests that no worker has met yet.",
     )(skips)
 
 
@@ -58,10 +58,12 @@ def skip(
             metavar="OFFSET",
             min=0,
             max=LAST_OFFSET,
-            help="Where the partition stands: the offset that readiness names.",
+            help="The offset at which the partition stands; readiness names it.",
         ),
     ],
-    execute: Annotated[bool, typer.Option("--execute", help="Ask for it; else nothing is done.")] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Ask for it; without it, nothing changes.")
+    ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     skipping = _open(context, timeout)

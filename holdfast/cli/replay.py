@@ -72,12 +72,14 @@ def replay(
         str | None,
         typer.Option(help="New folder for the tables rows, timers, refused, transitions and summary."),
     ] = None,
-    form: Annotated[FormatName, typer.Option("--format", help="Form of those tables.")] = FormatName.PARQUET,
+    form: Annotated[
+        FormatName, typer.Option("--format", help="Format of those tables.")
+    ] = FormatName.PARQUET,
     transitions: Annotated[
         bool, typer.Option("--transitions", help="Also tell each change of each row (slower); needs --out.")
     ] = False,
     allow_holes: Annotated[
-        bool, typer.Option("--allow-holes", help="Fold what is left of a log whose beginning was deleted.")
+        bool, typer.Option("--allow-holes", help="Fold the rest of a log whose beginning was deleted.")
     ] = False,
     master: MasterOption = None,
     memory: MemoryOption = None,

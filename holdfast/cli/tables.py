@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Read tables as their workers serve them; look into changelogs, and repair them.",
+    help="Read tables from the workers that serve them; inspect changelogs, and repair them.",
 )
 add_commands(app)
 
@@ -37,12 +37,12 @@ _KINDS = {
 
 
 @app.command(
-    help="Show what in a table's changelog no worker wrote, and what would be written to make it good again; with --execute, write it. "
-    "All workers of the application must have stopped. Exit code 1 when there is something to repair and it was not."
+    help="Show the records of a table's changelog that no worker wrote, and the records that would repair it; with --execute, write "
+    "them. Stop all workers of the application first. Exit code 1 while something is left to repair."
 )
 def repair(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor whose table it is.")],
+    name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor of the table.")],
     partition: Annotated[
         list[int] | None,
         typer.Option("--partition", metavar="P", help="Only this partition; may be repeated."),
@@ -52,7 +52,7 @@ def repair(
         typer.Option(
             "--applied",
             metavar="P:OFFSET",
-            help="Go on after this source offset (of several sources P:TOPIC:OFFSET): the state is a replay of the source up to it.",
+            help="Continue after this source offset (of several sources P:TOPIC:OFFSET), in the state of a replay up to it.",
         ),
     ] = None,
     rebuild: Annotated[

@@ -29,9 +29,7 @@ LIMIT_ROWS = 100
 
 ProcessorArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="TABLE", help="The processor whose table it is, or PROCESSOR.TABLE for a named one."
-    ),
+    typer.Argument(metavar="TABLE", help="The processor of the table, or PROCESSOR.TABLE for a named table."),
 ]
 PartitionOption = Annotated[
     int | None,
@@ -42,7 +40,7 @@ AtLeastOption = Annotated[
     typer.Option(
         "--at-least",
         metavar="P:OFFSET",
-        help="Let the answer reflect the source up to this offset of partition P (P:TOPIC:OFFSET where there are several); may be repeated.",
+        help="Wait until the answer reflects the source up to this offset of partition P (P:TOPIC:OFFSET where there are several); may be repeated.",
     ),
 ]
 
@@ -62,9 +60,9 @@ def list_tables(context: typer.Context, timeout: TimeoutOption = TIMEOUT_S) -> N
     announced = {(record["table"], record["version"]) for record in records}
     for each in application.processors:
         if not each.stateless and (each.name, each.version) not in announced:
-            note(f"nobody has announced {each.name} version {each.version}: start a worker of it")
+            note(f"no worker has announced {each.name} version {each.version}: start one")
     if unserved := sum(record["owner"] is None for record in records):
-        note(f"{unserved} partitions are served by nobody: start workers, or wait until they have restored")
+        note(f"{unserved} partitions are not served: start workers, or wait until they have restored")
 
 
 async def _places(application: Application, timeout_s: float) -> list[dict[str, Cell]]:
@@ -122,9 +120,9 @@ def get(
 def scan(
     context: typer.Context,
     processor: ProcessorArgument,
-    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="What the keys begin with.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="The prefix of the keys.")] = "",
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=1_000_000, help="How many rows at most.")
+        int, typer.Option("--limit", min=1, max=1_000_000, help="At most this many rows.")
     ] = LIMIT_ROWS,
     partition: PartitionOption = None,
     at_least: AtLeastOption = None,
@@ -153,7 +151,7 @@ def watch(
     processor: ProcessorArgument,
     key: Annotated[str, typer.Argument(metavar="KEY", help="The row's key.")],
     every: Annotated[
-        float, typer.Option("--every", min=0.1, max=3600, help="How often to look, in seconds.")
+        float, typer.Option("--every", min=0.1, max=3600, help="Seconds between two queries.")
     ] = 1.0,
     partition: PartitionOption = None,
     timeout: TimeoutOption = TIMEOUT_S,

@@ -77,7 +77,7 @@ def create(
     alter: Annotated[
         bool,
         typer.Option(
-            "--alter", help="Also set the configuration of existing topics right where that loses nothing."
+            "--alter", help="Also correct the configuration of existing topics where that loses no record."
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,

@@ -19,7 +19,6 @@ from holdfast.core.untrusted import UNFIT
 from holdfast.errors import ConfigError
 
 RANGES_TOPIC = "holdfast.ranges"
-RANGES_VERSION = 1
 LIMIT_AHEAD = 64
 """Blocks beyond the low-water offset, done or not: how far the fastest may be ahead of the slowest."""
 LIMIT_BLOCK_MESSAGES = 100_000

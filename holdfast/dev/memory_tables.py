@@ -10,7 +10,7 @@ async with MemoryWorker(settings, [totals], partitions=2) as worker:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -206,6 +206,9 @@ class MemoryWorker:
 
     def owner(self, table: str, partition: int) -> str | None:
         return self.owners.get((table, partition))
+
+    def unreadable(self) -> Collection[tuple[str, int]]:
+        return ()
 
     def unready(self) -> str | None:
         return self.cause

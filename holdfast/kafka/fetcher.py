@@ -111,11 +111,6 @@ class Fetcher:
         self.failure: HoldfastError | None = None
         self.broker_down = False
 
-    @property
-    def held_bytes(self) -> int:
-        """Return what is fetched and not yet done with."""
-        return self._held_bytes
-
     def assign(self, sources: Mapping[Place, FetchedPartition]) -> None:
         """Fetch *sources* and nothing else; what was fetched before is dropped, also what is still under
         way.

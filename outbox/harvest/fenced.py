@@ -17,19 +17,18 @@ it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from confluent_kafka import TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.harvest import BatchSize, ProducerProgress, producer_name
 from holdfast.errors import BrokerError
-from holdfast.kafka.codes import REFUSED_TOPIC, TOO_LARGE
 from holdfast.outbox.harvest.foreign import ForeignMarks, delete_watching
-from holdfast.outbox.harvest.leading import lead_on
+from holdfast.outbox.harvest.leading import BACKOFF, lead_on
 from holdfast.outbox.harvest.limits import TopicLimits
 from holdfast.outbox.harvest.publisher import Aborted, Publisher, PublishStopped, RowsRefused, read_progress
-from holdfast.outbox.harvest.refusals import BACKOFF_S, Refusals
+from holdfast.outbox.harvest.refusals import Refusals
 from holdfast.outbox.harvest.shard import Term
 from holdfast.outbox.harvest.worker_thread import Pending
 from holdfast.outbox.schema.layouts import OutboxRow
@@ -123,7 +122,6 @@ class FencedTerm:
         """Let go of everything. What is still being deleted was published, so it may go on."""
         self._ahead = self._deleting = None
         self._stats.in_flight = 0
-        self._refusals.blocked.clear()
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
             publisher.close()
@@ -198,61 +196,32 @@ class FencedTerm:
         )
         return found
 
-    def _harvest(self, rows: list[OutboxRow], full: bool) -> None:
-        """Publish what can be published of *rows*, and have it deleted."""
-        last_id = rows[-1].id
-        rows, whole = self._refusals.sort_out(rows, self._require_publisher().destinations)
-        odd = any(row.attempts or row.flaw is not None or row.partition is not None for row in rows)
-        if full and not odd and whole:
-            expecting = len(rows)  # a row that has just failed is not taken, nor what waits for it
+    def _harvest(self, rows: Sequence[OutboxRow], full: bool) -> None:
+        """Publish what can be published of *rows*, and have it deleted; what Kafka refuses is found and held."""
+        last_id, destinations = rows[-1].id, self._require_publisher().destinations
+        plan = self._refusals.plan(rows, destinations)
+        expecting = len(plan.rows)  # a row that has just failed is not taken, nor what waits for it
 
-            def meanwhile() -> None:
-                self._ahead = self._take(last_id, expecting)
+        def take_ahead() -> None:
+            self._ahead = self._take(last_id, expecting)
 
-            self._publish(rows, meanwhile)
-        else:
-            for some in self._portions(rows) if odd else [rows]:
-                self._publish(some)
-        self._refusals.ended()
-
-    def _portions(self, rows: Iterable[OutboxRow]) -> Iterable[list[OutboxRow]]:
-        """Yield *rows* in order, those apart that failed before; what cannot be published at all is dealt
-        with on the way.
-        """
-        plain: list[OutboxRow] = []
-        for row in rows:
-            flaw = row.flaw
-            if flaw is None and self._require_publisher().destinations.outside(row):
-                flaw = f"topic {row.topic} has no partition {row.partition}"
-            if flaw is not None or row.attempts:
-                yield plain
-                plain = []
-                if flaw is None:
-                    yield [row]
-                else:
-                    self._refusals.failed_unless_blocked(row, flaw)
-            else:
-                plain.append(row)
-        yield plain
-
-    def _publish(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None = None) -> None:
-        """Publish *rows* but those whose key is blocked; what Kafka refuses is found and held, and the
-        others are published.
-        """
-        todo = [rows]
-        while todo:
-            part = self._refusals.unblocked(todo.pop())
-            if not part:
+        meanwhile = take_ahead if full and plan.is_plain else None
+        while plan.parts:
+            if flaws := plan.flaws:
+                plan = self._refusals.failed(plan, flaws)
                 continue
+            some = plan.parts[0].rows
             try:
-                count = self._commit(part, meanwhile)
-                todo.append(part[count:])
+                plan = plan.first(some[self._commit(some, meanwhile) :])
             except RowsRefused as refused:
                 self._ahead = None  # taken before it was known that a key must wait
-                todo += reversed(self._isolated(part, refused))
+                self._stats.refused += 1
+                self._settle()
+                plan = self._refusals.transaction_refused(plan, refused, destinations)
                 if self._signals.stopping():
-                    return
+                    break  # and leave all of the plan: what comes later in it may be behind a row that is left
             meanwhile = None
+        self._refusals.settle()
 
     def _commit(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None) -> int:
         """Publish *rows* in one transaction, again when it comes to nothing for a reason that passes;
@@ -273,7 +242,7 @@ class FencedTerm:
                 self._stats.last_error = str(error)
                 if turn == ABORTS_IN_TURN:
                     raise BrokerError(f"{error}; {turn + 1} times in turn") from error
-                self._signals.sleep(BACKOFF_S * 2**turn)
+                self._signals.sleep(BACKOFF.wait_s(turn))
                 if self._signals.abandoned():
                     raise PublishStopped from error
             turn += 1
@@ -305,46 +274,6 @@ class FencedTerm:
             self._books.deleted(ids)
             if self._foreign is not None and self._foreign.others(marks):
                 self._foreign.moved()
-
-    # -- what Kafka refuses
-
-    def _isolated(self, rows: Sequence[OutboxRow], refused: RowsRefused) -> list[Sequence[OutboxRow]]:
-        """Hold those of *rows* that are to blame, and return in which parts to publish the others.
-
-        A refused record takes its whole batch with it. So where several were in one, either the batch was too
-        large, and will be cut smaller; or they are halved until one is alone.
-        """
-        self._stats.refused += 1
-        self._settle()
-        destinations = self._require_publisher().destinations
-        if refused.why.code() in REFUSED_TOPIC:
-            for topic in {topic for topic, _ in refused.destinations}:
-                destinations.forget(topic)
-            left = self._refusals.without_refused_topics(rows, destinations)
-            if len(left) < len(rows):
-                return [left]
-        blamed = [rows[index] for index in refused.indexes] or list(rows if len(rows) == 1 else [])
-        if blamed and refused.why.code() in TOO_LARGE:
-            blamed = self._limits.refused(blamed)
-        elif len(blamed) != 1:
-            return self._halved(rows, refused)
-        return [self._refusals.blame(rows, blamed, lambda row: str(refused))]
-
-    def _halved(self, rows: Sequence[OutboxRow], refused: RowsRefused) -> list[Sequence[OutboxRow]]:
-        at = self._require_publisher().destinations.of(rows)
-        suspects = [
-            row
-            for row, destination in zip(rows, at, strict=True)
-            if destination in refused.destinations and row.key is not None
-        ]
-        if not suspects or len(suspects) == len(rows):
-            middle = len(rows) // 2
-            return [rows[:middle], rows[middle:]]
-        ids = {row.id for row in suspects}
-        return [
-            [row for row in rows if row.id not in ids],
-            suspects,
-        ]  # keys of other partitions, so no order is broken
 
     def _require_publisher(self) -> Publisher:
         assert self._publisher is not None

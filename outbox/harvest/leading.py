@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from confluent_kafka import KafkaException
 
+from holdfast.clock import Backoff
 from holdfast.errors import FencedError, HoldfastError, OutboxDatabaseError
 from holdfast.outbox.harvest.publisher import PublishStopped
-from holdfast.outbox.harvest.refusals import BACKOFF_S
 from holdfast.outbox.harvest.shard import Term
 from holdfast.outbox.harvest.worker_thread import Abandoned
 
-LIMIT_BACKOFF_S = 5.0
+BACKOFF = Backoff(0.1, 5.0)
 
 
 def _kind(error: Exception) -> str:
@@ -27,7 +27,7 @@ def lead_on(term: Term, lead: Callable[[], None], producer: str) -> None:
 
     Pauses grow while nothing is published in between. The term tells `stats.trouble` when it works again.
     """
-    signals, stats, backoff_s = term.signals, term.stats, BACKOFF_S
+    signals, stats, waits_s = term.signals, term.stats, BACKOFF.waits_s()
     stats.trouble.who = producer
     while not signals.stopping():
         published = stats.published
@@ -41,7 +41,6 @@ def lead_on(term: Term, lead: Callable[[], None], producer: str) -> None:
             stats.last_error = str(error)
             stats.trouble.strikes(_kind(error), str(error))
         if stats.published > published:
-            backoff_s = BACKOFF_S
+            waits_s = BACKOFF.waits_s()
         if not signals.stopping():
-            signals.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, LIMIT_BACKOFF_S)
+            signals.sleep(next(waits_s))

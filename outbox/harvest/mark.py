@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,11 +30,12 @@ from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.harvest import BatchSize
 from holdfast.errors import BrokerError
 from holdfast.kafka.clients import forget_frames
-from holdfast.kafka.codes import REFUSED_RECORD, TOO_LARGE
+from holdfast.kafka.codes import REFUSED_RECORD
 from holdfast.outbox.harvest.destinations import Destinations
 from holdfast.outbox.harvest.leading import lead_on
 from holdfast.outbox.harvest.limits import Rounds, TopicLimits
 from holdfast.outbox.harvest.marks import MarkedRows
+from holdfast.outbox.harvest.plan import Part, Plan
 from holdfast.outbox.harvest.publisher import LIMIT_MESSAGE_BYTES, SLICE_S, PublishStopped
 from holdfast.outbox.harvest.refusals import Refusals
 from holdfast.outbox.harvest.row_types import ShardEpoch
@@ -123,7 +125,7 @@ class MarkTerm:
             self._desk.busy()
             try:
                 self._harvest(rows, full)
-                self._refusals.ended()
+                self._refusals.settle()
                 self._stats.trouble.ends()
             finally:
                 self._stats.in_flight = 0
@@ -157,11 +159,12 @@ class MarkTerm:
         """Publish *rows*, delete what was delivered and give back the rest."""
         self._lost = {row.id for row in rows}
         try:
-            fit, whole = self._refusals.sort_out(rows, self._destinations)
-            if full and whole and not any(row.attempts or row.flaw is not None for row in fit):
+            plan = self._refusals.plan(rows, self._destinations)
+            if full and plan.is_plain:
                 self._ahead = self._mark()
-            for some in self._portions(fit):
-                self._publish(some)
+            plan = Plan(tuple(some for part in plan.parts for some in self._few_of_a_key(part)))
+            while plan.parts:
+                plan = self._publish(plan)
         except BaseException:
             if not self._signals.abandoned():
                 self._give_back()
@@ -200,46 +203,34 @@ class MarkTerm:
             self._desk.call(self._marks.reset, lost, self._leader_id)
             self._lost.clear()
 
-    def _portions(self, rows: Iterable[OutboxRow]) -> Iterable[list[OutboxRow]]:
-        """Yield *rows* in order, so cut that no key has more than `key_in_flight` rows in a part, and rows
-        that failed before alone.
-        """
-        part: list[OutboxRow] = []
-        counts: dict[tuple[str, bytes | None], int] = {}
-        limit, whole = self._settings.key_in_flight, self._settings.key_in_flight >= self._size.most
-        for row in rows:
-            flaw = row.flaw
-            if flaw is not None or row.attempts:
-                yield part
-                part, counts = [], {}
-                if flaw is None:
-                    yield [row]
-                else:
-                    self._refusals.failed_unless_blocked(row, flaw)
-                continue
-            if not whole:
-                place = (row.topic, row.key)
-                counts[place] = counts.get(place, 0) + 1
-                if counts[place] > limit:
-                    yield part
-                    part, counts = [], {place: 1}
-            part.append(row)
-        yield part
+    def _few_of_a_key(self, part: Part) -> Iterator[Part]:
+        """Yield *part* so cut that no key has more than `key_in_flight` rows in one."""
+        limit = self._settings.key_in_flight
+        if limit >= len(part.rows):
+            yield part
+            return
+        begin, counts = 0, Counter[tuple[str, bytes | None]]()
+        for index, row in enumerate(part.rows):
+            place = (row.topic, row.key)
+            if counts[place] == limit:
+                yield part._replace(rows=part.rows[begin:index])
+                begin = index
+                counts.clear()
+            counts[place] += 1
+        yield part._replace(rows=part.rows[begin:])
 
-    def _publish(self, rows: Sequence[OutboxRow]) -> None:
-        """Publish *rows* but those whose key is blocked. After a loss, find the row to blame."""
-        todo = [rows]
-        while todo:
-            part = self._refusals.unblocked(todo.pop())
-            if not part:
-                continue
-            if self._signals.stopping():
-                raise PublishStopped
-            failed = self._send(part)
-            left = [row for row in part if row.id in self._lost]
-            self._count(part, left)
-            if left:
-                todo += reversed(self._parted(left, len(part), failed))
+    def _publish(self, plan: Plan) -> Plan:
+        """Publish the first part of *plan*, and return what is left of it."""
+        if flaws := plan.flaws:
+            return self._refusals.failed(plan, flaws)
+        if self._signals.stopping():
+            raise PublishStopped
+        rows = plan.parts[0].rows
+        failed = self._send(rows)
+        left = [row for row in rows if row.id in self._lost]
+        self._count(rows, left)
+        plan = plan.first(left)
+        return self._lost_some(plan, len(rows), failed) if left else plan
 
     def _count(self, rows: Sequence[OutboxRow], left: Sequence[OutboxRow]) -> None:
         self._stats.published += len(rows) - len(left)
@@ -250,11 +241,10 @@ class MarkTerm:
             if rows[0].created_ms is not None:
                 self._stats.latency.observe(max(0, now_ms - rows[0].created_ms) / 1000)
 
-    def _parted(
-        self, left: list[OutboxRow], sent: int, failed: dict[int, KafkaError]
-    ) -> list[Sequence[OutboxRow]]:
-        """Hold those to blame for what is *left* of *sent* rows, and return in which parts to publish the
-        others.
+    def _lost_some(self, plan: Plan, sent: int, failed: dict[int, KafkaError]) -> Plan:
+        """Return what is left of *plan*, whose first part are the rows that were not delivered of *sent*.
+
+        Raises BrokerError when Kafka refused none of them.
         """
         self._stats.aborted += 1
         self._give_back()
@@ -266,25 +256,11 @@ class MarkTerm:
                 raise PublishStopped
             why = next(iter(failed.values()), None)
             raise BrokerError(
-                f"{len(left)} of {sent} rows were not delivered: {why.str() if why else 'no answer in time'}"
+                f"{len(plan.parts[0].rows)} of {sent} rows were not delivered: "
+                f"{why.str() if why else 'no answer in time'}"
             )
         self._stats.refused += 1
-        blamed = [row for row in left if row.id in refused] or left[:1]
-        if all(refused[row.id].code() in TOO_LARGE for row in blamed if row.id in refused):
-            blamed = self._limits.refused(
-                blamed
-            )  # or the batch was too large, and is cut smaller from now on
-        elif len(blamed) > 1:
-            rest = left[left.index(blamed[0]) :]
-            middle = len(rest) // 2
-            return [left[: len(left) - len(rest)], rest[:middle], rest[middle:]]
-        why = next(iter(refused.values()))
-
-        def reason(row: OutboxRow) -> str:
-            found = refused.get(row.id, why)
-            return f"{found.name()}: {found.str()}"
-
-        return [self._refusals.blame(left, blamed, reason)]
+        return self._refusals.rows_refused(plan, refused)
 
     def _send(self, rows: Sequence[OutboxRow]) -> dict[int, KafkaError]:
         """Hand *rows* to Kafka and wait for the answers; moves ids from lost to delivered, and returns the

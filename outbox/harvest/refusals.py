@@ -5,17 +5,19 @@ failed often enough.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 from confluent_kafka import KafkaError
 
-from holdfast.clock import Clock, system_clock
-from holdfast.core.outbox.harvest import producer_name
+from holdfast.clock import Backoff, Clock, system_clock
+from holdfast.core.outbox.harvest import Destination, producer_name
+from holdfast.kafka.codes import REFUSED_TOPIC, TOO_LARGE
 from holdfast.outbox.harvest.destinations import Destinations
 from holdfast.outbox.harvest.limits import TopicLimits
+from holdfast.outbox.harvest.plan import Plan, plan_for
+from holdfast.outbox.harvest.publisher import RowsRefused
 from holdfast.outbox.harvest.row_types import ShardEpoch
 from holdfast.outbox.harvest.shard import Term
 from holdfast.outbox.harvest.worker_thread import Pending
@@ -24,7 +26,7 @@ from holdfast.outbox.settings import Poison
 
 logger = logging.getLogger(__name__)
 
-BACKOFF_S = 0.1
+LEAST_HOLD_S = 0.1
 LIMIT_HOLDS = 100
 """Topics that may be left out of a take; rows of further ones are held one by one."""
 LIMIT_NOTING = 16
@@ -44,17 +46,11 @@ class Hold:
     until_s: float
 
 
-class Sorted(NamedTuple):
-    """Rows to publish. *whole* tells that no topic among them was refused, so the next rows may be taken ahead."""
-
-    rows: list[OutboxRow]
-    whole: bool
-
-
 class Refusals:
-    """The refused rows and topics of one term.
+    """The refused rows and topics of one term, and the plan for what is left.
 
-    Rows that failed are remembered by the database, topics only here.
+    A strategy asks for a plan once per take, and again after each refusal. Rows that failed are remembered by
+    the database, topics only here.
     """
 
     def __init__(self, term: Term, limits: TopicLimits, clock: Clock = system_clock) -> None:
@@ -65,12 +61,11 @@ class Refusals:
             term.stats,
         )
         self._limits, self._clock = limits, clock
+        self._backoff = Backoff(term.settings.retry_s, term.settings.retry_limit_s)
         self._producer = producer_name(term.settings.name, term.shard)
         self._holds: dict[str, Hold] = {}
         self._shard = term.shard
         self._held = ShardEpoch(shard=term.shard, epoch=0)
-        self.blocked: dict[tuple[str, bytes | None], int] = {}
-        """Topic and key of rows that failed in the batch at hand, and the first such row."""
         self._noting: list[Pending[int]] = []
         self._told: set[str] = set()
         """Topics whose refusal was logged and whose recovery was not yet."""
@@ -78,7 +73,6 @@ class Refusals:
 
     def lead(self) -> ShardEpoch:
         """Take the shard's next epoch in the database; whoever led before can set nothing aside any more."""
-        self.blocked.clear()
         self._noting.clear()
         epoch = self._desk.call(self._desk.rows.epoch, self._shard, self._settings.instance)
         self._held = ShardEpoch(shard=self._shard, epoch=epoch)
@@ -94,35 +88,101 @@ class Refusals:
         self._holds.clear()
         self._desk.call(self._desk.rows.retry_now)
 
-    def is_blocked(self, row: OutboxRow) -> bool:
-        """Return whether a row of its key has failed before it in this batch."""
-        return row.key is not None and row.id > self.blocked.get((row.topic, row.key), row.id)
+    # -- plans
 
-    def unblocked(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
-        """Return *rows* but those whose key is blocked."""
-        return [row for row in rows if not self.is_blocked(row)] if self.blocked else rows
+    def plan(self, rows: Sequence[OutboxRow], destinations: Destinations) -> Plan:
+        """Return what to publish of *rows*, a take in order. A row that Kafka is known to refuse is held and
+        not in the plan, nor are the rows behind it on its key.
+        """
+        refused = self._hold_refused_topics(rows, destinations)
+        fit = [row for row in rows if row.topic not in refused] if refused else rows
+        self._limits.look({row.topic for row in fit})
+        plan = self.failed(plan_for(fit, destinations), {})
+        return replace(plan, is_plain=False) if refused else plan
 
-    def failed(self, row: OutboxRow, reason: str) -> None:
-        """Hold *row* and its key for a while, or set it aside when it has failed often enough.
+    def failed(self, plan: Plan, why: Mapping[int, str]) -> Plan:
+        """Note that rows failed, each for its reason, and return the plan without them, without rows that
+        their topics cannot take, and without what waits behind any of these.
+
+        *why* goes by row id. A row that waits for one of its key has not been tried, so it has not failed.
+        """
+        waiting: set[tuple[str, bytes | None]] = set()
+
+        def is_left(row: OutboxRow) -> bool:
+            if waiting and (row.topic, row.key) in waiting:
+                return False
+            reason = why.get(row.id)
+            if reason is None and row.flaw is None:
+                reason = self._limits.too_large(row)
+                self._stats.refused += reason is not None
+            if reason is None:
+                return True
+            if self._note_failed(row, reason) and row.key is not None:
+                waiting.add((row.topic, row.key))
+            return False
+
+        return plan.kept(is_left)
+
+    def transaction_refused(self, plan: Plan, refused: RowsRefused, destinations: Destinations) -> Plan:
+        """Return what is left of *plan*, whose first part came to nothing since Kafka refused some of it.
+
+        A refused record takes its whole batch with it. So where several were in one, either the batch was too
+        large, and will be cut smaller; or they are halved until one is alone.
+        """
+        rows = plan.parts[0].rows
+        if refused.why.code() in REFUSED_TOPIC:
+            for topic in {topic for topic, _ in refused.destinations}:
+                destinations.forget(topic)
+            if topics := self._hold_refused_topics(plan.rows, destinations):
+                return plan.kept(lambda row: row.topic not in topics)
+        blamed = [rows[index] for index in refused.indexes] or (rows if len(rows) == 1 else [])
+        left = self._without_blamed(plan, {row.id: refused.why for row in blamed})
+        if left is None:
+            left = plan.first(*_halves(rows, destinations.of(rows), refused.destinations))
+        return left
+
+    def rows_refused(self, plan: Plan, why: Mapping[int, KafkaError]) -> Plan:
+        """Return what is left of *plan*, of whose first part nothing was delivered since Kafka refused the
+        rows of *why*, by id.
+        """
+        if (left := self._without_blamed(plan, why)) is not None:
+            return left
+        rows = plan.parts[0].rows
+        begin = next(index for index, row in enumerate(rows) if row.id in why)
+        middle = (begin + len(rows)) // 2
+        return plan.first(rows[:begin], rows[begin:middle], rows[middle:])
+
+    def _without_blamed(self, plan: Plan, why: Mapping[int, KafkaError]) -> Plan | None:
+        """Return the plan without those rows of its first part that are to blame; None where that is one of
+        several, and nobody knows which.
+        """
+        blamed = [row for row in plan.parts[0].rows if row.id in why]
+        if blamed and all(why[row.id].code() in TOO_LARGE for row in blamed):
+            blamed = self._limits.refused(blamed)
+        elif len(blamed) != 1:
+            return None
+        return self.failed(plan, {row.id: f"{why[row.id].name()}: {why[row.id].str()}" for row in blamed})
+
+    # -- rows
+
+    def _note_failed(self, row: OutboxRow, reason: str) -> bool:
+        """Hold *row* for a while, and return True: the rows behind it on its key wait. Or set it aside when
+        it has failed often enough, and return False.
 
         Whatever is asked of the database after this knows that the row is held; `settle` tells whether that
         was noted.
         """
         settings, rows = self._settings, self._desk.rows
         self._stats.last_error = f"row {row.id} for {row.topic}: {reason}"
-        wait_s, attempts = (
-            min(settings.retry_s * 2 ** min(row.attempts, 30), settings.retry_limit_s),
-            row.attempts + 1,
-        )
-        retry_at_ms = self._clock.now_ms() + int(wait_s * 1000)
+        attempts = row.attempts + 1
+        retry_at_ms = self._clock.now_ms() + int(self._backoff.wait_s(row.attempts) * 1000)
         self._noting.append(self._desk.submit(rows.attempt_failed, row, reason, retry_at_ms, held=self._held))
-        gives_up = attempts >= settings.attempts or row.flaw is not None
-        if gives_up and settings.poison is Poison.PASS:
+        gives_up = (attempts >= settings.attempts or row.flaw is not None) and settings.poison is Poison.PASS
+        if gives_up:
             self._quarantine(msgspec.structs.replace(row, attempts=attempts), reason)
-        elif row.key is not None:
-            self.blocked.setdefault((row.topic, row.key), row.id)
         if len(self._noting) >= LIMIT_NOTING:
             self.settle()
+        return not gives_up
 
     def settle(self) -> None:
         """Return when all failures are noted in the database; raises FencedError when they are a
@@ -131,47 +191,6 @@ class Refusals:
         noting, self._noting = self._noting, []
         for each in noting:
             each.result()
-
-    def ended(self) -> None:
-        """The batch at hand is over."""
-        self.blocked.clear()
-        self.settle()
-
-    def sort_out(self, rows: Sequence[OutboxRow], destinations: Destinations) -> Sorted:
-        """Hold what is known to be refused before it is tried, and return what to publish."""
-        fit = self.without_refused_topics(rows, destinations)
-        self._limits.look({row.topic for row in fit})
-        return Sorted(self._without_too_large(fit), len(fit) == len(rows))
-
-    def blame(
-        self, rows: Sequence[OutboxRow], blamed: Sequence[OutboxRow], why: Callable[[OutboxRow], str]
-    ) -> list[OutboxRow]:
-        """Note that the rows *blamed* failed, each for its reason, and return which of *rows* to publish now."""
-        for row in blamed:
-            self.failed_unless_blocked(row, why(row))
-        ids = {row.id for row in blamed}
-        return self._without_too_large([row for row in rows if row.id not in ids])
-
-    def failed_unless_blocked(self, row: OutboxRow, reason: str) -> None:
-        """Note that *row* failed; one that waits for a row of its key has not been tried."""
-        if not self.is_blocked(row):
-            self.failed(row, reason)
-
-    def _without_too_large(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-        """Return *rows* but those that their topics cannot take, which fail without being tried, and those
-        that wait for such a one.
-        """
-        out = []
-        for row in rows:
-            reason = self._limits.too_large(row) if row.flaw is None else None
-            if self.is_blocked(row):
-                continue
-            if reason is None:
-                out.append(row)
-            else:
-                self._stats.refused += 1
-                self.failed(row, reason)
-        return out
 
     def _quarantine(self, row: OutboxRow, reason: str) -> None:
         self.settle()
@@ -195,11 +214,11 @@ class Refusals:
         )
         self._told_s, self._untold = (now_s, 0) if is_told else (self._told_s, self._untold + 1)
 
-    def without_refused_topics(
-        self, rows: Sequence[OutboxRow], destinations: Destinations
-    ) -> list[OutboxRow]:
-        """Return *rows* but those of topics that nothing can be written to; these are held, and set aside
-        in the end.
+    # -- topics
+
+    def _hold_refused_topics(self, rows: Sequence[OutboxRow], destinations: Destinations) -> set[str]:
+        """Return those topics of *rows* that nothing can be written to now. Their rows are held, and set
+        aside in the end.
         """
         refused: dict[str, KafkaError] = {}
         for topic in {row.topic for row in rows}:
@@ -215,11 +234,9 @@ class Refusals:
             else:
                 refused[topic] = why
         self._stats.holds = set(self._holds)
-        if not refused:
-            return list(rows)
         for topic, why in refused.items():
             self._hold(topic, why, [row for row in rows if row.topic == topic])
-        return [row for row in rows if row.topic not in refused]
+        return set(refused)
 
     def _hold(self, topic: str, why: KafkaError, rows: Sequence[OutboxRow]) -> None:
         settings, began_s = self._settings, self._clock.monotonic_s()
@@ -229,7 +246,7 @@ class Refusals:
         hold = self._holds.get(topic)
         if hold is None and len(self._holds) >= LIMIT_HOLDS:
             for row in rows:
-                self.failed(row, reason)
+                self._note_failed(row, reason)
             return
         if hold is None:
             hold = self._holds[topic] = Hold(0, 0.0)
@@ -239,13 +256,32 @@ class Refusals:
                     "outbox %(outbox)s: rows for topic %(topic)s are held back: %(reason)s",
                     {"outbox": self._producer, "topic": topic, "reason": reason},
                 )
+        wait_s = self._backoff.wait_s(hold.attempts)
         hold.attempts += 1
-        wait_s = min(settings.retry_s * 2 ** min(hold.attempts - 1, 30), settings.retry_limit_s)
         if hold.attempts >= settings.attempts and settings.poison is Poison.PASS:
             for row in rows:
                 if self._signals.stopping():
                     break
                 self._quarantine(msgspec.structs.replace(row, attempts=hold.attempts), reason)
-            wait_s = max(BACKOFF_S, (self._clock.monotonic_s() - began_s) * HOLD_SHARE)
+            wait_s = max(LEAST_HOLD_S, (self._clock.monotonic_s() - began_s) * HOLD_SHARE)
         hold.until_s = self._clock.monotonic_s() + wait_s
         self._stats.holds = set(self._holds)
+
+
+def _halves(
+    rows: Sequence[OutboxRow], at: Sequence[Destination], refused: frozenset[Destination]
+) -> tuple[Sequence[OutboxRow], Sequence[OutboxRow]]:
+    """Return *rows*, which go to *at*, in two parts: those with a key for a *refused* destination apart,
+    behind the others, or simply the halves where that divides nothing.
+
+    No key is in both parts of the first kind, since a key has one destination: no order is broken.
+    """
+    suspects = {
+        row.id
+        for row, destination in zip(rows, at, strict=True)
+        if destination in refused and row.key is not None
+    }
+    if not suspects or len(suspects) == len(rows):
+        middle = len(rows) // 2
+        return rows[:middle], rows[middle:]
+    return [row for row in rows if row.id not in suspects], [row for row in rows if row.id in suspects]

@@ -411,7 +411,7 @@ class DebeziumLayout(Layout):
         try:
             id_ = str(uuid.uuid4() if record.event_id is None else uuid.UUID(record.event_id))
         except ValueError as error:
-            raise OutboxRecordError(f"event_id {record.event_id!r} is no UUID: {error}") from error
+            raise OutboxRecordError(f"event_id {record.event_id!r} is not a UUID: {error}") from error
         return (id_, aggregate, key, record.event_type or aggregate, payload)
 
 
@@ -461,7 +461,7 @@ def _text(value: bytes, what: str, layout: str, limit: int | None = None) -> str
         text = value.decode()
     except UnicodeDecodeError as error:
         raise OutboxRecordError(
-            f"{what} is no UTF-8 ({error}); the layout {layout} holds text only, the layout holdfast any bytes"
+            f"{what} is not UTF-8 ({error}); the layout {layout} holds text only, the layout holdfast any bytes"
         ) from error
     if "\0" in text:
         raise OutboxRecordError(

@@ -158,7 +158,7 @@ def database_url(url: str | URL) -> URL:
     except (ArgumentError, ValueError):
         # Without the error itself, which repeats the URL.
         raise ConfigError(
-            f"{masked(str(url))!r} is no database URL; write one like postgresql://user:password@host/database"
+            f"{masked(str(url))!r} is not a database URL; write one like postgresql://user:password@host/database"
         ) from None
     backend = {"postgres": "postgresql"}.get(read.get_backend_name(), read.get_backend_name())
     if backend not in DIALECTS:

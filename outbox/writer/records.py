@@ -123,10 +123,10 @@ def _headers(given: HeadersLike, topic: str) -> list[Header]:
     pairs: Iterable[Any] = given.items() if isinstance(given, Mapping) else given
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str | bytes) or len(pair) != 2:
-            raise OutboxRecordError(f"headers for {topic}: {pair!r} is no pair of name and value")
+            raise OutboxRecordError(f"headers for {topic}: {pair!r} is not a pair of name and value")
         name, value = pair
         if not isinstance(name, str):
-            raise OutboxRecordError(f"headers for {topic}: the name {name!r} is no text")
+            raise OutboxRecordError(f"headers for {topic}: the name {name!r} is not text")
         _utf8(name, f"the header name {name!r}")
         if name in RESERVED:
             raise OutboxRecordError(
@@ -154,7 +154,7 @@ def _trace(trace: str | Mapping[str, str] | None, topic: str) -> list[Header]:
     parent = carrier.get("traceparent")
     if parent is not None and not _TRACEPARENT.fullmatch(parent):
         raise OutboxRecordError(
-            f"trace for {topic}: {parent!r} is no W3C traceparent (version-traceid-parentid-flags, lower-case hex)"
+            f"trace for {topic}: {parent!r} is not a W3C traceparent (version-traceid-parentid-flags, lower-case hex)"
         )
     return [(name, _utf8(value, f"trace field {name}")) for name, value in carrier.items()]
 

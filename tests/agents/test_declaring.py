@@ -34,7 +34,7 @@ def declare(**changed: Any) -> Processor[Any, Any]:
         (declare(), r"processors is the processor totals alone; write a list: \[totals\]"),
         (None, "processors is None; write a list of Processor"),
         ("totals", "processors is 'totals'; write a list"),
-        ([declare(), int], "which is no Processor"),
+        ([declare(), int], "which is not a Processor"),
         ([declare(), declare(source="other")], "two processors share a name, totals of orders and of other"),
         ([declare()] * 2, "two processors share a name"),
     ],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from random import Random
 from typing import Any
@@ -80,6 +80,7 @@ def rung(clock: str, rows: Rows[Seen], key: str, at_ms: int) -> Iterator[Emit]:
     yield OUT.emit(key, (clock, 0, seen.trail, at_ms))
 
 
+@cache
 def processor_of(width: int, version: int = 1) -> Processor[Any, Seen]:
     told = FoldWith(fold, ("topic", "offset", "timestamp"))
     return Processor(

@@ -246,7 +246,7 @@ def test_a_group_or_a_topic_can_be_picked(fleet: Fleet, run: Run) -> None:
     assert picked("--topic", "orders") == [("a", "orders"), ("ab", "orders")]
     assert picked("--group", "ab", "--topic", "orders2") == [("ab", "orders2")]
     code, _, err = run("list", "--group", "nobody")
-    assert (code, "nobody has ever claimed" in err) == (0, True)
+    assert (code, "no client has ever claimed" in err) == (0, True)
 
 
 def test_a_paused_group_is_shown_as_paused_until_its_time(fleet: Fleet, run: Run) -> None:
@@ -296,7 +296,7 @@ def test_one_claim_is_shown_with_all_that_is_known(fleet: Fleet, run: Run) -> No
 def test_a_claim_nobody_ever_held_is_told_as_that(run: Run) -> None:
     code, out, err = run("show", "shop", "orders", "3")
     assert (code, out) == (1, "")
-    assert "nobody has ever claimed orders/3 for shop" in err
+    assert "no client has ever claimed orders/3 for shop" in err
     code, _, err = run("show", "sh/op", "orders", "3")
     assert (code, "'/'" in err) == (2, True)
 

@@ -22,7 +22,7 @@ from holdfast.cli.explain import FIELDS, Transactions, read_segment
 from holdfast.config import Settings
 from holdfast.core.kafka.compression import Compression
 from holdfast.core.kafka.producer_state import Append, EndMarker, LeaderRow, Origin
-from holdfast.core.kafka.record_batch import ControlType, Record, RecordBatch, encode_batch, marker_batch
+from holdfast.core.kafka.record_batch import ControlType, Record, RecordBatch, encode_batch
 from holdfast.core.producers.stamps import Stamp, stamp_headers
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import TopicError
@@ -32,6 +32,7 @@ from holdfast.models.partition_leader import lead, log_of, producer_of
 from tests.models.leading import empty_rows
 from tests.support.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_header, damage, lie, send, spoil
 from tests.support.harness import wait_for_ends
+from tests.support.marker_batches import marker_batch
 
 DEADLINE_S = 30.0
 LINGER_MS = 10_000
@@ -230,7 +231,7 @@ def test_the_fold_of_a_real_log_holds_what_the_broker_holds(written: Written) ->
                 ),
             )
     log = log_of(rows)
-    assert log.first_undecided == seen[-1].header.base_offset, (
+    assert log.ongoing[0].first_offset == seen[-1].header.base_offset, (
         "the open transaction holds committed readers back"
     )
     assert [row.first_offset for _, row in rows.scan("a/")] == [6], (
@@ -241,7 +242,7 @@ def test_the_fold_of_a_real_log_holds_what_the_broker_holds(written: Written) ->
         async with RawLog(written.settings) as raw:
             return (await raw.fetch(written.topic, 0, 0)).last_stable
 
-    assert asyncio.run(stable()) == log.first_undecided
+    assert asyncio.run(stable()) == log.ongoing[0].first_offset
     entry = producer_of(rows, seen[0].header.producer_id)
     assert entry is not None
     assert (entry.last_sequence, entry.epoch) == (1, 0)

@@ -133,7 +133,7 @@ def test_rows_set_aside_are_listed_put_back_and_discarded(run: Run, outbox: Fres
         (["init", "--dialect", "sqlite"], "--dialect goes with --sql"),
         (["init", "--sql", "--dialect", "oracle"], "does not know the database 'oracle'"),
         (["status", "--table", "a b"], "outbox table 'a b'"),
-        (["status", "--database", "nonsense"], "is no database URL"),
+        (["status", "--database", "nonsense"], "is not a database URL"),
     ],
 )
 def test_a_command_line_that_is_wrong_says_what_is_and_exits_with_2(

@@ -201,7 +201,7 @@ def test_one_producer_is_shown_with_its_registration_its_books_and_its_outbox(ru
 
 def test_a_topic_without_books_is_told_with_those_that_have_them(run: Run) -> None:
     code, _, err = run("list", "--topic", "payments")
-    assert (code, "of these they are kept: orders, raw" in err) == (2, True), err
+    assert (code, "ledgers exist for: orders, raw" in err) == (2, True), err
 
 
 def test_an_application_that_keeps_no_books_is_told_how_to(

@@ -173,7 +173,7 @@ def test_offsets_that_are_not_there_and_topics_of_others_are_refused(shop: Shop,
     admin, place = AdminClient(shop.broker.client_config()), TopicPartition(shop.source, 0, 1)
     admin.delete_records([place])[place].result(DEADLINE_S)
     assert "offset 0 is not in the log" in refused(run, shop, 0)
-    assert f"orders is no source of application {shop.app}, which reads {shop.source}" in refused(
+    assert f"orders is not a source of application {shop.app}, which reads {shop.source}" in refused(
         run, shop, 0, topic="orders"
     )
     code, _, err = run("skip", shop.source, "9", "0")

@@ -136,7 +136,7 @@ def test_named_tables_are_listed_and_steps_which_have_none_are_not(
 def test_a_table_that_nobody_serves_is_said(worker: MemoryWorker, run: Run) -> None:
     code, out, said = run("list")
     assert (code, out.split()) == (0, ["TABLE", "VERSION", "PARTITION", "OWNER", "STANDBYS"])
-    assert "nobody has announced totals version 1" in said
+    assert "no worker has announced totals version 1" in said
 
 
 def test_a_row_comes_with_the_offset_it_reflects(announced: MemoryWorker, run: Run) -> None:

@@ -161,7 +161,7 @@ WHOLE_RECORDS: tuple[Target, ...] = (
     ),
     Target(
         name="group members",
-        decode=lambda data: membership.decode_heard(data, 3),
+        decode=lambda data: membership.decode_numbered(data, 3),
         seeds=(
             announcements.encode(announcements.Beat("g", "m-1", 7)),
             announcements.encode(announcements.Leave("g", "m-1")),

@@ -23,11 +23,11 @@ from holdfast.core.kafka.record_batch import (
     RecordBatch,
     encode_batch,
     encode_records,
-    marker_batch,
 )
 from holdfast.errors import WireError
 from holdfast.kafka.batch_reader import LIMIT_HEADERS, PIECE_BYTES, BatchReader
 from holdfast.kafka.records import Records
+from tests.support.marker_batches import marker_batch
 
 MIB = 1 << 20
 BOMB_BYTES = 100 * MIB

@@ -360,7 +360,7 @@ def test_nothing_of_an_older_assignment_comes_out() -> None:
             assert await values(feed, 2) == [b"8", b"9"]
             await feed.assign({})
             assert await feed.fetch(0, 0.1) == []
-            assert feed._fetcher.held_bytes == 0
+            assert feed._fetcher._held_bytes == 0
 
     asyncio.run(run())
 

@@ -98,7 +98,8 @@ def stable_offsets(rules: ModuleType = partition_leader) -> list[tuple[int | Non
                 log.rows["log"] = msgspec.structs.replace(log.log, end_offset=offset)
                 verdict = log.marker(commit=event == "commit_marker", epoch=5, pid=pids[each["producer"]])
                 assert verdict.outcome is Outcome.ACCEPTED
-        found.append((log.log.first_unstable, log.log.first_undecided))
+        undecided = log.log.ongoing[0].first_offset if log.log.ongoing else None
+        found.append((log.log.first_unstable, undecided))
     return found
 
 

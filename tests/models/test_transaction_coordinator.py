@@ -4,7 +4,6 @@ and random lives of producers.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from holdfast.core.kafka.transaction_state import (
     TRANSACTIONAL_ID_EXPIRATION_MS,
     AbortTimedOut,
     AddPartitions,
-    ClientState,
     CoordinatorCommand,
     CoordinatorReply,
     EndTransaction,
@@ -32,7 +30,6 @@ from holdfast.core.kafka.transaction_state import (
     TransactionState,
     TransitionPending,
     VerifyPartition,
-    client_may,
     transaction_key,
 )
 from tests.models.leading import Desk
@@ -88,15 +85,13 @@ def test_a_producer_without_a_transactional_id_gets_a_new_id_and_leaves_no_row()
     assert list(desk.rows.scan("t/")) == []
 
 
-def test_ids_come_in_blocks_and_the_next_is_asked_for_in_time() -> None:
+def test_ids_come_in_blocks() -> None:
     desk = Desk()
     for at in range(ID_BLOCK + 5):
         assert init(desk, name=None).producer_id == at
         ids = desk.rows.get("ids")
         assert isinstance(ids, ProducerIds)
         assert ids.next_id < ids.block_end
-    assert not ProducerIds(ID_BLOCK * 9 // 10 - 1, ID_BLOCK).wants_block
-    assert ProducerIds(ID_BLOCK * 9 // 10, ID_BLOCK).wants_block
 
 
 def test_requests_that_make_no_sense_are_refused() -> None:
@@ -312,29 +307,6 @@ def test_only_ids_without_a_transaction_are_forgotten(state: TransactionState) -
     assert (desk.do(ExpireIds()).touched == ("pay",)) is (
         state in (S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT)
     )
-
-
-# -- the client's own states
-
-
-def test_a_client_goes_the_ways_of_kafkas_own() -> None:
-    C = ClientState
-    happy = (
-        C.UNINITIALIZED,
-        C.INITIALIZING,
-        C.READY,
-        C.IN_TRANSACTION,
-        C.COMMITTING,
-        C.READY,
-        C.IN_TRANSACTION,
-        C.ABORTING,
-        C.READY,
-    )
-    assert all(client_may(*step) for step in pairwise(happy))
-    assert client_may(C.ABORTING, C.INITIALIZING)
-    assert all(client_may(state, C.FATAL_ERROR) for state in C)
-    assert not any(client_may(C.FATAL_ERROR, state) for state in C if state is not C.FATAL_ERROR)
-    assert not client_may(C.ABORTABLE_ERROR, C.COMMITTING)
 
 
 # -- random lives

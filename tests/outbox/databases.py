@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.pool import NullPool
 
+from holdfast.dev.databases.server import DatabaseServer
 from holdfast.outbox.harvest.rows import OutboxRows
 from holdfast.outbox.schema.layouts import Layout, layout_named
 from holdfast.outbox.schema.migrate import upgrade
@@ -22,9 +25,24 @@ LAYOUTS = ("holdfast", "goharvest", "debezium")
 
 def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     """Return the address of one database of this kind; servers are those of the session."""
-    return (
-        f"sqlite:///{folder / 'service.db'}" if kind == "sqlite" else str(request.getfixturevalue(kind).url)
+    if kind == "sqlite":
+        return f"sqlite:///{folder / 'service.db'}"
+    server: DatabaseServer = request.getfixturevalue(kind)
+    assert server.is_running, (
+        f"{kind} does not run any more: an earlier test left it dead, or it ended by itself\n"
+        + (server.folder / "server.log").read_text(errors="replace")[-4000:]
     )
+    return str(server.url)
+
+
+@contextmanager
+def killed(server: DatabaseServer) -> Iterator[None]:
+    """Kill a server of the session, and start it again after the block, whatever happens there."""
+    server.kill()
+    try:
+        yield
+    finally:
+        server.restart()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.outbox.schema.migrate import downgrade, upgrade
 from holdfast.outbox.troubles import FORGOTTEN_S, Trouble
-from tests.outbox.databases import FreshOutbox
+from tests.outbox.databases import FreshOutbox, killed
 from tests.outbox.harvesting import PARTITIONS, Alone, Rig
 from tests.support.harness import wait_for
 from tests.support.places import ROOT
@@ -64,8 +64,7 @@ def test_the_command_says_when_its_database_is_away_and_when_it_is_back(
     with command(rig, tmp_path) as said:
         rig.wait_empty(deadline_s=LONG_S)
         assert not lines(said, "outbox")
-        postgres.kill()
-        try:
+        with killed(postgres):
             wait_for(
                 "a word",
                 lambda: lines(said, "nothing is published until this is over"),
@@ -73,8 +72,6 @@ def test_the_command_says_when_its_database_is_away_and_when_it_is_back(
                 said.read_text,
             )
             wait_for("another attempt", lambda: "harvesting" in said.read_text(), LONG_S)
-        finally:
-            postgres.restart()
         rig.fill(10)
         rig.wait_empty(deadline_s=LONG_S)
         wait_for("the end", lambda: lines(said, "the trouble is over"), LONG_S, said.read_text)

@@ -5,12 +5,15 @@ digest.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.cli.__main__ import main
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import LakeError
 from holdfast.pipeline import on_spark
@@ -196,19 +199,38 @@ def test_globals_are_landed_and_read_by_each_task_as_they_were(
         assert replayed(app, lake).digest == verify(app.joined, app.settings).live_digest != lived
 
 
-def test_the_command_lands_a_processor_and_replays_it(app: JoinApplication, lake: Path) -> None:
+def test_the_command_lands_a_processor_and_replays_it(
+    spark: SparkSession,
+    app: JoinApplication,
+    lake: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    module = ModuleType("joined_app")
+    module.__dict__["processors"] = [app.joined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    kafka = [
+        part for name, value in app.settings.kafka.items() for part in ("--set", f"kafka.{name}={value}")
+    ]
+
+    def command(*words: str) -> tuple[int, str, str]:
+        """Run a command in this process, where it finds the session of Spark."""
+        with pytest.raises(SystemExit) as ended:
+            main(["--set", f"app={app.name}", *kafka, "-A", module.__name__, *words])
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
     app.worker().start().wait_ready()
     app.write(200, seed=9)
     app.prove()
-    done = app.command("pipeline", "land", "--processor", "joined", "--lake", str(lake), "--output", "json")
-    assert done.returncode == 0, done.stderr
-    assert {row["topic"] for row in json.loads(done.stdout)} == {
-        *app.joined.topics,
-        app.joined.choices(app.name),
-    }
-    told = app.command("replay", "joined", "--from", "bronze", "--lake", str(lake), "--output", "json")
-    assert json.loads(told.stdout)["digest"] == verify(app.joined, app.settings).live_digest
-    both = app.command(
+    code, out, err = command(
+        "pipeline", "land", "--processor", "joined", "--lake", str(lake), "--output", "json"
+    )
+    assert code == 0, err
+    assert {row["topic"] for row in json.loads(out)} == {*app.joined.topics, app.joined.choices(app.name)}
+    _, out, _ = command("replay", "joined", "--from", "bronze", "--lake", str(lake), "--output", "json")
+    assert json.loads(out)["digest"] == verify(app.joined, app.settings).live_digest
+    _, _, err = command(
         "pipeline", "land", "--processor", "joined", "--topic", app.orders, "--lake", str(lake)
     )
-    assert "say what to land" in both.stderr
+    assert "say what to land" in err

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.config import Settings
-from holdfast.errors import ConfigError, SparkError
+from holdfast.errors import ConfigError, LakeError, SparkError
 from holdfast.jars import spark_jars
 from holdfast.pipeline.java_client import java_properties
 from holdfast.pipeline.session import SparkOptions, archive_of, cores_of, settings
-from holdfast.pipeline.spark_errors import failed
+from holdfast.pipeline.spark_errors import failed, session_failed, with_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +85,7 @@ try:
         with explained("count"):
             session.range(7).count()
 except SparkError as error:
-    print("told", flush=True)
+    print("told" if "JVM is gone" in str(error) and str(error).endswith(f"log is {next(options.log_dir.iterdir())}") else error, flush=True)
 with open_session(options) as session:
     print(session.range(7).count(), flush=True)
 input()
@@ -224,3 +224,54 @@ def test_a_missing_connector_is_told_with_its_cure() -> None:
     told = failed(error, "t")
     assert isinstance(told, SparkError)
     assert "spark-sql-kafka-0-10_2.13" in str(told)
+
+
+class Gone(Java):
+    """An exception of Java whose JVM has ended: py4j cannot ask for any of it."""
+
+    def getClass(self) -> Java:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_an_error_whose_jvm_is_gone_is_told_as_that() -> None:
+    for java in (Gone("a.B", None), Java("a.SparkException", "Job aborted", Gone("a.B", None))):
+        assert "t: Spark's JVM is gone" in str(failed(spark_failure(java), "t"))
+
+
+def test_a_context_that_spark_has_stopped_is_told_with_its_cure() -> None:
+    stopped = (
+        "Cannot call methods on a stopped SparkContext.\nThis stopped SparkContext was created at:\n\nx.y"
+    )
+    error = spark_failure(Java("java.lang.IllegalStateException", stopped))
+    assert str(failed(error, "no Spark session")) == (
+        "no Spark session: Spark has given up, as it does without a master or executors (see --master): "
+        "Cannot call methods on a stopped SparkContext."
+    )
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "spark-1.log"
+    path.write_text(
+        "1 WARN Utils: odd\n2 ERROR Backend: removed: Master removed our application: FAILED\n\tat x.y\n3 WARN more\n"
+    )
+    return path
+
+
+def test_a_session_that_does_not_come_to_be_tells_what_spark_logged_and_where(log: Path) -> None:
+    told = session_failed(
+        ConnectionRefusedError(), log
+    )  # all that is left of a JVM that ended while it started
+    assert str(told).startswith("no Spark session: Spark's JVM is gone")
+    assert '"2 ERROR Backend: removed: Master removed our application: FAILED"' in str(told)
+    assert str(told).endswith(f"Spark's log is {log}")
+    assert "no Spark session: all is full" in str(session_failed(RuntimeError("all is full"), log))
+
+
+def test_errors_of_spark_alone_tell_where_its_log_is(log: Path, tmp_path: Path) -> None:
+    spark, lake, bug = SparkError("no memory"), LakeError("no table"), KeyError("k")
+    assert str(with_log(spark, log)).endswith(f"Spark's log is {log}")
+    assert with_log(lake, log) is lake
+    assert with_log(bug, log) is bug
+    missing = tmp_path / "missing.log"
+    assert str(with_log(spark, missing)) == f"no memory; Spark's log is {missing}"

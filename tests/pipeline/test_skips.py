@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MIB = 1 << 20
-HIDDEN = 70_000
-"""Sound records in one batch: more than 1 MiB, which is all that these readers unpack."""
+HIDDEN, HIDDEN_KEY = 1_200, "hidden" * 200
+"""Sound records in one batch, and their key: more than 1 MiB, which is all that these readers unpack."""
 
 
 class Source:
@@ -43,15 +43,15 @@ class Source:
         end = 0
         for key, count in (
             ("a", 3),
-            ("hidden", HIDDEN),
+            (HIDDEN_KEY, HIDDEN),
             ("a", 2),
-            ("hidden", HIDDEN),
-            ("hidden", HIDDEN),
+            (HIDDEN_KEY, HIDDEN),
+            (HIDDEN_KEY, HIDDEN),
             ("a", 1),
-            ("hidden", HIDDEN),
+            (HIDDEN_KEY, HIDDEN),
         ):
             self.add(key, count, 0)
-            if key == "hidden":
+            if key == HIDDEN_KEY:
                 self.hidden.append((end, end + count - 1))
             end += count
         self.add("b", 5, 1)
@@ -88,7 +88,7 @@ def test_a_batch_that_cannot_be_read_and_is_not_skipped_ends_a_replay_and_says_t
     for part in (
         source.topic,
         "partition 0",
-        "offsets 3 to 70002 cannot be read",
+        f"offsets 3 to {HIDDEN + 2} cannot be read",
         "raise unpacked_batch_bytes",
         f"skip {source.topic} 0 3",
     ):
@@ -119,7 +119,8 @@ def test_every_engine_leaves_out_the_same_from_topic_and_lake(
         "another application goes on where this one had come to"
     )
     with pytest.raises(
-        LostRecordsError, match="lacks offsets 3 to 70002, which the application that landed them skips"
+        LostRecordsError,
+        match=f"lacks offsets 3 to {HIDDEN + 2}, which the application that landed them skips",
     ):
         source.replay(another, engine="local", source="bronze", lake=str(lake))
     own = source.replay(engine="local", source="bronze", lake=str(lake))

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from hashlib import blake2b
 
 from tests.simulation.trace import Violation
 from tests.simulation.world import Outcome, run_schedule
@@ -58,10 +59,12 @@ def main() -> int:
     began_s = told_s = time.monotonic()
     kinds: Counter[str] = Counter()
     totals: Counter[str] = Counter()
+    digest = blake2b(digest_size=16)
     broken = 0
     for number, (seed, outcome) in enumerate(
         run_all(range(asked.seed, asked.seed + asked.schedules), asked.jobs), 1
     ):
+        digest.update(f"{seed} {outcome if isinstance(outcome, str) else outcome.digest}\n".encode())
         if isinstance(outcome, str):
             broken += 1
             if broken <= LIMIT_SHOWN:
@@ -82,6 +85,7 @@ def main() -> int:
         f"{totals['ended_s'] / 86_400:.1f} days of simulated time, {totals['steps']:,} steps, {totals['frames']:,} frames, "
         f"{totals['taken']:,} claims taken, {totals['handed_out']:,} messages handed out, {totals['redelivered']:,} of them again"
     )
+    print(f"digest {digest.hexdigest()}: two runs of the same seeds with another one did not do the same")
     print(f"{asked.schedules} schedules in {took_s:.0f} s: {broken} violations (seed {asked.seed})")
     return 1 if broken else 0
 

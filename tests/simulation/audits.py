@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.core.claims.compat import compat_claimed
 from holdfast.core.claims.guarded import is_live, is_reserved
 from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.checks import BALANCE, FREE, LIMIT_STALLED_AUDITS, PAUSED, STALLED, TWINS, Checks
@@ -10,6 +9,7 @@ from tests.simulation.ledger import Ledger
 from tests.simulation.timeline import BEGAN_S
 from tests.simulation.trace import WHOLE
 from tests.simulation.units import data_place, offsets_of
+from tests.support.go_claims import compat_claimed
 
 
 class Auditor(Checks):

@@ -11,7 +11,7 @@ from math import inf
 from random import Random
 from typing import cast
 
-from holdfast.core.claims.compat import CompatClaim, fold_compat, partition_claim
+from holdfast.core.claims.compat import CompatClaim, fold_compat
 from holdfast.core.claims.frames import (
     ClaimingPartition,
     Frame,
@@ -26,6 +26,7 @@ from tests.simulation.broker import Broker
 from tests.simulation.checks import Checks
 from tests.simulation.process import Process
 from tests.simulation.trace import WHOLE, Trace
+from tests.support.go_claims import partition_claim
 
 LOOP_S = 3.0
 INTERVAL_S = 60.0

@@ -232,6 +232,8 @@ class Node(Process):
     def _do(self, actions: Iterable[Action]) -> None:
         trace = self.trace
         actions = list(actions)
+        if actions:
+            trace.count_in(self.name, actions)
         failed = any(type(action) is Fail for action in actions)
         for action in actions:
             kind = type(action)

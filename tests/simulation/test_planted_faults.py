@@ -22,14 +22,13 @@ from holdfast.core.groups.balancer import Balancer
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member import log_view
 from holdfast.core.member.acquisition import Acquisition
-from holdfast.core.member.actions import Deliver
 from holdfast.core.member.health import HealthCheck
 from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.log_view import LogView
 from holdfast.core.member.member import Member
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import MemberSettings
-from holdfast.core.member.stages import Active, ClaimWork, Committing
+from holdfast.core.member.stages import Active, ClaimWork, Committing, hands_out
 from holdfast.core.member.state import ClaimState
 from tests.simulation import broker, resetting, units
 from tests.simulation.checks import (
@@ -118,7 +117,7 @@ def a_batch_is_delivered_before_the_log_has_it(monkeypatch: pytest.MonkeyPatch) 
     def propose(self: Any, claim: LocalClaim, work: ClaimWork, offset_end: int, now_s: float) -> None:
         original(self, claim, work, offset_end, now_s)
         claim.stage = Active(work)
-        self._state.out.append(Deliver(*claim.place, offset_end))
+        self._state.shell.deliver(claim, offset_end)
 
     monkeypatch.setattr(Renewal, "propose", propose)
 
@@ -213,9 +212,9 @@ def a_lease_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Renewal._accepted
 
     def accepted(self: Any, claim: LocalClaim, frame: Frame, row: Claim, now_s: float) -> None:
-        lease_until_s, deliver_until_s = claim.lease_until_s, claim.deliver_until_s
+        lease_until_s, deliver_until_s = claim.lease_until_s, claim.gate.deliver_until_s
         original(self, claim, frame, row, now_s)
-        claim.lease_until_s, claim.deliver_until_s = lease_until_s, deliver_until_s
+        claim.lease_until_s, claim.gate.deliver_until_s = lease_until_s, deliver_until_s
 
     monkeypatch.setattr(Renewal, "_accepted", accepted)
 
@@ -231,7 +230,7 @@ def what_is_committed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         HealthCheck,
         "in_flight",
-        lambda self, work, stage: not stage.stopped and isinstance(stage.batch, Committing),
+        lambda self, stage: hands_out(stage) and isinstance(stage.batch, Committing),
     )
 
 

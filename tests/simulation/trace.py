@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from hashlib import blake2b
 from typing import Any
 
 from holdfast.core.kafka.topic_partition import TopicPartition
@@ -46,11 +47,14 @@ class Violation(AssertionError):
 
 
 class Trace:
-    """The last events of each partition. Texts are put together only when somebody wants to read them."""
+    """The last events of each partition, and a digest of all of them. Texts are put together only when
+    somebody wants to read them.
+    """
 
     def __init__(self, timeline: Timeline, seed: int) -> None:
         self._timeline, self._seed = timeline, seed
         self._events: dict[TopicPartition, deque[tuple[float, int, str, tuple[Any, ...]]]] = {}
+        self._hash = blake2b(digest_size=16)
 
     def note(self, place: TopicPartition, who: str, what: str, *args: Any) -> None:
         """Remember that *who* did *what*."""
@@ -59,6 +63,16 @@ class Trace:
             events = self._events[place] = deque(maxlen=LIMIT_LINES)
         timeline = self._timeline
         events.append((timeline.now_s, timeline.step, who, (what, *args)))
+        self.count_in(place, who, what, *args)
+
+    def count_in(self, *event: object) -> None:
+        """Have the digest cover *event*, and when it was, without remembering it."""
+        self._hash.update(repr((self._timeline.now_s, self._timeline.step, event)).encode())
+
+    @property
+    def digest(self) -> str:
+        """Return what differs as soon as one event does, in kind, order or time."""
+        return self._hash.hexdigest()
 
     def lines(self, place: TopicPartition) -> list[str]:
         """Return what is remembered of *place* and of the whole, in order."""

@@ -39,6 +39,8 @@ class Outcome(NamedTuple):
     taken: int
     conflicts: int
     ended_s: float
+    digest: str
+    """Of all that processes did and all that members asked for, with the times."""
 
 
 class World:
@@ -143,6 +145,7 @@ class World:
             checks.taken,
             checks.conflicts,
             self.end_s,
+            self.trace.digest,
         )
 
     def _prepare(self) -> None:

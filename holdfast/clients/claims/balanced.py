@@ -1,8 +1,8 @@
-"""A claim consumer in a balanced group: the engine, and beside it a thread that takes part in the group's
-talk on `holdfast.groups`.
+"""A claim consumer in a balanced group: the engine, and beside it a thread that reads and writes the group's
+announcements on `holdfast.groups`.
 
 The group says what this member should hold; the claims say what it holds. Nothing in here gives or takes a
-partition: it tells the member what to aim for, and the group what is held.
+partition: it aims the member, and announces to the group what is held.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 
 from holdfast.clients.claims.balanced_log import GroupLog
 from holdfast.clients.claims.engine import ClaimEngine
@@ -20,6 +19,7 @@ from holdfast.clients.claims.fetcher import FeedSettings
 from holdfast.clients.claims.options import EngineSettings, GroupSettings
 from holdfast.clock import Clock
 from holdfast.config import Settings
+from holdfast.core.claims.lanes import ClaimNames
 from holdfast.core.groups.balancer import Balancer, BalancerSettings
 from holdfast.core.groups.membership import Group
 from holdfast.core.member.member import Draws
@@ -42,30 +42,22 @@ COUNT_WITHIN_S = 3.0
 JOIN_S = 10.0
 
 
-class BalancedEngine(ClaimEngine):
-    """An engine whose member aims for its part of a group's target."""
+class GroupParticipant:
+    """The `GroupPart` of an engine: a thread that reads and writes announcements, and aims the engine's member
+    for its part of the group's target.
+    """
 
     def __init__(
         self,
         settings: Settings,
         member: MemberSettings,
         options: EngineSettings,
-        feed: FeedSettings,
         groups: GroupSettings,
         *,
         clock: Clock,
         draws: Draws,
     ) -> None:
-        super().__init__(settings, member, options, feed, clock=clock, draws=draws)
-        marked = [topic for topic in member.topics if topic.startswith(PATTERN_MARK)]
-        if marked and len(member.topics) > 1:
-            raise ConfigError(f"topics {', '.join(member.topics)}: a pattern ({marked[0]}) stands alone")
-        self._pattern = marked[0] if marked else None
-        if self._pattern is not None:
-            try:
-                re.compile(self._pattern)
-            except re.error as error:
-                raise ConfigError(f"topics {self._pattern!r}: not a regular expression: {error}") from None
+        self._pattern = pattern_of(member.topics)
         self.balancer = Balancer(
             BalancerSettings(
                 group_id=member.group_id,
@@ -81,7 +73,9 @@ class BalancedEngine(ClaimEngine):
             ),
             draws=draws,
         )
-        self._talk = GroupLog(
+        self._options, self._clock, self._interval_s = options, clock, member.heartbeat_interval_s
+        self._names = ClaimNames(options.lanes)
+        self._announcements = GroupLog(
             settings,
             groups.groups_topic,
             member.group_id,
@@ -94,106 +88,107 @@ class BalancedEngine(ClaimEngine):
         self._counter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-group-counts")
         self._counting: Future[dict[str, int]] | None = None
         self._aimed: frozenset[tuple[str, int]] | None = None
-        self._worked_on = member.topics
+        self._topics = member.topics
         self._look_at_s = self._count_at_s = 0.0
         self._leaving = threading.Event()
         self._release = True
-        self._talker = threading.Thread(target=self._take_part, name="holdfast-group", daemon=True)
-
-    # -- life
-
-    def _open(self) -> None:
-        """Connect to the group's log first: a pattern must be known as topics before claims can be read."""
-        self._talk.open(self._clock.now_ms() - int(self.balancer.settings.lookback_s * 1_000))
-        self._counts = self._count(self._options.request_timeout_s)
-        if self._pattern is not None:
-            if not self._counts:
-                raise TopicError(
-                    f"no topic matches {self._pattern}: create one before the first consumer starts"
-                )
-            self._worked_on = tuple(sorted(self._counts))
-            self.member_settings = replace(self.member_settings, topics=self._worked_on)
-        super()._open()
-        self._talker.start()
-
-    def terminate(self, *, release: bool, timeout_s: float | None = None) -> Future[None]:
-        """Say farewell to the group, so that others aim for what is about to be released, then terminate
-        as any engine.
-        """
-        self._release = release
-        self._leaving.set()
-        return super().terminate(release=release, timeout_s=timeout_s)
-
-    def close(self) -> None:
-        """Stop the threads and let go of the broker."""
-        self._leaving.set()
-        super().close()
-        if self._talker.is_alive() and threading.current_thread() is not self._talker:
-            self._talker.join(JOIN_S)
-
-    def _shut(self) -> None:
-        super()._shut()
-        if self._talker.ident is None:  # it failed before anybody could talk
-            self._end_talk(0)
+        self._thread: threading.Thread | None = None
 
     @property
     def group(self) -> Group | None:
         """Return the group as this member has read it."""
         return self.balancer.group
 
-    # -- the talking thread
+    # -- the turns of the engine's life
 
-    def _take_part(self) -> None:
+    def connect(self) -> tuple[str, ...]:
+        """Connect to the group's log, and return the topics to claim: those that the pattern matches, where
+        there is one.
+        """
+        self._announcements.open(self._clock.now_ms() - int(self.balancer.settings.lookback_s * 1_000))
+        self._counts = self._count(self._options.request_timeout_s)
+        if self._pattern is not None:
+            if not self._counts:
+                raise TopicError(
+                    f"no topic matches {self._pattern}: create one before the first consumer starts"
+                )
+            self._topics = tuple(sorted(self._counts))
+        return self._topics
+
+    def start(self, engine: ClaimEngine) -> None:
+        """Take part in the group, from a thread of its own."""
+        self._thread = threading.Thread(target=self._run, args=(engine,), name="holdfast-group", daemon=True)
+        self._thread.start()
+
+    def leave(self, *, release: bool) -> None:
+        """End the thread; with *release* it says farewell, so that others aim for what is about to be
+        released.
+        """
+        if not self._leaving.is_set():
+            self._release = release
+            self._leaving.set()
+
+    def ended(self) -> None:
+        """Let go of the broker, if the engine failed before there was a thread to do it."""
+        if self._thread is None:
+            self._close(0)
+
+    def join(self) -> None:
+        """Wait for the thread, at most JOIN_S."""
+        thread = self._thread
+        if thread is not None and thread.is_alive() and threading.current_thread() is not thread:
+            thread.join(JOIN_S)
+
+    # -- the thread
+
+    def _run(self, engine: ClaimEngine) -> None:
         try:
-            while not (self._leaving.is_set() or self.ended.is_set() or self.failure is not None):
-                self._turn_of_talk()
+            while engine.running and not self._leaving.is_set():
+                self._turn(engine)
             if self._release:
                 for value in self.balancer.leave(self._clock.monotonic_s()):
-                    self._talk.send(value)
-        except Exception as error:  # noqa: BLE001  told to whoever uses the engine
-            with self.lock:
-                self._fail(error)
+                    self._announcements.send(value)
+        except Exception as error:  # noqa: BLE001  raised to the user of the engine
+            engine.fail(error)
         finally:
-            self._end_talk(JOIN_S / 2)
+            self._close(JOIN_S / 2)
 
-    def _end_talk(self, timeout_s: float) -> None:
+    def _close(self, timeout_s: float) -> None:
         self._counter.shutdown(wait=True, cancel_futures=True)
-        self._talk.close(timeout_s)
+        self._announcements.close(timeout_s)
 
-    def _turn_of_talk(self) -> None:
+    def _turn(self, engine: ClaimEngine) -> None:
         balancer, clock = self.balancer, self._clock
-        said = self._talk.poll(
+        received = self._announcements.poll(
             max(0.0, min(self._options.poll_s, balancer.wake_at_s() - clock.monotonic_s()))
         )
         now_s = clock.monotonic_s()
         out: list[bytes] = []
-        for each in said:
+        for each in received:
             out += balancer.observe(each.offset, each.value, each.at_ms, now_s)
         out += self._recount(now_s)
-        if self._talk.caught_up:
+        if self._announcements.caught_up:
             out += balancer.caught_up(now_s)
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
-            with self.lock:
-                held = [] if self.member is None or self.ending else list(self.member.claims)
-            out += balancer.owned(held, now_s)
+            out += balancer.owned(engine.held(), now_s)
         out += balancer.tick(now_s)
         for value in out:
-            self._talk.send(value)
+            self._announcements.send(value)
         if balancer.failure is not None:
             raise balancer.failure
-        self._act(now_s)
+        self._aim(engine, now_s)
 
     def _count(self, timeout_s: float) -> dict[str, int]:
         """Return how many partitions there are of what is claimed; a lane has as many as its topic."""
-        found = self._talk.counts(
+        found = self._announcements.counts(
             self._names.sources(self.balancer.settings.topics), self._pattern, timeout_s
         )
         return {name: count for topic, count in found.items() for name in self._names.claimed_as(topic)}
 
     def _recount(self, now_s: float) -> list[bytes]:
-        """See now and then how many partitions there are, beside the talk: a broker may take seconds to
-        tell, and a member must be heard.
+        """Count partitions now and then, in another thread: a broker may take seconds to answer, and this
+        member must go on to announce itself.
         """
         if self._counting is not None and self._counting.done():
             try:
@@ -202,34 +197,38 @@ class BalancedEngine(ClaimEngine):
                 logger.warning("%(problem)s", {"problem": error})  # asked again later
             self._counting = None
         if self._counting is None and now_s >= self._count_at_s:
-            often_s = max(
-                COUNTS_INTERVALS * self.member_settings.heartbeat_interval_s,
-                sum(self._counts.values()) / COUNTED_A_SECOND,
-            )
+            often_s = max(COUNTS_INTERVALS * self._interval_s, sum(self._counts.values()) / COUNTED_A_SECOND)
             self._count_at_s = now_s + min(COUNTS_LIMIT_S, often_s)
             self._counting = self._counter.submit(
                 self._count, min(COUNT_WITHIN_S, self._options.request_timeout_s)
             )
         return self.balancer.counts(self._counts, now_s)
 
-    def _act(self, now_s: float) -> None:
-        """Tell the member what to aim for, where that has changed."""
+    def _aim(self, engine: ClaimEngine, now_s: float) -> None:
+        """Aim the member anew where its part of the target has changed."""
         aim = frozenset((topic, partition) for topic, partition in self.balancer.aim(now_s))
-        topics = self.balancer.topics() or self._worked_on
-        if aim == self._aimed and topics == self._worked_on:
-            return
-        with self.lock:
-            member = self.member
-            if member is None or self.ending or self.ended.is_set():
-                return
-            now_s = self._clock.monotonic_s()
-            if topics != self._worked_on:
-                self._worked_on = topics
-                self.member_settings = replace(self.member_settings, topics=topics)
-                self._do(member.topics(topics, now_s))
-                self._partitions_at_s = 0.0
-            self._do(member.aim(aim, now_s))
-        self._aimed = aim
+        topics = self.balancer.topics() or self._topics
+        if (aim != self._aimed or topics != self._topics) and engine.aim(aim, topics):
+            self._aimed, self._topics = aim, topics
+
+
+def pattern_of(topics: tuple[str, ...]) -> str | None:
+    """Return the pattern that stands for *topics*, None when they are names; ConfigError for a pattern beside
+    others, or one that is not a regular expression.
+
+    >>> pattern_of(("^orders-.*",)), pattern_of(("orders", "invoices"))
+    ('^orders-.*', None)
+    """
+    marked = [topic for topic in topics if topic.startswith(PATTERN_MARK)]
+    if not marked:
+        return None
+    if len(topics) > 1:
+        raise ConfigError(f"topics {', '.join(topics)}: a pattern ({marked[0]}) stands alone")
+    try:
+        re.compile(marked[0])
+    except re.error as error:
+        raise ConfigError(f"topics {marked[0]!r}: not a regular expression: {error}") from None
+    return marked[0]
 
 
 def engine_of(
@@ -250,7 +249,8 @@ def engine_of(
             raise ConfigError(
                 "balanced=True and interop=True: members of the Go library take no part in a balanced group; choose one"
             )
-        return BalancedEngine(settings, member, options, feed, groups, clock=clock, draws=draws)
+        group = GroupParticipant(settings, member, options, groups, clock=clock, draws=draws)
+        return ClaimEngine(settings, member, options, feed, clock=clock, draws=draws, group=group)
     if groups != GroupSettings():
         raise ConfigError(
             "static_id, assignors, session_s and groups_topic are of balanced groups: set balanced=True too"

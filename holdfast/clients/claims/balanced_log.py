@@ -66,7 +66,7 @@ class GroupLog:
         self._reader: Consumer | None = None
         self._skipper: Skipper | None = None
         self._writer: Producer | None = None
-        self._bursts: FrameSender | None = None
+        self._sender: FrameSender | None = None
         self._partition = 0
         self._tail: EndOfLog | None = None
         self.last_error: str | None = None
@@ -98,8 +98,12 @@ class GroupLog:
         }
         writes: dict[str, Any] = self._settings.producer(**writing)
         self._writer = Producer({**writes, "error_cb": self._on_error}, logger=logger)
-        self._bursts = FrameSender(
-            self._writer, self._topic, self._told, key=self._group_id.encode(), unsent_s=self._unsent_s
+        self._sender = FrameSender(
+            self._writer,
+            self._topic,
+            self._acknowledged,
+            key=self._group_id.encode(),
+            unsent_s=self._unsent_s,
         )
 
     def _since(self, reader: Consumer, since_ms: int) -> TopicPartition:
@@ -171,8 +175,8 @@ class GroupLog:
         assert self._reader is not None
         assert self._skipper is not None
         assert self._tail is not None
-        assert self._bursts is not None
-        self._bursts.go_on()
+        assert self._sender is not None
+        self._sender.go_on()
         first = self._reader.poll(timeout_s)
         came = [] if first is None else [first, *self._reader.consume(READ_RECORDS - 1, 0)]
         out = []
@@ -198,24 +202,24 @@ class GroupLog:
 
     def send(self, value: bytes) -> None:
         """Append an announcement. Whether it arrived is seen by reading it back."""
-        assert self._bursts is not None
-        self._bursts.send(ANY, value, self._partition)
+        assert self._sender is not None
+        self._sender.send(ANY, value, self._partition)
 
-    def _told(self, ack: Ack) -> None:
+    def _acknowledged(self, ack: Ack) -> None:
         if ack.error is not None:
             self._warn(ack.error)
 
     def close(self, timeout_s: float) -> None:
         """Wait up to *timeout_s* for what was sent, and let go of the broker."""
-        if self._writer is not None and self._bursts is not None:
-            self._bursts.close(timeout_s)
+        if self._writer is not None and self._sender is not None:
+            self._sender.close(timeout_s)
             self._writer.purge()
             self._writer.flush(0)
         if self._skipper is not None:
             self._skipper.close()
         if self._reader is not None:
             self._reader.close()
-        self._writer = self._reader = self._bursts = self._skipper = None
+        self._writer = self._reader = self._sender = self._skipper = None
 
     def _unreachable(self, error: KafkaError, timeout_s: float) -> BrokerError:
         why = self.last_error or error.str()

@@ -19,7 +19,7 @@ class ConsumerBase:
     """The part of a consumer that never waits."""
 
     def __init__(self, engine: ClaimEngine) -> None:
-        self._engine = engine
+        self._engine, self._delivery = engine, engine.delivery
         self._handout: Handout | None = None
 
     # -- handing out
@@ -31,25 +31,25 @@ class ConsumerBase:
         return: a process that was frozen, or an event loop that stood still, hands out nothing once the claim
         may be over (PROTOCOL.md#the-lease).
         """
-        engine = self._engine
+        engine, delivery = self._engine, self._delivery
         while True:
             handout = self._handout
             if handout is None:
-                handout = self._handout = engine.take_handout()
+                handout = self._handout = delivery.take_handout()
                 if handout is None:
                     return None
             at, batch = handout.at, handout.batch
             message = ClaimedMessage(engine, batch.lease, batch.messages[at])
             handout.at = at + 1
             last = handout.at == len(batch.messages)
-            if engine.may_deliver(batch.lease):
+            if delivery.may_deliver(batch.lease):
                 if last:
                     self._handout = None
-                    engine.used_up(handout)
+                    delivery.used_up(handout)
                 return message
             handout.at = at
             self._handout = None
-            engine.set_aside(handout)
+            delivery.set_aside(handout)
 
     def _next_batch(self) -> ClaimedBatch | None:
         """Return the next batch, what is left of one that was begun message by message first; None when
@@ -57,18 +57,18 @@ class ConsumerBase:
         """
         handout, self._handout = self._handout, None
         if handout is not None:
-            self._engine.set_aside(handout)
-        handout = self._engine.take_handout()
+            self._delivery.set_aside(handout)
+        handout = self._delivery.take_handout()
         if handout is None:
             return None
         rest = handout.rest()
         batch = ClaimedBatch(self._engine, rest)
         at, handout.at = handout.at, len(handout.batch.messages)
-        if self._engine.may_deliver(rest.lease):
-            self._engine.used_up(handout)
+        if self._delivery.may_deliver(rest.lease):
+            self._delivery.used_up(handout)
             return batch
         handout.at = at
-        self._engine.set_aside(handout)
+        self._delivery.set_aside(handout)
         return None
 
     def _is_over(self) -> bool:
@@ -120,7 +120,7 @@ class ConsumerBase:
         """Return what happened lately, oldest first, at most LIMIT_EVENTS: claims won, lost, released and
         why.
         """
-        return self._engine.seen_events()
+        return self._engine.events.seen()
 
     @property
     def terminated(self) -> bool:

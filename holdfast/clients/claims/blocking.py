@@ -80,14 +80,13 @@ class BlockingClaimConsumer(ConsumerBase):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        told = (
-            kind is not None or self._engine.told
-        )  # the error on its way tells more, and one error is told once
+        # The error on its way says more, and one error is raised once.
+        raised = kind is not None or self._engine.failure_raised
         if self._engine.ended.is_set():
-            if not told:
+            if not raised:
                 self._engine.raise_failure()
             return
-        with suppress(*((Exception,) if told else ())):
+        with suppress(*((Exception,) if raised else ())):
             self.terminate(release=True)
 
     def terminate(self, *, release: bool, timeout_s: float | None = None) -> None:
@@ -134,7 +133,7 @@ class BlockingClaimConsumer(ConsumerBase):
 
     def _more(self, timeout_s: float) -> None:
         self._arrival.clear()
-        self._engine.queue.wake_with(self._arrival.set)
+        self._engine.delivery.queue.wake_with(self._arrival.set)
         self._arrival.wait(timeout_s)
 
     def flush(self, timeout_s: float | None = None) -> None:

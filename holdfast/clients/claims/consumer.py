@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from holdfast.clients.claims.balanced import engine_of
 from holdfast.clients.claims.base import ConsumerBase
-from holdfast.clients.claims.delivery import LIMIT_EVENTS
+from holdfast.clients.claims.events import LIMIT_EVENTS
 from holdfast.clients.claims.messages import ClaimedBatch, ClaimedMessage
 from holdfast.clients.claims.settings import consumer_settings
 from holdfast.clock import Clock, system_clock
@@ -91,14 +91,13 @@ class ClaimConsumer(ConsumerBase):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        told = (
-            kind is not None or self._engine.told
-        )  # the error on its way tells more, and one error is told once
+        # The error on its way says more, and one error is raised once.
+        raised = kind is not None or self._engine.failure_raised
         if self._engine.ended.is_set():
-            if not told:
+            if not raised:
                 self._engine.raise_failure()
             return
-        with suppress(*((Exception,) if told else ())):
+        with suppress(*((Exception,) if raised else ())):
             await self.terminate(release=True)
 
     async def terminate(self, *, release: bool, timeout_s: float | None = None) -> None:
@@ -106,7 +105,7 @@ class ClaimConsumer(ConsumerBase):
         time they stay live.
 
         At most once with *release*, iteration ends when what is committed has been handed out, or *drain_s*
-        is over. Raises BrokerError when the log could not be told in time; then the claims run out by
+        is over. Raises BrokerError when the log does not take it in time; then the claims run out by
         themselves.
         """
         try:
@@ -161,12 +160,12 @@ class ClaimConsumer(ConsumerBase):
             asyncio.Event(),
         )
 
-        def tell(event: Notify | None) -> None:
+        def receive(event: Notify | None) -> None:
             waiting.append(event)
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(came.set)
 
-        with self._engine.listening(tell):
+        with self._engine.events.listening(receive):
             while not self._engine.ended.is_set() or waiting:
                 if not waiting:
                     came.clear()
@@ -178,7 +177,7 @@ class ClaimConsumer(ConsumerBase):
     async def _more(self) -> None:
         """Return when something may have come, or has changed."""
         self._arrival.clear()
-        self._engine.queue.wake_with(self._wake)
+        self._engine.delivery.queue.wake_with(self._wake)
         await self._arrival.wait()
 
     def _wake(self) -> None:

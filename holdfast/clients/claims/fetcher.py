@@ -58,8 +58,8 @@ SIZE_SAMPLES = 32
 
 
 class ClaimFetcher:
-    """Fetches for as many partitions as are started, and puts what it gets into a queue; *arrived* is told of
-    it afterwards.
+    """Fetches for as many partitions as are started, and puts what it gets into a queue; *arrived* is
+    called with it afterwards.
 
     `start` and `stop` return at once and may be called from any thread; nothing of a stopped lease comes out
     of the queue afterwards, since `stop` closes the lease before it returns.
@@ -100,7 +100,7 @@ class ClaimFetcher:
         self._watcher = Skipper(kafka, self._config, stands=self._stands, clock=clock)
         self.unreadable: dict[Place, Unreadable] = {}
         """Where reading stands before a batch that cannot be read."""
-        self._told: dict[Place, int] = {}
+        self._reported: dict[Place, int] = {}
         self._config |= {"error_cb": self._on_error, "on_commit": self._on_commit}
         self._commands: deque[Callable[[Consumer], None]] = deque()
         self._leases: dict[Place, Lease] = {}
@@ -120,30 +120,30 @@ class ClaimFetcher:
 
     def start(self, lease: Lease) -> Lease:
         """Begin to read a partition at its lease's position."""
-        self._tell(lambda consumer: self._assign(consumer, lease))
+        self._enqueue(lambda consumer: self._assign(consumer, lease))
         return lease
 
     def stop(self, lease: Lease) -> None:
         """Hand out nothing more under *lease*, from this moment on."""
-        lease.open = False
+        lease.close()
         self._queue.drop(lease)
-        self._tell(lambda consumer: self._unassign(consumer, lease))
+        self._enqueue(lambda consumer: self._unassign(consumer, lease))
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
         """Write positions to Kafka's own book of offsets, best effort: the coordination topic is what
         counts.
         """
         wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
-        self._tell(lambda consumer: self._commit(consumer, wanted))
+        self._enqueue(lambda consumer: self._commit(consumer, wanted))
 
-    def _tell(self, command: Callable[[Consumer], None]) -> None:
+    def _enqueue(self, command: Callable[[Consumer], None]) -> None:
         self._commands.append(command)
         self._called.set()
 
     def close(self) -> None:
         """Stop everything and let go of the broker; what is queued is dropped with the queue, not here."""
         for lease in list(self._leases.values()):
-            lease.open = False
+            lease.close()
         self._stopping.set()
         self._called.set()
         if self._thread.is_alive():
@@ -172,11 +172,11 @@ class ClaimFetcher:
             self._obey(consumer)
             consumer.unassign()
             self._finish_commits(consumer)
-        except Exception as error:  # noqa: BLE001  told to the user by the engine
+        except Exception as error:  # noqa: BLE001  raised to the user by the engine
             self._broken(error)
         finally:
             for lease in self._leases.values():
-                lease.open = False
+                lease.close()
             self._consumer = None
             self._watcher.close()
             consumer.close()
@@ -273,10 +273,10 @@ class ClaimFetcher:
         place = (found.topic, found.partition)
         self.unreadable[place] = found
         if (
-            self._told.get(place) == found.first
+            self._reported.get(place) == found.first
         ):  # a claim that stands still is given back, and perhaps won again
             return
-        self._told[place] = found.first
+        self._reported[place] = found.first
         logger.error(
             "%(found)s; other partitions go on. To have the group begin behind it: holdfast "
             "groups reset-offsets %(group)s --to-offset %(offset)d --topic "

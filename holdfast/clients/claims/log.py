@@ -68,7 +68,7 @@ class CoordinationLog:
     """Reads the coordination partitions that carry *topics*, and appends to any of them.
 
     `caught_up` holds the partitions read to what was their end at some moment after `open`, holes and control
-    records at the tail notwithstanding (`EndOfLog`). `ends` holds the ends that were told, the latest of each
+    records at the tail notwithstanding (`EndOfLog`). `ends` holds the ends that were seen, the latest of each
     partition.
     """
 
@@ -91,7 +91,7 @@ class CoordinationLog:
         self._reader: Consumer | None = None
         self._skipper: Skipper | None = None
         self._writer: Producer | None = None
-        self._bursts: FrameSender | None = None
+        self._sender: FrameSender | None = None
         self._acks: deque[Ack] = deque()
         self.partitions = 0
         self.reading: frozenset[int] = frozenset()
@@ -124,7 +124,7 @@ class CoordinationLog:
         }
         produces = impatient(self._settings.producer(**writing))
         self._writer = Producer({**produces, "error_cb": self._on_error}, logger=quiet)
-        self._bursts = FrameSender(
+        self._sender = FrameSender(
             self._writer, self._topic, self._acks.append, unsent_s=self._send_timeout_s, headers=self._headers
         )
 
@@ -176,13 +176,13 @@ class CoordinationLog:
         were never acknowledged.
         """
         writer, self._writer = self._writer, None
-        bursts, self._bursts = self._bursts, None
+        sender, self._sender = self._sender, None
         reader, self._reader = self._reader, None
         if self._skipper is not None:
             self._skipper.close()
         unsent = 0
-        if writer is not None and bursts is not None:
-            unsent = bursts.close(timeout_s)
+        if writer is not None and sender is not None:
+            unsent = sender.close(timeout_s)
             writer.purge()
             writer.flush(0)
         if reader is not None:
@@ -254,19 +254,19 @@ class CoordinationLog:
     # -- writing
 
     def send(self, send_id: int, value: bytes, partition: int) -> None:
-        """Append a frame; what becomes of it is told by `acks` under *send_id*, sooner or later.
+        """Append a frame; `acks` reports what becomes of it under *send_id*, sooner or later.
 
         Never waits.
         """
-        if self._bursts is None:
+        if self._sender is None:
             self._acks.append(Ack(send_id, "the client is closed"))
         else:
-            self._bursts.send(send_id, value, partition)
+            self._sender.send(send_id, value, partition)
 
     def acks(self) -> list[Ack]:
         """Return what became of frames since the last call. Does not wait."""
-        if self._bursts is not None:
-            self._bursts.go_on()
+        if self._sender is not None:
+            self._sender.go_on()
         out = []
         while self._acks:
             out.append(self._acks.popleft())

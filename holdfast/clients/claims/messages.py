@@ -77,7 +77,7 @@ class ClaimedMessage:
         """Return whether the claim is still safe to work under: to ask right before an effect that no
         `epoch` guards.
         """
-        return self._engine.may_deliver(self._lease)
+        return self._engine.delivery.may_deliver(self._lease)
 
     def commit(self) -> None:
         """Note that the message is done.
@@ -147,7 +147,7 @@ class ClaimedBatch:
         """Return whether the claim is still safe to work under: to ask between the messages of a long
         batch.
         """
-        return self._engine.may_deliver(self._fetched.lease)
+        return self._engine.delivery.may_deliver(self._fetched.lease)
 
     def commit(self) -> None:
         """Note that all of it is done.

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from confluent_kafka import Message
 
-from holdfast.core.member.member import Gate
+from holdfast.core.member.gate import Gate
 
 
 class Lease:
     """One stay of one partition with this instance, from `Start` to `Stop`. Another stay of the same
     partition is another Lease.
 
-    *gate* is the member's: until when messages may be handed out. *open* turns False before anything else happens at a stop: whoever hands out looks at it last. *next_offset* is where fetching
+    *gate* is the member's: whether messages may be handed out. It is shut before anything else happens at a stop, and asked last before a hand-out. *next_offset* is where fetching
     stands, *granted* the end of what may be handed out at most once (unused otherwise). *topic* is what is claimed; its messages are those of
     *source*, which is another topic where *lane* says which of its messages they are.
     """
@@ -29,7 +29,6 @@ class Lease:
         "granted",
         "lane",
         "next_offset",
-        "open",
         "partition",
         "proposed",
         "queue",
@@ -51,8 +50,16 @@ class Lease:
         self.topic, self.partition, self.epoch, self.gate = topic, partition, epoch, gate
         self.source, self.lane = source or topic, lane
         self.next_offset = self.granted = self.proposed = next_offset
-        self.open = True
         self.queue: deque[FetchedMessages] = deque()
+
+    @property
+    def open(self) -> bool:
+        """Return whether the stay goes on: its gate may open again."""
+        return not self.gate.is_shut
+
+    def close(self) -> None:
+        """Hand out nothing of this stay from this moment on."""
+        self.gate.shut()
 
     def __repr__(self) -> str:
         return (
@@ -253,7 +260,7 @@ class FetchQueue:
                 self._discard(lease)
 
     def close(self) -> None:
-        """Drop what is queued and wake whoever waits; nothing can be put any more."""
+        """Drop what is queued and wake what waits; nothing can be put any more."""
         with self._lock:
             self._closed = True
             while self._turns:

@@ -96,7 +96,7 @@ class ResetSettler:
 
     def _settle(self, silent: Mapping[ClaimKey, Claim], now_s: int) -> Sequence[ReleasingPartition]:
         offsets = GroupOffsets(self._settings, timeout_s=self._timeout_s, clock=self._clock)
-        untold = offsets.spots(
+        spots = offsets.spots(
             {key: None for key, claim in silent.items() if claim.current_offset is None}, None
         )
         return settle(
@@ -105,5 +105,5 @@ class ResetSettler:
             client=self._client,
             now_s=now_s,
             is_silent=lambda claim: True,
-            start=lambda key: untold[key].start,
+            start=lambda key: spots[key].start,
         )

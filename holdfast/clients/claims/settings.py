@@ -1,4 +1,4 @@
-"""How a claim consumer is told what to do: one flat list of named settings, each with a default."""
+"""How a claim consumer is set up: one flat list of named settings, each with a default."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """All a claim consumer is told, in the parts that use it."""
+    """All settings of a claim consumer, in the parts that use it."""
 
     kafka: Settings
     member: MemberSettings

@@ -198,7 +198,7 @@ class GroupAdmin:
         held = self._reset_holds(view, group)
         if not held:
             return 0
-        untold = self._offsets.spots(
+        spots = self._offsets.spots(
             {key: None for key, claim in held.items() if claim.current_offset is None}, None
         )
         frames = settle(
@@ -207,7 +207,7 @@ class GroupAdmin:
             client=self._client,
             now_s=view.now_s,
             is_silent=lambda claim: force or view.silent(claim),
-            start=lambda key: untold[key].start,
+            start=lambda key: spots[key].start,
         )
         view.send(frames)
         view.refresh()
@@ -324,7 +324,7 @@ class GroupAdmin:
             return GroupKind.CLAIM
         if kind is GroupKind.CLAIM:
             raise GroupError(
-                f"nobody has ever claimed anything for group {group}: `holdfast groups list` shows what groups there are"
+                f"no client has ever claimed a partition for group {group}: `holdfast groups list` shows the groups"
             )
         return GroupKind.CONSUMER
 
@@ -339,7 +339,7 @@ class GroupAdmin:
     def _described(self, group: str) -> tuple[GroupDescription, tuple[MemberDescription, ...]]:
         found = self._broker.describe(group)
         if found is None:
-            raise GroupError(f"there is no group {group}: `holdfast groups list` shows what groups there are")
+            raise GroupError(f"there is no group {group}: `holdfast groups list` shows the groups")
         return found
 
     def _reset_holds(self, view: GroupView, group: str) -> dict[ClaimKey, Claim]:

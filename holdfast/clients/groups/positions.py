@@ -78,7 +78,7 @@ def positions(
 
     lines: list[Position] = []
     for place, ways in sorted(by_way.items()):
-        end, latest = ends.get(place), max(ways, key=lambda way: _last_heard_s(ways[way]))
+        end, latest = ends.get(place), max(ways, key=lambda way: _last_seen_s(ways[way]))
         for way, found in sorted(ways.items()):
             if not way.lanes:
                 claim = found[-1]
@@ -108,5 +108,5 @@ def positions(
     return tuple(lines)
 
 
-def _last_heard_s(claims: Mapping[int, Claim]) -> int:
+def _last_seen_s(claims: Mapping[int, Claim]) -> int:
     return max(claim.heartbeat_at_s or claim.released_at_s or 0 for claim in claims.values())

@@ -147,15 +147,15 @@ class ClaimReset:
             self._view.take(LOOK_S)
 
     def _claim(self) -> None:
-        told = -1
+        reported = -1
         while True:
             self._view.refresh()
             rows = self._view.claims(self._group)
             mine = [key for key in self._keys if self._is_mine(rows.get(key))]
             self._refuse_others({key: rows[key] for key in self._keys if key in rows})
-            if len(mine) != told:
-                told = len(mine)
-                self._tell(ResetProgress(step=ResetStep.CLAIMING, done=told, total=len(self._keys)))
+            if len(mine) != reported:
+                reported = len(mine)
+                self._tell(ResetProgress(step=ResetStep.CLAIMING, done=reported, total=len(self._keys)))
             if len(mine) == len(self._keys):
                 self._renew(rows, due=any(rows[key].current_offset is None for key in mine))
                 return
@@ -169,7 +169,7 @@ class ClaimReset:
                 names = _names(
                     rows[key] for key in self._keys if key in rows and not self._is_mine(rows[key])
                 )
-                self._insist(f"{', '.join(names)} hold what was to be claimed")
+                self._insist(f"{', '.join(names)} hold the partitions to reset")
                 self._view.take(LOOK_S)
                 continue
             self._insist(f"{len(free)} partitions could not be claimed")

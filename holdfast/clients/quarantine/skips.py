@@ -75,7 +75,7 @@ class SkipRequests:
         """
         if topic not in self._sources:
             raise SkipError(
-                f"{topic} is no source of application {self._settings.app}, which reads {', '.join(self._sources)}"
+                f"{topic} is not a source of application {self._settings.app}, which reads {', '.join(self._sources)}"
             )
         self._require_unmade(skips, topic, partition, offset, offset)
         limit_bytes = self._settings.unpacked_batch_bytes

@@ -153,7 +153,7 @@ class RangeConsumer:
         self._mine: dict[tuple[int, int], _Mine] = {}
         """By partition and start."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-ranges")
-        self._keeper = threading.Thread(target=self._keep_all, name="holdfast-ranges-keeper", daemon=True)
+        self._renewer = threading.Thread(target=self._keep_all, name="holdfast-ranges-renewer", daemon=True)
         self._stopping, self._running = threading.Event(), False
         self._failure: Exception | None = None
         self._turn = 0
@@ -167,7 +167,7 @@ class RangeConsumer:
             self._thread.shutdown(wait=False)
             raise
         self._running = True
-        self._keeper.start()
+        self._renewer.start()
         return self
 
     async def __aexit__(
@@ -179,7 +179,7 @@ class RangeConsumer:
             await self._do(
                 self._give_all_back
             )  # after a step that is still under way for an `anext` that was cancelled
-            await asyncio.get_running_loop().run_in_executor(None, self._keeper.join, JOIN_S)
+            await asyncio.get_running_loop().run_in_executor(None, self._renewer.join, JOIN_S)
         finally:
             await self._do(self._log.close)
             self._thread.shutdown(wait=False)

@@ -219,21 +219,21 @@ class RangeLog:
     def wish(self, partition: int, wish: Wish) -> bool:
         """Write a wish, read the log up to it, and return whether it counted."""
         assert self._producer is not None
-        told: list[tuple[KafkaError | None, int]] = []
+        acks: list[tuple[KafkaError | None, int]] = []
         home = self._homes[partition]
         self._producer.produce(
             self._ranges_topic,
             encode_wish(wish),
             range_key(self._group, self.topic, partition).encode(),
             partition=home,
-            on_delivery=lambda error, message: told.append((error, message.offset() or 0)),
+            on_delivery=lambda error, message: acks.append((error, message.offset() or 0)),
         )
         self._producer.flush(self._timeout_s)
-        if not told or told[0][0] is not None:
+        if not acks or acks[0][0] is not None:
             raise BrokerError(
-                f"{self._ranges_topic} took no record within {self._timeout_s:g} s: {told[0][0] if told else 'no answer'}"
+                f"{self._ranges_topic} took no record within {self._timeout_s:g} s: {acks[0][0] if acks else 'no answer'}"
             )
-        offset = told[0][1]
+        offset = acks[0][1]
         self._watched, self._counted = (home, offset), False
         self._read_to({(self._ranges_topic, home): offset + 1})
         counted, row = self._counted, self.rows.get(partition)
@@ -367,12 +367,12 @@ class RangeLog:
         assert self._producer is not None
         failed: list[str] = []
 
-        def told(error: KafkaError | None, _: Message) -> None:
+        def note_failure(error: KafkaError | None, _: Message) -> None:
             if error is not None:
                 failed.append(error.str())
 
         for value, key, headers in dead:
-            self._producer.produce(self._dead_letters, value, key, headers=headers, on_delivery=told)
+            self._producer.produce(self._dead_letters, value, key, headers=headers, on_delivery=note_failure)
         left = self._producer.flush(self._timeout_s)
         if left or failed:
             raise BrokerError(

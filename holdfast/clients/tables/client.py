@@ -328,7 +328,7 @@ class TableClient:
             place = table.route(key, partitions)
         except Exception as error:
             raise QueryError(
-                f"key {key[:80]!r} is none that {table_name(table.processor, table.name)} could hold: its route says {error}"
+                f"key {key[:80]!r} is not a valid key of {table_name(table.processor, table.name)}: its route says {error}"
             ) from error
         return None if place is None else int(place)
 

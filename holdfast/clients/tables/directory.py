@@ -135,7 +135,7 @@ def _check_origin(url: str) -> None:
         or not parts.hostname
         or _UNFIT.search(url)
     ):
-        raise ValueError(f"{url[:80]!a} is no URL of a worker")
+        raise ValueError(f"{url[:80]!a} is not a worker's URL")
     if (
         parts.path or parts.query or parts.fragment or "@" in parts.netloc or parts.port == 0
     ):  # .port raises ValueError itself

@@ -18,7 +18,7 @@ from yarl import URL
 
 from holdfast.clients.tables.directory import Directory
 from holdfast.clients.tables.web_tls import WorkerToken, client_tls
-from holdfast.clock import Clock
+from holdfast.clock import Backoff, Clock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor, table_name
 from holdfast.core.engine.query_wire import (
@@ -60,7 +60,7 @@ LIMIT_TOLD = 1_000
 LIMIT_HEADERS, LIMIT_HEADER_BYTES = 64, 8 << 10
 _LEAST_ATTEMPT_S = 0.25
 _LEAST_LEFT_S = 0.01
-_BACKOFF_S, _LONGEST_BACKOFF_S = 0.02, 0.5
+_BACKOFF = Backoff(0.02, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +188,7 @@ class QueryRouter:
 
     async def partitions(self, processor: Processor[Any, Any], deadline_s: float) -> int:
         """Return how many partitions the table has."""
-        name, version, backoff_s, was_read = processor.name, processor.version, _BACKOFF_S, False
+        name, version, waits_s, was_read = processor.name, processor.version, _BACKOFF.waits_s(), False
         while True:
             count = self._directory.workers.partitions(name, version)
             if count:
@@ -206,8 +206,7 @@ class QueryRouter:
                     f"no worker of {self._settings.app} has announced table {name} in time; is one running?"
                 )
             self._refuse_other_version(processor)
-            await asyncio.sleep(min(backoff_s, left_s))
-            backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+            await asyncio.sleep(min(next(waits_s), left_s))
 
     def _refuse_other_version(self, processor: Processor[Any, Any]) -> None:
         versions = self._directory.workers.versions(processor.name)
@@ -260,7 +259,7 @@ class QueryRouter:
         """Return the reply to *question*; raises a QueryError, or BrokerError when no owner is known for
         want of Kafka.
         """
-        backoff_s, told, unread, was_read = _BACKOFF_S, None, None, False
+        waits_s, told, unread, was_read = _BACKOFF.waits_s(), None, None, False
         while True:
             seen, known = self._refreshed, self._candidates(question)
             met = await self._round(question, decode, deadline_s)
@@ -277,8 +276,7 @@ class QueryRouter:
                 continue
             self._refuse_other_version(question.processor)
             if now_known == known:
-                await asyncio.sleep(min(backoff_s, left_s / 2))
-                backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+                await asyncio.sleep(min(next(waits_s), left_s / 2))
 
     def _left_s(self, deadline_s: float) -> float:
         return deadline_s - self._clock.monotonic_s()
@@ -360,7 +358,7 @@ class QueryRouter:
             raise self._unreachable(url, question, error) from error
         except ValueError as unfit:
             raise _Setback(
-                QueryError(f"{url} is no URL that can be asked for {question}: {unfit}")
+                QueryError(f"{url} is not a URL that can be asked for {question}: {unfit}")
             ) from unfit
         if response.status == 200:
             return self._decoded(url, question, decode, body)

@@ -70,18 +70,3 @@ def fold_compat(rows: Rows[CompatClaim], frame: Frame, at_ms: int) -> Emits:
 def _compat_live(claim: CompatClaim, now_s: int) -> bool:
     """`PartitionClaim.claimed`: a heartbeat from the future is no claim."""
     return claim.last_heartbeat_s != 0 and 0 <= now_s - claim.last_heartbeat_s < STALE_AFTER_S
-
-
-def partition_claim(claim: CompatClaim | None, now_s: int) -> CompatClaim:
-    """Return what `GetPartitionClaim` returns at *now_s*: the claim, or an empty one when it is not live."""
-    return claim if claim is not None and _compat_live(claim, now_s) else UNCLAIMED
-
-
-def last_partition_claim(claim: CompatClaim | None) -> CompatClaim:
-    """Return what `GetLastPartitionClaim` returns: the present or latest claim, live or not."""
-    return UNCLAIMED if claim is None else claim
-
-
-def compat_claimed(claim: CompatClaim | None, now_s: int) -> bool:
-    """Return what `Claimed` returns at *now_s*."""
-    return partition_claim(claim, now_s).last_heartbeat_s > 0

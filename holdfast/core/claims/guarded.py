@@ -363,15 +363,6 @@ def status(claim: Claim, now_s: int, stale_after_s: int | None = None) -> ClaimS
     return ClaimStatus.UNKNOWN if age_s < stale_after_s else ClaimStatus.STALE
 
 
-def owned_by(
-    claim: Claim | None, client_id: str, instance_id: str, now_s: int, stale_after_s: int | None = None
-) -> bool:
-    """Return whether exactly this instance holds the claim at *now_s*: to ask before each delivery."""
-    if claim is None or claim.client_id != client_id or claim.instance_id != instance_id:
-        return False
-    return is_live(claim, now_s, stale_after_s)
-
-
 def skew_s(claim: Claim) -> int | None:
     """Return how far the owner's clock was ahead of the log at its last heartbeat, in seconds; None once
     released.

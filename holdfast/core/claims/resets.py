@@ -284,7 +284,7 @@ def parse_duration_ms(text: str) -> int:
         return round(sum(float(number) * _UNITS_S[unit] for number, unit in _PLAIN_PART.findall(text)) * 1000)
     found = _ISO.fullmatch(text)
     if found is None or not any(found.groups()):
-        raise ConfigError(f"{text!r} is no duration: write 90s, 10m, 1h30m, 2d or PT10M")
+        raise ConfigError(f"{text!r} is not a duration: write 90s, 10m, 1h30m, 2d or PT10M")
     days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
     return round(timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds() * 1000)
 

@@ -339,7 +339,7 @@ def by_name(processors: Sequence[Processor[Any, Any]]) -> dict[str, Processor[An
     for each in processors:
         if not isinstance(each, Processor):
             raise ConfigError(
-                f"processors holds {each!r:.200}, which is no Processor; write Processor(name=..., source=..., ...)"
+                f"processors holds {each!r:.200}, which is not a Processor; write Processor(name=..., source=..., ...)"
             )
         if each.name in found:
             raise ConfigError(

@@ -133,8 +133,8 @@ class Balancer:
         self._counts: tuple[tuple[str, int], ...] | None = None
         self._owned: frozenset[tuple[str, int]] = frozenset()
         self._caught_up = self._left = False
-        self._said: Announce | None = None
-        self._heard = False
+        self._announced: Announce | None = None
+        self._read_back = False
         self._answer_by_s = self._beat_at_s = self._summary_at_s = self._look_at_s = inf
         self._moved_since_s = self._quiet_at_s = -inf
         self._aimed: frozenset[TopicPartition] = frozenset()
@@ -231,21 +231,21 @@ class Balancer:
         if mine == self._owned:
             return []
         self._owned = mine
-        if self._said is not None and not self._left:
+        if self._announced is not None and not self._left:
             self._beat_at_s = min(self._beat_at_s, now_s + RETRY_HIGH_S)
         return []
 
     def observe(self, offset: int, value: bytes | None, at_ms: int, now_s: float) -> list[bytes]:
         """A record of the group's partition was read, in offset order; *at_ms* is its append time."""
         try:
-            said = decode(value)
+            announcement = decode(value)
         except AnnouncementError:
             self.undecodable += 1
             return []
-        if said.group_id != self.settings.group_id:
+        if announcement.group_id != self.settings.group_id:
             return []
         before = self.group
-        code = apply(cast("Rows[GroupsRow]", self.rows), NumberedAnnouncement(offset, said), at_ms)
+        code = apply(cast("Rows[GroupsRow]", self.rows), NumberedAnnouncement(offset, announcement), at_ms)
         group = self.group
         if (
             group is not None
@@ -263,7 +263,7 @@ class Balancer:
         if self._left or not self._caught_up:
             return []
         self._look_later(at_ms, now_s)
-        return self._react(said, code, now_s)
+        return self._react(announcement, code, now_s)
 
     def _has_owners(self, group: Group) -> bool:
         seen = (self.rows.get(seen_key(self.settings.group_id, each.member_id)) for each in group.members)
@@ -281,36 +281,41 @@ class Balancer:
                 now_s + (progress.look_at_ms - at_ms) / 1_000 + self._draws.uniform(LOOK_S / 10, LOOK_S)
             )
 
-    def _react(self, said: Announcement, code: GroupCode, now_s: float) -> list[bytes]:
-        mine = not isinstance(said, Summary) and said.member_id == self.settings.member_id
+    def _react(self, announcement: Announcement, code: GroupCode, now_s: float) -> list[bytes]:
+        mine = not isinstance(announcement, Summary) and announcement.member_id == self.settings.member_id
         if mine and code in _REFUSED:
             self.failure = MembershipError(
                 f"group {self.settings.group_id}, client {self.settings.client_id}: {_REFUSED[code]}", code
             )
             return []
-        if mine and isinstance(said, Announce) and said == self._said:
-            self._heard, self._answer_by_s = True, inf
+        if mine and isinstance(announcement, Announce) and announcement == self._announced:
+            self._read_back, self._answer_by_s = True, inf
         progress = self.progress
-        if isinstance(said, Summary) and code is GroupCode.NONE:
+        if isinstance(announcement, Summary) and code is GroupCode.NONE:
             self._summary_at_s = now_s + SUMMARY_S * (1 + STAGGER_SUMMARIES * (self._place() or 0))
-        elif isinstance(said, Summary) and self._summary_at_s < inf:
+        elif isinstance(announcement, Summary) and self._summary_at_s < inf:
             self._summary_at_s = now_s + self._turn_s()  # somebody is at it
-        elif self._heard and progress is not None and not progress.complete and self._summary_at_s == inf:
+        elif self._read_back and progress is not None and not progress.complete and self._summary_at_s == inf:
             # Nobody has said what the group consists of since reading began. Who knows it will; if there is
             # nobody, this member does, or another one in its place, whoever is first.
             if progress.generation_seen <= 0 and not self._rank():
                 return self._summarize(now_s)
             self._summary_at_s = now_s + (self._turn_s() if progress.generation_seen <= 0 else FOUND_AFTER_S)
-        elif isinstance(said, Announce) and said.generation == NO_GENERATION and not mine and self.is_member:
+        elif (
+            isinstance(announcement, Announce)
+            and announcement.generation == NO_GENERATION
+            and not mine
+            and self.is_member
+        ):
             # A newcomer may have begun to read in the middle.
             self._summary_at_s = min(self._summary_at_s, now_s + self._turn_s())
-        if self._heard and progress is not None and progress.complete and not self.is_member:
+        if self._read_back and progress is not None and progress.complete and not self.is_member:
             return self._announce(now_s)  # taken for gone, or not in the summary that counted
         return []
 
     def tick(self, now_s: float) -> list[bytes]:
         """Do what is due."""
-        if self._left or not self._caught_up or self._said is None:
+        if self._left or not self._caught_up or self._announced is None:
             return []
         if now_s >= self._answer_by_s:
             return self._announce(now_s)
@@ -320,14 +325,14 @@ class Balancer:
         if now_s >= min(self._beat_at_s, self._look_at_s):
             self._beat_at_s, self._look_at_s = now_s + self.settings.beat_s, now_s + ANSWER_S
             owned = blocks_of(self._owned)
-            if owned != self._said.owned:
+            if owned != self._announced.owned:
                 return out + self._announce(now_s)
             out.append(encode(Beat(self.settings.group_id, self.settings.member_id, self._generation())))
         return out
 
     def leave(self, now_s: float) -> list[bytes]:
         """Say farewell, unless this member is static: it may come back."""
-        joined, self._left = self._said is not None and not self._left, True
+        joined, self._left = self._announced is not None and not self._left, True
         self._answer_by_s = self._beat_at_s = self._summary_at_s = self._look_at_s = inf
         if not joined or self.settings.static_id is not None:
             return []
@@ -344,7 +349,7 @@ class Balancer:
         if not self._caught_up or self._counts is None or self._left or self.failure is not None:
             return []
         wanted = self.settings
-        self._said = Announce(
+        self._announced = Announce(
             wanted.group_id,
             wanted.member_id,
             wanted.client_id,
@@ -357,10 +362,10 @@ class Balancer:
             wanted.assignors,
             int(wanted.session_s * 1_000),
         )
-        self._heard = False
+        self._read_back = False
         self._answer_by_s = now_s + ANSWER_S
         self._beat_at_s = now_s + wanted.beat_s
-        return [encode(self._said)]
+        return [encode(self._announced)]
 
     def _rank(self) -> int:
         """Return how many members come before this one, by what was read so far, be that all of the group

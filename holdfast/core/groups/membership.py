@@ -114,38 +114,38 @@ def route(key: str, partitions: int) -> int:
     return coordinator_partition(key.split("/", 1)[0], partitions)
 
 
-def decode_heard(value: bytes | None, offset: int) -> NumberedAnnouncement:
+def decode_numbered(value: bytes | None, offset: int) -> NumberedAnnouncement:
     """Return the event of a record; AnnouncementError as `announcements.decode`."""
     return NumberedAnnouncement(offset, decode(value))
 
 
-def fold_groups(rows: Rows[GroupsRow], heard: NumberedAnnouncement, at_ms: int) -> Emits:
+def fold_groups(rows: Rows[GroupsRow], numbered: NumberedAnnouncement, at_ms: int) -> Emits:
     """Apply an announcement; *at_ms* is the partition's append time. Emits nothing."""
-    apply(rows, heard, at_ms)
+    apply(rows, numbered, at_ms)
     return None
 
 
-def apply(rows: Rows[GroupsRow], heard: NumberedAnnouncement, at_ms: int) -> GroupCode:
+def apply(rows: Rows[GroupsRow], numbered: NumberedAnnouncement, at_ms: int) -> GroupCode:
     """Apply an announcement and return what its sender is answered with; what is refused changes nobody's
     target.
     """
-    offset, said = heard
-    group_id = said.group_id
+    offset, announcement = numbered
+    group_id = announcement.group_id
     group: Group = rows.get(group_id) or EMPTY  # type: ignore[assignment]
     progress: ReadProgress = rows.get(progress_key(group_id)) or ReadProgress(offset, offset, -1)  # type: ignore[assignment]
-    if isinstance(said, Summary):
-        return _adopt(rows, group, progress, said, at_ms)
+    if isinstance(announcement, Summary):
+        return _adopt(rows, group, progress, announcement, at_ms)
     fold = _Fold(rows, group_id, group, progress, at_ms)
     fold.look()
-    match said:
+    match announcement:
         case Announce():
-            code = fold.announced(said)
+            code = fold.announced(announcement)
         case Beat():
-            code = fold.beaten(said)
+            code = fold.beaten(announcement)
         case Leave():
-            code = fold.left(said)
+            code = fold.left(announcement)
         case _:
-            assert_never(said)
+            assert_never(announcement)
     fold.close(offset)
     return code
 
@@ -177,31 +177,31 @@ class _Fold:
             self._remove(gone)
         self._look_at_ms = min((end_ms for end_ms in ends.values() if end_ms > self._at_ms), default=0)
 
-    def announced(self, said: Announce) -> GroupCode:
-        if said.member_id in self._group.fenced:
+    def announced(self, announcement: Announce) -> GroupCode:
+        if announcement.member_id in self._group.fenced:
             return GroupCode.FENCED_INSTANCE_ID
-        self._seen_generation = max(self._seen_generation, said.generation)
-        found = [each for each in self._group.members if _same_place(each, said)]
+        self._seen_generation = max(self._seen_generation, announcement.generation)
+        found = [each for each in self._group.members if _same_place(each, announcement)]
         others = [each for each in self._group.members if each not in found]
         if len(others) >= LIMIT_GROUP_MEMBERS:
             return GroupCode.GROUP_MAX_SIZE_REACHED
-        if chosen_protocol([*(each.assignors for each in others), said.assignors]) is None:
+        if chosen_protocol([*(each.assignors for each in others), announcement.assignors]) is None:
             return GroupCode.INCONSISTENT_GROUP_PROTOCOL
         # One process under each client id and each static id: the newer one takes the older one's place, and
         # its part with it.
         before = next(
-            (each for each in found if each.member_id == said.member_id), found[0] if found else None
+            (each for each in found if each.member_id == announcement.member_id), found[0] if found else None
         )
         after = GroupMember(
-            said.member_id,
-            said.client_id,
-            said.static_id,
-            said.topics,
-            said.pattern,
-            said.counts,
-            said.assignors,
-            said.session_ms,
-            before.target if before is not None else said.owned,
+            announcement.member_id,
+            announcement.client_id,
+            announcement.static_id,
+            announcement.topics,
+            announcement.pattern,
+            announcement.counts,
+            announcement.assignors,
+            announcement.session_ms,
+            before.target if before is not None else announcement.owned,
         )
         members = [
             after if each is before else each
@@ -210,44 +210,48 @@ class _Fold:
         ]
         if before is None:
             members.append(after)
-        replaced = tuple(each.member_id for each in found if each.member_id != said.member_id)
+        replaced = tuple(each.member_id for each in found if each.member_id != announcement.member_id)
         for member_id in replaced:
             del self._rows[seen_key(self._group_id, member_id)]
-        self._rows[seen_key(self._group_id, said.member_id)] = LastSeen(
-            self._at_ms, said.owned, said.generation
+        self._rows[seen_key(self._group_id, announcement.member_id)] = LastSeen(
+            self._at_ms, announcement.owned, announcement.generation
         )
-        self._hear(said.session_ms)
-        self._pending = tuple(each for each in self._pending if each[0] != said.member_id)
+        self._look_when_silent(announcement.session_ms)
+        self._pending = tuple(each for each in self._pending if each[0] != announcement.member_id)
         fenced = (*self._group.fenced, *replaced)[-LIMIT_FENCED_MEMBERS:]
         self._group = msgspec.structs.replace(self._group, members=tuple(members), fenced=fenced)
         if before is None or len(found) > 1 or _wants(before) != _wants(after):
-            self._assign(newcomer=said if before is None else None)
+            self._assign(newcomer=announcement if before is None else None)
         return GroupCode.NONE
 
-    def beaten(self, said: Beat) -> GroupCode:
-        key = seen_key(self._group_id, said.member_id)
+    def beaten(self, announcement: Beat) -> GroupCode:
+        key = seen_key(self._group_id, announcement.member_id)
         seen: LastSeen | None = self._rows.get(key)  # type: ignore[assignment]
         if seen is None:
-            if said.member_id in self._group.fenced:
+            if announcement.member_id in self._group.fenced:
                 return GroupCode.FENCED_INSTANCE_ID
             if not self._progress.complete:
-                self._seen_generation = max(self._seen_generation, said.generation)
-                kept = tuple(each for each in self._pending if each[0] != said.member_id)
-                self._pending = (*kept, (said.member_id, self._at_ms))[-LIMIT_PENDING:]
+                self._seen_generation = max(self._seen_generation, announcement.generation)
+                kept = tuple(each for each in self._pending if each[0] != announcement.member_id)
+                self._pending = (*kept, (announcement.member_id, self._at_ms))[-LIMIT_PENDING:]
             return GroupCode.UNKNOWN_MEMBER_ID
-        self._rows[key] = LastSeen(self._at_ms, seen.owned, said.generation)
+        self._rows[key] = LastSeen(self._at_ms, seen.owned, announcement.generation)
         return GroupCode.NONE
 
-    def left(self, said: Leave) -> GroupCode:
+    def left(self, announcement: Leave) -> GroupCode:
         gone = [
             each.member_id
             for each in self._group.members
-            if (each.member_id == said.member_id if said.member_id else each.static_id == said.static_id)
+            if (
+                each.member_id == announcement.member_id
+                if announcement.member_id
+                else each.static_id == announcement.static_id
+            )
         ]
         if not gone:
             return (
                 GroupCode.FENCED_INSTANCE_ID
-                if said.member_id in self._group.fenced
+                if announcement.member_id in self._group.fenced
                 else GroupCode.UNKNOWN_MEMBER_ID
             )
         self._remove(gone)
@@ -270,7 +274,7 @@ class _Fold:
             self._pending,
         )
 
-    def _hear(self, session_ms: int) -> None:
+    def _look_when_silent(self, session_ms: int) -> None:
         end_ms = self._at_ms + session_ms
         self._look_at_ms = min(self._look_at_ms, end_ms) if self._look_at_ms else end_ms
 
@@ -317,11 +321,11 @@ class _Fold:
         return tuple(each for each in target if each not in held or each in owned)
 
 
-def _same_place(member: GroupMember, said: Announce) -> bool:
+def _same_place(member: GroupMember, announcement: Announce) -> bool:
     return (
-        member.member_id == said.member_id
-        or member.client_id == said.client_id
-        or (said.static_id is not None and member.static_id == said.static_id)
+        member.member_id == announcement.member_id
+        or member.client_id == announcement.client_id
+        or (announcement.static_id is not None and member.static_id == announcement.static_id)
     )
 
 
@@ -331,46 +335,48 @@ def _wants(member: GroupMember) -> tuple[object, ...]:
 
 
 def _adopt(
-    rows: Rows[GroupsRow], group: Group, progress: ReadProgress, said: Summary, at_ms: int
+    rows: Rows[GroupsRow], group: Group, progress: ReadProgress, announcement: Summary, at_ms: int
 ) -> GroupCode:
     """Take a summary for the truth, if it is one: everything of the group since *as_of* was read here and
     changed nothing.
 
     For a reader that knows the group it says what its rows say already. Signs of life since *as_of* are kept.
     """
-    key = progress_key(said.group_id)
-    if progress.changed > said.as_of or progress.first > said.as_of or rows.get(key) is None:
+    key = progress_key(announcement.group_id)
+    if progress.changed > announcement.as_of or progress.first > announcement.as_of or rows.get(key) is None:
         return GroupCode.ILLEGAL_GENERATION
     later = {
         each.member_id: seen
         for each in group.members
-        if (seen := rows.get(seen_key(said.group_id, each.member_id))) is not None
+        if (seen := rows.get(seen_key(announcement.group_id, each.member_id))) is not None
     }
     pending = dict(progress.pending)
     for each in group.members:
-        del rows[seen_key(said.group_id, each.member_id)]
+        del rows[seen_key(announcement.group_id, each.member_id)]
     look_at_ms = 0
     for member, (member_id, seen_ms) in zip(
-        sorted(said.members, key=lambda each: each.member_id), sorted(said.seen), strict=True
+        sorted(announcement.members, key=lambda each: each.member_id), sorted(announcement.seen), strict=True
     ):
         known = later.get(member_id)
         known_ms = max(pending.get(member_id, -1), known.at_ms if isinstance(known, LastSeen) else -1)
         owned, generation = (
             (known.owned, known.generation)
             if isinstance(known, LastSeen)
-            else (member.target, said.generation)
+            else (member.target, announcement.generation)
         )
-        rows[seen_key(said.group_id, member_id)] = LastSeen(max(seen_ms, known_ms), owned, generation)
+        rows[seen_key(announcement.group_id, member_id)] = LastSeen(max(seen_ms, known_ms), owned, generation)
         end_ms = max(seen_ms, known_ms) + member.session_ms
         look_at_ms = min(look_at_ms, end_ms) if look_at_ms else end_ms
-    rows[said.group_id] = Group(said.generation, said.assignor, said.members, said.fenced)
+    rows[announcement.group_id] = Group(
+        announcement.generation, announcement.assignor, announcement.members, announcement.fenced
+    )
     rows[key] = ReadProgress(
         progress.first,
         progress.last,
         progress.changed,
         look_at_ms,
         True,
-        said.generation,
+        announcement.generation,
         progress.summaries + 1,
     )
     return GroupCode.NONE

@@ -45,10 +45,6 @@ class Pattern(StrEnum):
     PREFIXED = "prefixed"
 
 
-CLUSTER_NAME = "kafka-cluster"
-"""The name of the one resource of kind CLUSTER."""
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class Grant:
     """One operation on one resource, and *why* the role needs it."""

@@ -114,11 +114,6 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True, tag="l"):
     unreplicated: tuple[OpenTransaction, ...] = ()
 
     @property
-    def first_undecided(self) -> int | None:
-        """Return where the first transaction without an outcome begins."""
-        return self.ongoing[0].first_offset if self.ongoing else None
-
-    @property
     def first_unstable(self) -> int | None:
         """Return what readers of committed records may not pass; None when nothing holds them back."""
         firsts = [each[0].first_offset for each in (self.ongoing, self.unreplicated) if each]

@@ -189,8 +189,8 @@ class ControlRecord(msgspec.Struct, frozen=True):
 def control_of(batch: RecordBatch, record: Record) -> ControlRecord:
     """Return what a record of a control batch says; WireError when it says nothing.
 
-    >>> batch = marker_batch(ControlType.COMMIT, producer_id=5, producer_epoch=0, coordinator_epoch=9, base_offset=3, timestamp_ms=0)
-    >>> control_of(batch, batch.records[0])
+    >>> commit = Record(key=bytes([0, 0, 0, 1]), value=bytes([0, 0, 0, 0, 0, 9]))
+    >>> control_of(RecordBatch(attributes=CONTROL_BIT, records=(commit,)), commit)
     ControlRecord(type=<ControlType.COMMIT: 1>, coordinator_epoch=9)
     """
     where = f"control record at offset {batch.base_offset + record.offset_delta}"
@@ -209,28 +209,6 @@ def control_of(batch: RecordBatch, record: Record) -> ControlRecord:
             f"{where}: value of {len(record.value or b'')} bytes", offset=0, reason=WireReason.TRUNCATED
         )
     return ControlRecord(kind, _MARKER.unpack_from(record.value or b"")[1])
-
-
-def marker_batch(
-    kind: ControlType,
-    *,
-    producer_id: int,
-    producer_epoch: int,
-    coordinator_epoch: int,
-    base_offset: int,
-    timestamp_ms: int,
-) -> RecordBatch:
-    """Return the control batch that ends a transaction."""
-    marker = Record(key=_CONTROL.pack(0, kind), value=_MARKER.pack(0, coordinator_epoch))
-    return RecordBatch(
-        base_offset=base_offset,
-        attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
-        base_timestamp_ms=timestamp_ms,
-        max_timestamp_ms=timestamp_ms,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        records=(marker,),
-    )
 
 
 # -- reading
@@ -266,7 +244,7 @@ def decode_header(data: bytes | memoryview, at: int = 0) -> BatchHeader:
         )
     if attributes & COMPRESSION_BITS > max(Compression):
         raise WireError(
-            f"compression {attributes & COMPRESSION_BITS} is none that exists",
+            f"compression {attributes & COMPRESSION_BITS} is unknown",
             offset=at + CRC_FROM,
             reason=WireReason.COMPRESSION,
         )

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import TypeAlias
 
 import msgspec
@@ -17,7 +17,6 @@ from holdfast.core.kafka.topic_partition import Place
 EXHAUSTED_EPOCH = MAX_EPOCH - 1
 TRANSACTIONAL_ID_EXPIRATION_MS = 604_800_000
 ID_BLOCK = 1_000
-PREFETCH_SHARE = 0.9
 NO_ID = -1
 EPOCH_PER_TRANSACTION = 2
 """From this version of the client's protocol on (KIP-890), each transaction has an epoch of its own."""
@@ -56,41 +55,6 @@ MAY_EXPIRE = frozenset({_S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT})
 PREPARED = frozenset({_S.PREPARE_COMMIT, _S.PREPARE_ABORT})
 
 
-class ClientState(StrEnum):
-    """Where a transactional producer stands, as Kafka's own client keeps it."""
-
-    UNINITIALIZED = "uninitialized"
-    INITIALIZING = "initializing"
-    READY = "ready"
-    IN_TRANSACTION = "in transaction"
-    COMMITTING = "committing"
-    ABORTING = "aborting"
-    ABORTABLE_ERROR = "abortable error"
-    FATAL_ERROR = "fatal error"
-
-
-_C = ClientState
-CLIENT_PREVIOUS: Mapping[ClientState, frozenset[ClientState]] = {
-    _C.UNINITIALIZED: frozenset({_C.READY, _C.ABORTABLE_ERROR}),
-    _C.INITIALIZING: frozenset({_C.UNINITIALIZED, _C.ABORTING}),
-    _C.READY: frozenset({_C.INITIALIZING, _C.COMMITTING, _C.ABORTING}),
-    _C.IN_TRANSACTION: frozenset({_C.READY}),
-    _C.COMMITTING: frozenset({_C.IN_TRANSACTION}),
-    _C.ABORTING: frozenset({_C.IN_TRANSACTION, _C.ABORTABLE_ERROR}),
-    _C.ABORTABLE_ERROR: frozenset({_C.IN_TRANSACTION, _C.COMMITTING, _C.ABORTABLE_ERROR, _C.INITIALIZING}),
-    _C.FATAL_ERROR: frozenset(_C),
-}
-
-
-def client_may(before: ClientState, after: ClientState) -> bool:
-    """Return whether a client may go from one state to the other.
-
-    >>> client_may(ClientState.READY, ClientState.IN_TRANSACTION), client_may(ClientState.READY, ClientState.COMMITTING)
-    (True, False)
-    """
-    return before in CLIENT_PREVIOUS[after]
-
-
 # -- rows
 
 
@@ -125,11 +89,6 @@ class ProducerIds(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="i
 
     next_id: int = 0
     block_end: int = ID_BLOCK
-
-    @property
-    def wants_block(self) -> bool:
-        """Return whether it is time to ask for the next block."""
-        return self.next_id >= self.block_end - round(ID_BLOCK * (1 - PREFETCH_SHARE))
 
 
 CoordinatorRow: TypeAlias = Transaction | ProducerIds

@@ -7,12 +7,12 @@ from math import inf
 from holdfast.core.claims.claim_keys import parse_claim_key
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat
 from holdfast.core.kafka.topic_partition import TopicPartition
-from holdfast.core.member.actions import Event, Fail, ReleaseReason
+from holdfast.core.member.actions import Event, ReleaseReason
 from holdfast.core.member.local_claims import LocalClaim, frame_mark
 from holdfast.core.member.log_view import FrameEffect, LogView
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, SETTLE_INTERVALS
-from holdfast.core.member.stages import Active, Claiming, Reclaiming, Won
+from holdfast.core.member.stages import Active, Claiming, Reclaiming, Won, work_of
 from holdfast.core.member.state import ClaimState
 from holdfast.errors import ClockSkewError, HoldfastError, InstanceConflictError
 
@@ -91,7 +91,7 @@ class Acquisition:
 
     def _claim_topics(self, now_s: float) -> bool:
         """Partition 0 is the key to a topic: who holds it claims the rest."""
-        mine = {topic for topic in self._state.topics if self._holds_key(topic)}
+        mine = {topic for topic in self._state.topics.numbers if self._holds_key(topic)}
         keys = [claim for claim in self._state.claims if claim.partition == 0]
         limit, attempts, more = self._settings.maximum_claims, 0, False
         free = [self._state.pool[index] for index in range(len(self._state.pool))]
@@ -120,8 +120,8 @@ class Acquisition:
 
     def _attempt(self, place: TopicPartition, now_s: float) -> None:
         claim = self._state.new_claim(place, Claiming(self._patience_s(now_s)))
-        self._state.send_claiming(claim, now_s)
-        self._state.plan_next(claim)
+        self._state.shell.send_claiming(claim, now_s)
+        self._state.schedule.plan_next(claim)
 
     def _patience_s(self, now_s: float) -> float:
         return now_s + ATTEMPT_INTERVALS * self._state.interval_s
@@ -146,7 +146,7 @@ class Acquisition:
         if row is None or not self._state.mine(row) or row is seen.before:
             self._lost(claim, now_s)
             return
-        if self._state.logs[claim.coordination].replaced(claim.key, *self._state.me):
+        if self._state.topics.logs[claim.coordination].replaced(claim.key, *self._state.me):
             self._won(claim, frame, row.epoch, now_s)
             self._renewal.release(claim, ReleaseReason.UNWANTED, now_s)
             return
@@ -162,7 +162,7 @@ class Acquisition:
     def _lost(self, claim: LocalClaim, now_s: float) -> None:
         row = self._state.row(claim)
         owner = "nobody" if row is None else f"{row.client_id} (instance {row.instance_id})"
-        self._state.tell(Event.RACE_LOST, claim, text=f"{owner} holds it")
+        self._state.shell.notify(Event.RACE_LOST, claim, text=f"{owner} holds it")
         self._renewal.forget(claim, now_s)
 
     def _won(self, claim: LocalClaim, frame: Frame, epoch: int, now_s: float) -> None:
@@ -171,11 +171,11 @@ class Acquisition:
         sent_s = claim.take_sent(frame)
         if sent_s is not None:
             claim.heartbeat_s, claim.lease_until_s = sent_s, sent_s + self._settings.lease_s
-        self._state.tell(Event.RECLAIMED if again else Event.CLAIMED, claim)
+        self._state.shell.notify(Event.RECLAIMED if again else Event.CLAIMED, claim)
         claim.stage = Won(max(claim.lease_until_s, now_s))
         claim.beat_at_s = now_s + SETTLE_INTERVALS * self._state.interval_s
-        self._state.plan_next(claim)
-        self._state.look(claim)
+        self._state.schedule.plan_next(claim)
+        self._state.shell.fetch_offsets(claim)
         if self._settings.whole_topic:
             self._state.wake_loop(now_s)
 
@@ -186,7 +186,7 @@ class Acquisition:
             return
         won = Won(inf)
         claim = self._state.new_claim(place, won)
-        claim.epoch, offset = row.epoch, self._state.unmoved(place, row.current_offset)
+        claim.epoch, offset = row.epoch, self._state.shell.unmoved(place, row.current_offset)
         self._renewal.give_back(claim, won, ReleaseReason.UNWANTED, now_s, cooldown=True, offset=offset)
 
     # -- fast reclaim
@@ -196,7 +196,7 @@ class Acquisition:
         if topic in self._reclaimed:
             return
         self._reclaimed.add(topic)
-        log = self._state.logs[self._state.topics[topic]]
+        log = self._state.topics.log(topic)
         if not self._settings.fast_reclaim or self._state.paused or self._state.ending:
             return
         places = []
@@ -211,9 +211,9 @@ class Acquisition:
             ):
                 continue
             if (
-                self._state.claimable(place)
+                self._state.topics.claimable(place)
                 and place not in self._state.claims
-                and log.is_live(row, now_s, self._state.unix_s(now_s))
+                and log.is_live(row, now_s, self._state.wall.unix_s(now_s))
             ):
                 places.append((place, row.current_offset))
         if self._settings.whole_topic:
@@ -223,8 +223,8 @@ class Acquisition:
                 return
         for place, offset in sorted(places):
             attempt = self._state.new_claim(place, Reclaiming(self._patience_s(now_s)))
-            self._state.send_heartbeat(attempt, offset, now_s)
-            self._state.plan_next(attempt)
+            self._state.shell.send_heartbeat(attempt, offset, now_s)
+            self._state.schedule.plan_next(attempt)
 
     # -- two processes under one client id
 
@@ -255,7 +255,7 @@ class Acquisition:
                 )
         if instance != self._state.me[1] and log.live and self.conflict_at_s == inf and self._newer(birth):
             self.conflict_at_s = now_s + SETTLE_INTERVALS * self._state.interval_s
-            self._state.tell(
+            self._state.shell.notify(
                 Event.RIVAL,
                 text=f"another process (instance {instance}) writes under client id {self._state.me[0]}",
             )
@@ -299,14 +299,14 @@ class Acquisition:
         if skewed and not self._skewed:
             ahead = f"{least_s:.0f} s ahead of" if least_s > 0 else f"{-most_s:.0f} s behind"
             text = f"this machine's clock is {ahead} the broker's, the limit is {limit_s:g} s: synchronize it (NTP)"
-            self._state.tell(Event.CLOCK_SKEW, text=text)
+            self._state.shell.notify(Event.CLOCK_SKEW, text=text)
             if not self._skew_known:
                 self._fail(ClockSkewError(text), now_s)
         self._skew_known, self._skewed = True, skewed
 
     def check_clock_behind(self, log: LogView, now_s: float) -> None:
         """Before anything is written, the log's last append time shows a clock that is behind."""
-        behind_s = log.at_ms / 1000 - self._state.unix_s(now_s)
+        behind_s = log.at_ms / 1000 - self._state.wall.unix_s(now_s)
         if log.at_ms >= 0 and behind_s > self._settings.skew_within_s:
             text = f"this machine's clock is {behind_s:.0f} s behind the broker's, the limit is {self._settings.skew_within_s:g} s: "
             self._fail(ClockSkewError(text + "synchronize it (NTP)"), now_s)
@@ -315,19 +315,20 @@ class Acquisition:
 
     def pauses(self, now_s: float) -> None:
         """Look whether the group is paused; if so, give everything back at once."""
-        unix_s = self._state.unix_s(now_s)
+        unix_s = self._state.wall.unix_s(now_s)
         longest_s = max(
-            (log.paused_for_s(now_s, unix_s) for log in self._state.logs.values() if log.live), default=0.0
+            (log.paused_for_s(now_s, unix_s) for log in self._state.topics.logs.values() if log.live),
+            default=0.0,
         )
         before, self._state.paused = self._state.paused, longest_s > 0
         self._state.paused_until_s = now_s + longest_s + 0.001
         if self._state.paused:
             if not before:
-                self._state.tell(Event.PAUSED, text=f"for {longest_s:.0f} s")
+                self._state.shell.notify(Event.PAUSED, text=f"for {longest_s:.0f} s")
             for claim in list(self._state.claims.values()):
                 self._renewal.release(claim, ReleaseReason.PAUSED, now_s)
         elif before:
-            self._state.tell(Event.RESUMED)
+            self._state.shell.notify(Event.RESUMED)
             self._state.wake_loop(now_s)
 
     # -- the end
@@ -341,10 +342,12 @@ class Acquisition:
         for claim in list(self._state.claims.values()):
             self._renewal.stop(claim)
             row = self._state.row(claim)
-            if (work := claim.stage.work) is not None:
-                self._state.send_release(claim, work.tracker.current, now_s)
+            if (work := work_of(claim.stage)) is not None:
+                self._state.shell.send_release(claim, work.tracker.current, now_s)
             elif row is not None and self._state.mine(row) and row.current_offset is not None:
-                self._state.send_release(claim, self._state.unmoved(claim.place, row.current_offset), now_s)
+                self._state.shell.send_release(
+                    claim, self._state.shell.unmoved(claim.place, row.current_offset), now_s
+                )
             self._renewal.forget(claim, now_s)
         self.conflict_at_s = inf
-        self._state.out.append(Fail(error))
+        self._state.shell.fail(error)

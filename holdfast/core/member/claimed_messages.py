@@ -11,7 +11,7 @@ from holdfast.core.member.actions import Action, DeliveryToken
 from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import Delivery
-from holdfast.core.member.stages import WORKING, Active, Draining
+from holdfast.core.member.stages import STARTED, WORKING, Active, Draining, work_of
 from holdfast.core.member.state import ClaimState
 from holdfast.errors import ClaimLostError
 
@@ -35,7 +35,7 @@ class ClaimedMessages:
         Asserts that they follow what was delivered before.
         """
         claim = self._claims.get(TopicPartition(topic, partition))
-        if claim is None or (work := claim.stage.work) is None or not offsets:
+        if claim is None or (work := work_of(claim.stage)) is None or not offsets:
             return []
         work.message_s = now_s
         if self._settings.delivery is Delivery.AT_LEAST_ONCE:
@@ -52,14 +52,15 @@ class ClaimedMessages:
         records, other lanes.
         """
         claim = self._claims.get(TopicPartition(topic, partition))
-        if claim is None or (work := claim.stage.work) is None:
+        if claim is None or not isinstance(stage := claim.stage, STARTED):
             return []
+        work = stage.work
         work.handed = max(work.handed, offset)
-        if claim.stage.batch is None:
+        if stage.batch is None:
             if not work.tracker.outstanding and offset > work.tracker.position:
                 work.message_s = now_s  # nothing to do is not the same as doing nothing
             work.tracker.skip_to(offset)
-        if self._settings.delivery is Delivery.AT_MOST_ONCE and isinstance(claim.stage, Draining):
+        if self._settings.delivery is Delivery.AT_MOST_ONCE and isinstance(stage, Draining):
             self._renewal.drained(claim, now_s)
             return self._done(now_s)
         return []
@@ -71,9 +72,13 @@ class ClaimedMessages:
         A partition that is held up by its user is not wedged; that has another deadline, `handler_timeout_s`.
         """
         claim = self._claims.get(TopicPartition(topic, partition))
-        if claim is not None and (work := claim.stage.work) is not None and work.waits is not waits:
+        if (
+            claim is not None
+            and isinstance(stage := claim.stage, WORKING)
+            and (work := stage.work).waits is not waits
+        ):
             work.waits = waits
-            if waits and not self._renewal.health.in_flight(work, claim.stage):
+            if waits and not self._renewal.health.in_flight(stage):
                 work.work_s, work.warned = now_s, False
         return []
 
@@ -82,7 +87,7 @@ class ClaimedMessages:
         claim = self._claims.get(TopicPartition(topic, partition))
         if claim is None or self._settings.delivery is Delivery.AT_MOST_ONCE:
             return []
-        if (work := claim.stage.work) is None:
+        if (work := work_of(claim.stage)) is None:
             return []
         work.tracker.withdraw(offset)
         self._renewal.drained(claim, now_s)
@@ -109,25 +114,23 @@ class ClaimedMessages:
 
         Twice is once. Raises CommitError when it was never delivered, ClaimLostError when its claim is gone.
         """
-        claim = self._holding(token.topic, token.partition, token.epoch)
+        claim, stage = self._holding(token.topic, token.partition, token.epoch)
         if self._settings.delivery is Delivery.AT_LEAST_ONCE:
-            stage = claim.stage
-            assert stage.work is not None
             stage.work.tracker.commit(token.offset)
             if type(stage) is Draining:
                 self._renewal.drained(claim, now_s)
                 return self._done(now_s)
         return []
 
-    def _holding(self, topic: str, partition: int, epoch: int) -> LocalClaim:
-        """Return the claim that a message was delivered under, or raise ClaimLostError."""
+    def _holding(self, topic: str, partition: int, epoch: int) -> tuple[LocalClaim, Active | Draining]:
+        """Return the claim that a message was delivered under, and its stage, or raise ClaimLostError."""
         claim: LocalClaim | None = self._claims.get((topic, partition))  # type: ignore[call-overload]  # equal to a Place, and cheaper
-        if claim is None or claim.epoch != epoch or type(claim.stage) not in WORKING:
+        if claim is None or claim.epoch != epoch or not isinstance(stage := claim.stage, WORKING):
             raise ClaimLostError(
                 f"{topic}/{partition}: the claim (epoch {epoch}) is not held any more, so nothing was committed; the message goes to its "
                 "next owner from the last offset committed"
             )
-        return claim
+        return claim, stage
 
     def commit_many(
         self, topic: str, partition: int, epoch: int, offsets: range | Sequence[int], now_s: float
@@ -136,10 +139,8 @@ class ClaimedMessages:
 
         Raises as `commit`, and then commits none.
         """
-        claim = self._holding(topic, partition, epoch)
+        claim, stage = self._holding(topic, partition, epoch)
         if self._settings.delivery is Delivery.AT_LEAST_ONCE:
-            stage = claim.stage
-            assert stage.work is not None
             stage.work.tracker.commit_many(offsets)
             if type(stage) is Draining:
                 self._renewal.drained(claim, now_s)
@@ -158,7 +159,7 @@ class ClaimedMessages:
     def flushed(self) -> bool:
         """Return whether the log shows what was committed at the last `flush`, for all claims still held."""
         for claim in self._claims.values():
-            if (work := claim.stage.work) is not None and work.flush_to is not None:
+            if (work := work_of(claim.stage)) is not None and work.flush_to is not None:
                 row = self._state.row(claim)
                 if row is None or row.current_offset is None or row.current_offset < work.flush_to:
                     return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.core.member.actions import Event
 from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.settings import EXPIRED_INTERVALS, IDLE_INTERVALS, WARNED_AT, Delivery
-from holdfast.core.member.stages import Active, ClaimStage, ClaimWork, Committing, Proposed
+from holdfast.core.member.stages import Active, ClaimWork, Committing, Draining, Proposed, hands_out
 from holdfast.core.member.state import ClaimState
 from holdfast.core.member.velocity import ClaimVerdict, Sample
 
@@ -57,7 +57,7 @@ class HealthCheck:
             work.checked, work.work_s, work.warned = first, max(work.work_s, now_s), False
         if self._settings.interop:
             return None
-        if not (work.waits or isinstance(stage.batch, Proposed) or self.in_flight(work, stage)):
+        if not (work.waits or isinstance(stage.batch, Proposed) or self.in_flight(stage)):
             work.work_s, work.warned = now_s, False
             return None
         return now_s - work.work_s
@@ -65,9 +65,11 @@ class HealthCheck:
     def _first_in_hand(self, work: ClaimWork) -> int:
         return work.handed if self._settings.delivery is Delivery.AT_MOST_ONCE else work.tracker.current
 
-    def in_flight(self, work: ClaimWork, stage: ClaimStage) -> bool:
+    def in_flight(self, stage: Active | Draining) -> bool:
+        """Return whether a release has to wait for what is handed out, or at most once may still be."""
+        work = stage.work
         if self._settings.delivery is Delivery.AT_MOST_ONCE:
-            return not stage.stopped and (
+            return hands_out(stage) and (
                 isinstance(stage.batch, Committing) or work.handed < work.tracker.current
             )
         return work.tracker.outstanding > 0
@@ -78,7 +80,7 @@ class HealthCheck:
         if not given_up and (work.warned or at_work_s <= WARNED_AT * settings.overdue_after_s):
             return
         work.warned = True
-        taken = settings.delivery is not Delivery.AT_MOST_ONCE and self.in_flight(work, stage)
+        taken = settings.delivery is not Delivery.AT_MOST_ONCE and self.in_flight(stage)
         what = (
             "the message at offset {} has been in hand"
             if taken
@@ -90,7 +92,7 @@ class HealthCheck:
             then = "at that age the claim is given up, and the message goes to another member"
         else:
             then = "the claim is kept all the same"
-        self._state.tell(
+        self._state.shell.notify(
             Event.HANDLER_SLOW,
             claim,
             text=f"{what.format(self._first_in_hand(work))} for {at_work_s:.0f} s, and handler_timeout_s is {settings.handler_timeout_s:g}: {then}; "

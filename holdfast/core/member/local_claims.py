@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from holdfast.core.claims.frames import Frame
 from holdfast.core.kafka.topic_partition import TopicPartition
+from holdfast.core.member.gate import Gate
 from holdfast.core.member.stages import ClaimStage, ClaimWork
 
 FrameMark = tuple[str, int, int]
@@ -25,17 +26,17 @@ def frame_mark(frame: Frame) -> FrameMark:
 class LocalClaim:
     """One claim of this instance: what is known of it in every stage, and its *stage*.
 
-    *sent* holds when frames that are not seen in the log yet were handed to the shell. *deliver_until_s* is
-    the gate: until then, and not a moment longer, messages may be handed out. *beat_at_s* is when the next
-    heartbeat is due, *due_s* that or the end of patience with the stage, as it stands in the schedule.
+    *sent* holds when frames that are not seen in the log yet were handed to the shell. *gate* says whether
+    messages may be handed out. *beat_at_s* is when the next heartbeat is due, *due_s* that or the end of
+    patience with the stage, as it stands in the schedule.
     """
 
     __slots__ = (
         "beat_at_s",
         "coordination",
-        "deliver_until_s",
         "due_s",
         "epoch",
+        "gate",
         "heartbeat_s",
         "kafka_offset",
         "key",
@@ -52,14 +53,11 @@ class LocalClaim:
         self.stage: ClaimStage = stage
         self.epoch = self.unacknowledged = 0
         self.sent: dict[FrameMark, float] = {}
-        self.lease_until_s = self.deliver_until_s = self.heartbeat_s = -inf
+        self.gate = Gate()
+        self.lease_until_s = self.heartbeat_s = -inf
         self.due_s = self.beat_at_s = inf
         self.offset_logged = -1
         self.kafka_offset: int | None = None
-
-    def close(self) -> None:
-        """Shut the gate for good."""
-        self.deliver_until_s = -inf
 
     def note_sent(self, mark: FrameMark, now_s: float) -> None:
         """Remember when a frame was sent; of frames that look the same, the first, so that a lease is
@@ -100,7 +98,7 @@ def held_as(claim: LocalClaim, work: ClaimWork) -> ClaimView:
         offset,
         work.latest,
         outstanding,
-        claim.deliver_until_s,
+        claim.gate.deliver_until_s,
     )
 
 
@@ -111,13 +109,14 @@ class Pool:
     owner's heartbeats cost nothing here.
     """
 
-    __slots__ = ("_at", "_busy", "_free", "_heap")
+    __slots__ = ("_at", "_busy", "_cooling", "_free", "_heap")
 
     def __init__(self) -> None:
         self._free: list[TopicPartition] = []
         self._at: dict[TopicPartition, int] = {}
         self._busy: dict[TopicPartition, float] = {}
         self._heap: list[tuple[float, TopicPartition]] = []
+        self._cooling: dict[TopicPartition, float] = {}
 
     def __len__(self) -> int:
         return len(self._free)
@@ -149,6 +148,20 @@ class Pool:
         """Forget *place*: it is claimed by this member, or not to be claimed at all."""
         self._unfree(place)
         self._busy.pop(place, None)
+
+    def cool(self, place: TopicPartition, until_s: float) -> None:
+        """Let others claim *place* first until *until_s*."""
+        self._cooling[place] = until_s
+
+    def cools_for_s(self, place: TopicPartition, now_s: float) -> float:
+        """Return for how long others still go first; 0 when they do not."""
+        until_s = self._cooling.get(place) if self._cooling else None
+        if until_s is None:
+            return 0.0
+        if until_s <= now_s:
+            del self._cooling[place]
+            return 0.0
+        return until_s - now_s
 
     def _unfree(self, place: TopicPartition) -> None:
         index = self._at.pop(place, None)

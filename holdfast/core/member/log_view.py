@@ -107,8 +107,8 @@ class LogView:
         """Return what time it is in the log at *now_s*, when the own wall clock shows *unix_s*."""
         if self.at_ms < 0:
             return unix_s
-        told_s = now_s + self._led_s(now_s)
-        return told_s if self.known else max(told_s, unix_s)
+        least_s = now_s + self._led_s(now_s)
+        return least_s if self.known else max(least_s, unix_s)
 
     def paused_for_s(self, now_s: float, unix_s: float) -> float:
         """Return for how long the group is still paused by what this partition says; 0 or less when it is

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
-from typing import Protocol
 
 from holdfast.core.claims.claim_keys import ClaimKey
 from holdfast.core.claims.frames import Frame, ReleaseGroup, check_id
@@ -15,28 +14,21 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.acquisition import Acquisition
 from holdfast.core.member.actions import Action, Event, ReleaseReason
 from holdfast.core.member.claimed_messages import ClaimedMessages
+from holdfast.core.member.gate import Gate
 from holdfast.core.member.local_claims import ClaimView, LocalClaim, frame_mark, held_as
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, MemberSettings
-from holdfast.core.member.stages import ATTEMPTS, WORKING, Won
+from holdfast.core.member.stages import ATTEMPTS, STARTED, WORKING, Won, reason_of, work_of
 from holdfast.core.member.state import ClaimState, Draws
 
 __all__ = ["ClaimView", "Draws", "Member"]
-
-
-class Gate(Protocol):
-    """Until when messages of one stay may be handed out: a number that moves as heartbeats are accepted,
-    and drops at any stop.
-    """
-
-    deliver_until_s: float
 
 
 class Member:
     """Everything one instance does to claim, keep, measure, commit and release partitions.
 
     Every input takes *now_s*, a monotonic time in seconds, and returns what to do, in order. Nothing in here
-    reads a clock. The wall clock is told by `clock` (at the start, and again before frames are observed and
+    reads a clock. The shell passes the wall clock by `clock` (at the start, and again before frames are observed and
     before each tick, since it may have jumped) because frames carry it.
 
     *coordination_partitions* is the number of partitions of the coordination topic. Read all of them that `coordination` names.
@@ -69,13 +61,13 @@ class Member:
         """Return the coordination partitions to read from their beginning and to follow; grows when topics
         are added.
         """
-        return frozenset(self._state.topics.values())
+        return frozenset(self._state.topics.numbers.values())
 
     def reserved(self) -> dict[ClaimKey, Claim]:
         """Return the group's claims that a reset holds: only their release frees them
         (PROTOCOL.md#pausing-and-resetting-a-group).
         """
-        return self._state.reserved()
+        return self._state.topics.reserved()
 
     def wake_at_s(self) -> float:
         """Return when `tick` must be called at the latest; `inf` when nothing is due."""
@@ -83,7 +75,7 @@ class Member:
             return inf
         pause_s = self._state.paused_until_s if self._state.paused and not self._state.ending else inf
         return min(
-            self._state.next_due_s(),
+            self._state.schedule.next_due_s(),
             self._state.loop_at_s,
             self._state.pool.next_s(),
             self._acquisition.conflict_at_s,
@@ -92,42 +84,40 @@ class Member:
         )
 
     def may_deliver(self, topic: str, partition: int, now_s: float) -> bool:
-        """Return whether a message may be handed out right now: the last gate before each hand-out, one
-        look-up.
+        """Return whether a message may be delivered and handed out right now: its gate is open, and there is
+        `room`.
 
         False once the lease may be over, fenced, paused, draining, terminated, or when too many messages are
         outstanding.
         """
         claim: LocalClaim | None = self._claims.get((topic, partition))  # type: ignore[call-overload]  # equal to a Place, and cheaper
-        return (
-            claim is not None
-            and now_s < claim.deliver_until_s
-            # Where the gate is open there is work; to ask for it would cost as much as all of this line.
-            and claim.stage.work.tracker.outstanding < self._limit_outstanding  # type: ignore[union-attr]
-        )
+        return claim is not None and claim.gate.is_open(now_s) and self._room(claim) > 0
+
+    def room(self, topic: str, partition: int) -> int:
+        """Return how many more messages may be delivered before some are committed (`maximum_outstanding`);
+        0 for a claim that is not held.
+        """
+        claim = self._claims.get(TopicPartition(topic, partition))
+        return 0 if claim is None else self._room(claim)
+
+    def _room(self, claim: LocalClaim) -> int:
+        work = work_of(claim.stage)
+        return 0 if work is None else max(0, self._limit_outstanding - work.tracker.outstanding)
 
     def gate(self, topic: str, partition: int) -> Gate | None:
         """Return the gate of a claim, to look at before each of many messages: the same object from `Start`
         to the end of the stay.
-
-        It knows nothing of `maximum_outstanding`: whoever reports whole batches as delivered keeps them
-        within it by `outstanding`.
         """
-        return self._claims.get(TopicPartition(topic, partition))
+        claim = self._claims.get(TopicPartition(topic, partition))
+        return None if claim is None else claim.gate
 
     def deliver_until_s(self, topic: str, partition: int) -> float:
         """Return until when messages may be handed out as things stand (-inf: not at all).
 
         Can shrink at any input: ask again.
         """
-        claim: LocalClaim | None = self._claims.get((topic, partition))  # type: ignore[call-overload]  # equal to a Place, and cheaper
-        if (
-            claim is None
-            or (work := claim.stage.work) is None
-            or work.tracker.outstanding >= self._limit_outstanding
-        ):
-            return -inf
-        return claim.deliver_until_s
+        claim = self._claims.get(TopicPartition(topic, partition))
+        return -inf if claim is None or not self._room(claim) else claim.gate.deliver_until_s
 
     @property
     def claims(self) -> Mapping[TopicPartition, ClaimView]:
@@ -135,19 +125,19 @@ class Member:
         return {
             place: held_as(claim, work)
             for place, claim in self._claims.items()
-            if (work := claim.stage.work) is not None
+            if (work := work_of(claim.stage)) is not None
         }
 
     @property
     def lag(self) -> int:
         """Return how many messages the claims held are behind, by the latest watermarks."""
-        held = (claim.stage.work for claim in self._claims.values())
+        held = (work_of(claim.stage) for claim in self._claims.values())
         return sum(max(0, work.latest - work.tracker.current) for work in held if work is not None)
 
     @property
     def load(self) -> int:
         """Return how many claims are held."""
-        return sum(claim.stage.work is not None for claim in self._claims.values())
+        return sum(isinstance(claim.stage, STARTED) for claim in self._claims.values())
 
     @property
     def topics_held(self) -> tuple[str, ...]:
@@ -162,11 +152,11 @@ class Member:
     def outstanding(self, topic: str, partition: int) -> int:
         """Return how many messages are delivered and not committed; 0 for a claim that is not held."""
         claim = self._claims.get(TopicPartition(topic, partition))
-        return 0 if claim is None or (work := claim.stage.work) is None else work.tracker.outstanding
+        return 0 if claim is None or (work := work_of(claim.stage)) is None else work.tracker.outstanding
 
     def committed_offset(self, topic: str, partition: int) -> int | None:
-        """Return the offset that the log shows for the claim (guarded view), whoever holds it; None when
-        nobody told any.
+        """Return the offset that the log shows for the claim (guarded view), by any owner; None when
+        it shows none.
         """
         row = self.row(topic, partition)
         return None if row is None else row.current_offset
@@ -175,41 +165,37 @@ class Member:
         """Return the claim's row in the guarded view; None when nobody ever held it, or its log is not
         read.
         """
-        log = self._state.topics.get(topic)
-        return None if log is None else self._state.logs[log].row(TopicPartition(topic, partition))
+        return self._state.topics.row(TopicPartition(topic, partition))
 
     # -- inputs: the world
 
     def clock(self, unix_s: float, now_s: float) -> list[Action]:
         """The wall clock says *unix_s* at *now_s*."""
-        self._state.unix_lead_s = unix_s - now_s
-        return self._state.take()
+        self._state.wall.lead_s = unix_s - now_s
+        return self._state.shell.take()
 
     def partitions(self, topic: str, count: int, now_s: float) -> list[Action]:
         """*topic* has *count* partitions: call at the start and when metadata changes.
 
         More are claimed, missing ones given up.
         """
-        before, self._state.counts[topic] = self._state.counts.get(topic, 0), count
+        topics = self._state.topics
+        before, topics.counts[topic] = topics.counts.get(topic, 0), count
         for claim in [
             each for place, each in self._claims.items() if place.topic == topic and place.partition >= count
         ]:
             self._renewal.release(claim, ReleaseReason.PARTITION_GONE, now_s, drain=False)
         for partition in range(count, before):
             self._state.pool.discard(TopicPartition(topic, partition))
-        if (
-            topic in self._state.topics
-            and self._state.logs[self._state.topics[topic]].live
-            and count > before
-        ):
+        if topics.is_live(topic) and count > before:
             self._enter(topic, before, now_s)
         return self._done(now_s)
 
     def _enter(self, topic: str, begin: int, now_s: float) -> None:
         """Begin to claim partitions of *topic* from *begin* on: its log and their number are known."""
-        if self._state.counts.get(topic):
+        if self._state.topics.counts.get(topic):
             self._acquisition.reclaim(topic, now_s)
-        for partition in range(begin, self._state.counts.get(topic, 0)):
+        for partition in range(begin, self._state.topics.counts.get(topic, 0)):
             self._state.sort(TopicPartition(topic, partition), now_s)
 
     def topics(self, topics: Sequence[str], now_s: float) -> list[Action]:
@@ -217,19 +203,17 @@ class Member:
 
         Claims of others are handed over. See `coordination` for new partitions to read.
         """
-        wanted = set(topics)
-        for topic in [each for each in self._state.topics if each not in wanted]:
+        wanted, known = set(topics), self._state.topics
+        for topic in [each for each in known.numbers if each not in wanted]:
             for claim in [each for place, each in self._claims.items() if place.topic == topic]:
                 self._renewal.release(claim, ReleaseReason.HANDED_OVER, now_s)
-            for partition in range(self._state.counts.get(topic, 0)):
+            for partition in range(known.counts.get(topic, 0)):
                 self._state.pool.discard(TopicPartition(topic, partition))
-            self._state.retired.add(topic)
+            known.retire(topic)
         for topic in sorted(wanted):
             check_id("topic", topic)
-            self._state.retired.discard(topic)
-            if topic not in self._state.topics:
-                self._state.add_topic(topic)
-            if self._state.logs[self._state.topics[topic]].live:
+            known.add(topic)
+            if known.is_live(topic):
                 self._enter(topic, 0, now_s)
         return self._done(now_s)
 
@@ -238,7 +222,7 @@ class Member:
 
         Fast reclaim happens here.
         """
-        log = self._state.logs.get(coordination_partition)
+        log = self._state.topics.logs.get(coordination_partition)
         if log is None or log.live or self._ended:
             return []
         log.live = True
@@ -246,7 +230,7 @@ class Member:
         self._acquisition.check_clock_behind(log, now_s)
         if not self._state.failed:
             self._acquisition.pauses(now_s)
-            for topic, place in self._state.topics.items():
+            for topic, place in self._state.topics.numbers.items():
                 if place == coordination_partition:
                     self._enter(topic, 0, now_s)
         return self._done(now_s)
@@ -258,7 +242,7 @@ class Member:
 
         In offset order; what was seen before is ignored.
         """
-        log = self._state.logs.get(coordination_partition)
+        log = self._state.topics.logs.get(coordination_partition)
         if (
             log is None
             or not log.arrive(offset, at_ms, now_s)
@@ -277,9 +261,9 @@ class Member:
             self._acquisition.own_client_seen(frame, log, at_ms, now_s)
             own = frame.instance_id == self._state.me[1]
             if own:
-                self._state.own_seen(TopicPartition(frame.topic, frame.partition), frame)
-        if not log.live or self._state.topics.get(frame.topic) != coordination_partition:
-            return self._state.take()
+                self._state.shell.own_seen(TopicPartition(frame.topic, frame.partition), frame)
+        if not log.live or self._state.topics.numbers.get(frame.topic) != coordination_partition:
+            return self._state.shell.take()
         place = TopicPartition(frame.topic, frame.partition)
         claim = self._claims.get(place)
         if own:
@@ -308,7 +292,7 @@ class Member:
             return []
         if isinstance(claim.stage, Won):
             self._renewal.start(claim, earliest, latest, committed, now_s)
-        elif (work := claim.stage.work) is not None:
+        elif (work := work_of(claim.stage)) is not None:
             work.latest = latest
         return self._done(now_s)
 
@@ -316,7 +300,7 @@ class Member:
         """Do what is due. Call at `wake_at_s` or earlier."""
         if self._state.paused and now_s >= self._state.paused_until_s and not self._state.ending:
             self._acquisition.pauses(now_s)
-        for claim in self._state.due(now_s):
+        for claim in self._state.schedule.due(now_s):
             self._renewal.attend(claim, now_s)
         for place in self._state.pool.due(now_s):
             self._state.sort(place, now_s)
@@ -329,31 +313,33 @@ class Member:
     def _done(self, now_s: float) -> list[Action]:
         """Return what is to be done after an input."""
         if self.settings.whole_topic:
-            self._renewal.tell_topics()
+            self._renewal.announce_topics()
         if (
             self._state.ending
             and not self._ended
-            and (now_s >= self._acquisition.end_at_s or not (self._claims or self._state.sends))
+            and (now_s >= self._acquisition.end_at_s or not (self._claims or self._state.shell.sends))
         ):
             self._ended = True
             for claim in list(self._claims.values()):
                 self._renewal.stop(claim)
-                self._state.tell(
-                    Event.ABANDONED, claim, claim.stage.reason, "terminated before the log showed it released"
+                self._state.shell.notify(
+                    Event.ABANDONED,
+                    claim,
+                    reason_of(claim.stage),
+                    "terminated before the log showed it released",
                 )
                 self._renewal.forget(claim, now_s)
-            self._state.tell(Event.TERMINATED)
-        return self._state.take()
+            self._state.shell.notify(Event.TERMINATED)
+        return self._state.shell.take()
 
     def sent(self, send_id: int, ok: bool, now_s: float) -> list[Action]:
         """What became of a `Send`. Not ok counts as unknown: the frame may be in the log all the same."""
-        sent = self._state.sends.pop(send_id, None)
+        sent = self._state.shell.settled(send_id)
         if sent is None:
             return []
-        sent.claim.unacknowledged -= 1
         if not ok and self._claims.get(sent.claim.place) is sent.claim:
             self._renewal.retry(sent.claim, sent.frame, now_s)
-        return self._done(now_s) if self._state.ending or self._state.out else []
+        return self._done(now_s) if self._state.ending or self._state.shell else []
 
     def fetch_failed(self, topic: str, partition: int, reason: str, now_s: float) -> list[Action]:
         """The partition cannot be fetched (offset out of range, not authorized, gone): the claim is
@@ -361,7 +347,7 @@ class Member:
         """
         claim = self._claims.get(TopicPartition(topic, partition))
         if claim is not None:
-            self._state.tell(Event.FETCH_FAILED, claim, text=reason)
+            self._state.shell.notify(Event.FETCH_FAILED, claim, text=reason)
             self._renewal.release(claim, ReleaseReason.FETCH_FAILED, now_s)
         return self._done(now_s)
 
@@ -398,7 +384,7 @@ class Member:
                 continue
             self._renewal.stop(claim)
             if isinstance(stage := claim.stage, WORKING):
-                self._state.send_heartbeat(claim, stage.work.tracker.current, now_s)
-                self._state.commit_offset(claim, stage.work.tracker.current)
+                self._state.shell.send_heartbeat(claim, stage.work.tracker.current, now_s)
+                self._state.shell.commit_offset(claim, stage.work.tracker.current)
             self._renewal.forget(claim, now_s)
         return self._done(now_s)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.core.claims.frames import ClaimingMessages, Frame, Heartbeat, ReleasingPartition
 from holdfast.core.claims.guarded import Claim
-from holdfast.core.member.actions import Deliver, Event, Notify, ReleaseReason, Start, Stop
+from holdfast.core.member.actions import Event, ReleaseReason
 from holdfast.core.member.health import HealthCheck
 from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.log_view import FrameEffect
@@ -25,7 +25,7 @@ from holdfast.core.member.stages import (
     ATTEMPTS,
     COOLING,
     GIVEN_BACK,
-    WORKING,
+    STARTED,
     Active,
     Claiming,
     ClaimWork,
@@ -36,6 +36,9 @@ from holdfast.core.member.stages import (
     Reclaiming,
     Releasing,
     Won,
+    cools,
+    hands_out,
+    reason_of,
 )
 from holdfast.core.member.state import ClaimState
 from holdfast.core.member.velocity import ClaimVerdict
@@ -54,6 +57,7 @@ class Renewal:
 
     def __init__(self, state: ClaimState) -> None:
         self._state, self._settings, self.health = state, state.settings, HealthCheck(state)
+        self._topics_announced: tuple[str, ...] = ()
 
     # -- starting
 
@@ -62,20 +66,20 @@ class Renewal:
     ) -> None:
         """Begin to consume: the claim is won, and the watermarks are known."""
         row = self._state.row(claim)
-        told = None if row is None else row.current_offset
-        offset = told if told is not None else committed if committed is not None else earliest
+        logged = None if row is None else row.current_offset
+        offset = logged if logged is not None else committed if committed is not None else earliest
         offset = max(offset, earliest, claim.offset_logged)
         claim.kafka_offset = committed
         claim.stage = Active(ClaimWork(offset, latest, now_s))
-        claim.deliver_until_s = claim.lease_until_s
+        claim.gate.extend(claim.lease_until_s)
         if claim.offset_logged < 0 or row is None or row.current_offset != offset:
-            self._state.send_heartbeat(claim, offset, now_s)
+            self._state.shell.send_heartbeat(claim, offset, now_s)
         self._plan_beat(claim, now_s + self._state.jitter_s())
-        self._state.out.append(Start(*claim.place, offset, claim.epoch))
+        self._state.shell.start(claim, offset)
 
     def _plan_beat(self, claim: LocalClaim, at_s: float) -> None:
         claim.beat_at_s = at_s
-        self._state.plan_next(claim)
+        self._state.schedule.plan_next(claim)
 
     # -- keeping
 
@@ -90,7 +94,7 @@ class Renewal:
 
     def renew(self, claim: LocalClaim, stage: Active | Draining, now_s: float) -> int:
         self._plan_beat(claim, now_s + self._state.jitter_s())
-        return self._state.send_heartbeat(claim, self.offset(stage), now_s)
+        return self._state.shell.send_heartbeat(claim, self.offset(stage), now_s)
 
     def offset(self, stage: Active | Draining) -> int:
         """Return the offset that frames carry: what is done, or at most once what is committed or about to
@@ -108,8 +112,8 @@ class Renewal:
             claim.heartbeat_s = sent_s
             claim.lease_until_s = sent_s + self._settings.lease_s
         stage = claim.stage
-        if isinstance(stage, WORKING) and not stage.stopped:
-            claim.deliver_until_s = claim.lease_until_s
+        if hands_out(stage):
+            claim.gate.extend(claim.lease_until_s)
         if isinstance(stage, Draining) and stage.reason is ReleaseReason.BEHIND:
             claim.stage = replace(stage, until_s=min(stage.drain_until_s, claim.lease_until_s))
         if (
@@ -121,15 +125,15 @@ class Renewal:
             # somebody starts from there, unless what puts it right is under way.
             under_way = any(offset >= claim.offset_logged for _, _, offset in claim.sent)
             if not under_way:
-                self._state.send_heartbeat(claim, self.offset(stage), now_s)
+                self._state.shell.send_heartbeat(claim, self.offset(stage), now_s)
 
     # -- at most once
 
     def propose(self, claim: LocalClaim, work: ClaimWork, offset_end: int, now_s: float) -> None:
         """Step 3: announce the batch."""
-        self._state.send_proposal(claim, offset_end, now_s)
+        self._state.shell.send_proposal(claim, offset_end, now_s)
         claim.stage = Active(work, Proposed(offset_end, self._patience_s(now_s)))
-        self._state.plan_next(claim)
+        self._state.schedule.plan_next(claim)
 
     def _proposal_seen(self, claim: LocalClaim, row: Claim, now_s: float) -> None:
         """Step 4: the announcement is in the log. Commit if it holds; else announce again later."""
@@ -144,12 +148,12 @@ class Renewal:
         claim.stage = stage
         self.renew(claim, stage, now_s)
         claim.stage = Active(stage.work, Committing(end, self._patience_s(now_s)))
-        self._state.plan_next(claim)
+        self._state.schedule.plan_next(claim)
 
     def _commit_seen(self, claim: LocalClaim, row: Claim) -> None:
         """Step 6: the log says that the batch is ours alone, so it may be handed out."""
         stage = claim.stage
-        if not isinstance(stage.batch, Committing):
+        if not isinstance(stage, STARTED) or not isinstance(stage.batch, Committing):
             return
         end = stage.batch.end
         if row.current_offset is None or row.current_offset < end:
@@ -157,10 +161,10 @@ class Renewal:
         begin = stage.work.tracker.current
         claim.stage = replace(stage, batch=None)
         stage.work.tracker.skip_to(end)
-        if not stage.stopped:
-            self._state.out.append(Deliver(*claim.place, end))
+        if hands_out(stage):
+            self._state.shell.deliver(claim, end)
         else:
-            self._state.tell(
+            self._state.shell.notify(
                 Event.UNDELIVERED,
                 claim,
                 text=f"offsets {begin} to {end - 1} were committed too late to be handed out",
@@ -190,10 +194,10 @@ class Renewal:
             case Claiming() | Reclaiming():
                 self.forget(claim, now_s)  # should it be won all the same, it is given back when that is seen
             case Won() as stage:
-                self._state.tell(Event.RELEASING, claim, reason)
+                self._state.shell.notify(Event.RELEASING, claim, reason)
                 self._give_back_unstarted(claim, stage, reason, now_s)
             case Active() as stage:
-                self._state.tell(Event.RELEASING, claim, reason)
+                self._state.shell.notify(Event.RELEASING, claim, reason)
                 self._begin_to_drain(claim, stage, reason, now_s, drain=drain)
             case Draining() if not drain:
                 self.finish(claim, now_s)
@@ -245,31 +249,31 @@ class Renewal:
         stage = claim.stage
         if not isinstance(stage, Draining):
             return
-        if not self.health.in_flight(stage.work, stage):
+        if not self.health.in_flight(stage):
             self.finish(claim, now_s)
         else:
-            self._state.plan_next(claim)
+            self._state.schedule.plan_next(claim)
 
     def stop(self, claim: LocalClaim) -> None:
         """Shut the gate for good, and say so if anything may have been handed out until now."""
         match claim.stage:
             case Active():
-                self._state.out.append(Stop(*claim.place))
+                self._state.shell.stop(claim)
             case Draining(stopped=False) as stage:
-                self._state.out.append(Stop(*claim.place))
+                self._state.shell.stop(claim)
                 claim.stage = replace(stage, stopped=True)
             case _:
                 pass
-        claim.close()
+        claim.gate.shut()
 
     def finish(self, claim: LocalClaim, now_s: float) -> None:
         """Tell the log that a claim which was drained is free, or tell it again, until it shows."""
         self.stop(claim)
         match claim.stage:
             case Draining() as stage:
-                self.give_back(claim, stage, stage.reason, now_s, cooldown=stage.cooldown)
+                self.give_back(claim, stage, stage.reason, now_s, cooldown=cools(stage))
             case Releasing() | Declining() as stage:
-                self._tell_free(claim, stage, now_s)
+                self._send_release(claim, stage, now_s)
             case _:
                 raise AssertionError(f"{claim.place} is given back from {claim.stage}")
 
@@ -296,12 +300,12 @@ class Renewal:
             given = Releasing(
                 work=stage.work, batch=stage.batch, reason=reason, cooldown=cooldown, until_s=until_s
             )
-        self._tell_free(claim, given, now_s)
+        self._send_release(claim, given, now_s)
 
-    def _tell_free(self, claim: LocalClaim, stage: Releasing | Declining, now_s: float) -> None:
+    def _send_release(self, claim: LocalClaim, stage: Releasing | Declining, now_s: float) -> None:
         claim.stage = replace(stage, releases=stage.releases + 1)
         self._plan_beat(claim, self._patience_s(now_s))
-        self._state.send_release(claim, max(stage.offset, 0), now_s)
+        self._state.shell.send_release(claim, max(stage.offset, 0), now_s)
 
     def _give_back_unstarted(
         self, claim: LocalClaim, stage: Won, reason: ReleaseReason, now_s: float
@@ -310,35 +314,35 @@ class Renewal:
         if row is None or row.current_offset is None:
             # No offset is known, and a release must name one: others would start there. The claim lapses by
             # itself.
-            self._state.tell(Event.ABANDONED, claim, reason)
+            self._state.shell.notify(Event.ABANDONED, claim, reason)
             self.forget(claim, now_s, cooldown=cooldown)
             return
         offset = max(row.current_offset, claim.offset_logged)
         self.give_back(claim, stage, reason, now_s, cooldown=cooldown, offset=offset)
 
     def _released(self, claim: LocalClaim, now_s: float) -> None:
-        self._state.tell(Event.RELEASED, claim, claim.stage.reason)
+        self._state.shell.notify(Event.RELEASED, claim, reason_of(claim.stage))
         self.forget(claim, now_s)
 
     def _fenced(self, claim: LocalClaim, text: str, now_s: float) -> None:
         """The claim is another's: not one more message."""
         self.stop(claim)
-        self._state.tell(Event.FENCED, claim, text=text)
+        self._state.shell.notify(Event.FENCED, claim, text=text)
         self.forget(claim, now_s)
 
     def forget(self, claim: LocalClaim, now_s: float, *, cooldown: bool = False) -> None:
         """The claim is not ours any more, as far as we are concerned."""
         stage, held = claim.stage, not isinstance(claim.stage, ATTEMPTS)
-        claim.close()
-        self._state.plan(claim, inf)
+        claim.gate.shut()
+        self._state.schedule.plan(claim, inf)
         if self._state.claims.get(claim.place) is not claim:
             return
         del self._state.claims[claim.place]
         # A repeated release may still be under way; appended after another claim of ours, it would give that
         # back.
-        unsettled = stage.releases > 1 and claim.unacknowledged
-        if (cooldown or stage.cooldown or unsettled) and self._state.claimable(claim.place):
-            self._state.cooling[claim.place] = now_s + COOLDOWN_INTERVALS * self._state.interval_s
+        unsettled = isinstance(stage, GIVEN_BACK) and stage.releases > 1 and claim.unacknowledged
+        if (cooldown or cools(stage) or unsettled) and self._state.topics.claimable(claim.place):
+            self._state.pool.cool(claim.place, now_s + COOLDOWN_INTERVALS * self._state.interval_s)
         self._state.sort(claim.place, now_s)
         if self._settings.maximum_claims and len(self._state.pool):
             self._state.wake_loop(now_s)  # the limit may have been what kept the loop from what is free
@@ -361,7 +365,7 @@ class Renewal:
                 and isinstance(frame, ReleasingPartition)
             ):
                 assert row is not None
-                self._state.commit_offset(claim, row.current_offset)
+                self._state.shell.commit_offset(claim, row.current_offset)
                 self._released(claim, now_s)
             elif released:
                 self._fenced(claim, "the log shows it released", now_s)
@@ -369,20 +373,22 @@ class Renewal:
                 self._fenced(claim, f"{row.client_id} (instance {row.instance_id}) holds it", now_s)
             return
         assert row is not None
-        if self._state.logs[claim.coordination].replaced(claim.key, *self._state.me) and isinstance(
+        if self._state.topics.logs[claim.coordination].replaced(claim.key, *self._state.me) and isinstance(
             stage := claim.stage, Won | Active | Draining
         ):
             # In a mixed fleet the other members follow the rival: stop, and free the claim in the view that
             # still names us.
             self.stop(claim)
-            self._state.tell(Event.FENCED, claim, text="members of the Go library hold another for its owner")
-            self.give_back(claim, stage, ReleaseReason.UNWANTED, now_s, cooldown=stage.cooldown)
+            self._state.shell.notify(
+                Event.FENCED, claim, text="members of the Go library hold another for its owner"
+            )
+            self.give_back(claim, stage, ReleaseReason.UNWANTED, now_s, cooldown=cools(stage))
             return
         if not own:
             return
         if isinstance(frame, Heartbeat):
             self._accepted(claim, frame, row, now_s)
-            self._state.commit_offset(claim, row.current_offset)
+            self._state.shell.commit_offset(claim, row.current_offset)
             self._commit_seen(claim, row)
             self.drained(claim, now_s)
         elif isinstance(frame, ClaimingMessages):
@@ -401,23 +407,23 @@ class Renewal:
                 if now_s >= claim.beat_at_s:
                     self._beat(claim, now_s)
                 elif claim.due_s == inf:
-                    self._state.plan_next(claim)
+                    self._state.schedule.plan_next(claim)
             case Claiming() | Reclaiming():
-                self._state.tell(
+                self._state.shell.notify(
                     Event.ATTEMPT_TIMED_OUT, claim, text="the log did not show the attempt in time"
                 )
                 self.forget(claim, now_s)
             case Won() if now_s >= stage.until_s:
                 self._give_back_unstarted(claim, stage, ReleaseReason.UNREADABLE, now_s)
             case Won():
-                self._state.look(claim)
+                self._state.shell.fetch_offsets(claim)
                 self._plan_beat(claim, now_s + RETRY_INTERVALS * 5 * self._state.interval_s)
             case Draining() if now_s >= stage.until_s:
                 self.finish(claim, now_s)
             case Draining():
                 self.renew(claim, stage, now_s)
             case Releasing() | Declining() if now_s >= stage.until_s:
-                self._state.tell(
+                self._state.shell.notify(
                     Event.ABANDONED, claim, stage.reason, "the log did not show the release in time"
                 )
                 self.forget(claim, now_s, cooldown=True)
@@ -431,10 +437,12 @@ class Renewal:
         soon_s = now_s + RETRY_INTERVALS * self._state.interval_s
         match claim.stage:
             case Claiming() | Reclaiming():
-                self._state.tell(Event.ATTEMPT_TIMED_OUT, claim, text="the broker did not take the frame")
+                self._state.shell.notify(
+                    Event.ATTEMPT_TIMED_OUT, claim, text="the broker did not take the frame"
+                )
                 self.forget(claim, now_s)
                 self._state.pool.discard(claim.place)
-                if self._state.claimable(claim.place):
+                if self._state.topics.claimable(claim.place):
                     self._state.pool.busy(claim.place, soon_s)
             case Active() | Draining() if isinstance(frame, Heartbeat):
                 if claim.beat_at_s > soon_s:
@@ -443,7 +451,7 @@ class Renewal:
                 frame, ClaimingMessages
             ):
                 claim.stage = Active(work, Proposed(end, min(until_s, soon_s)))
-                self._state.plan_next(claim)
+                self._state.schedule.plan_next(claim)
             case Releasing() | Declining() if isinstance(frame, ReleasingPartition):
                 self._plan_beat(claim, min(claim.beat_at_s, soon_s))
             case _:
@@ -459,8 +467,8 @@ class Renewal:
         }
         return tuple(sorted(held))
 
-    def tell_topics(self) -> None:
-        """Tell the topics held, once for each change."""
-        if self._settings.whole_topic and (held := self.topics_held()) != self._state.topics_told:
-            self._state.topics_told = held
-            self._state.out.append(Notify(Event.TOPICS, topics=held))
+    def announce_topics(self) -> None:
+        """Notify of the topics held, once for each change."""
+        if self._settings.whole_topic and (held := self.topics_held()) != self._topics_announced:
+            self._topics_announced = held
+            self._state.shell.notify_topics(held)

@@ -1,4 +1,4 @@
-"""What a claim client may be told, and every constant that follows from the one knob, the heartbeat
+"""What can be set of a claim client, and every constant that follows from the one knob, the heartbeat
 interval (PROTOCOL.md#the-member).
 """
 
@@ -29,7 +29,7 @@ LIMIT_INTERVAL_S = 3600.0
 HANDLER_TIMEOUT_S = 300.0
 """Kafka's default for max.poll.interval.ms."""
 WARNED_AT = 0.5
-"""The part of it after which a handler is told of."""
+"""The part of it after which an event warns of a handler."""
 LIMIT_HANDLER_TIMEOUT_S = 7 * 86_400.0
 
 

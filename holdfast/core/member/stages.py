@@ -12,7 +12,7 @@ A claim whose log shows another owner is forgotten from any stage.
 from __future__ import annotations
 
 from math import inf
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, assert_never
 
 import msgspec
 
@@ -76,36 +76,29 @@ class Committing(msgspec.Struct, frozen=True):
     until_s: float
 
 
-Batch: TypeAlias = Proposed | Committing
+PendingBatch: TypeAlias = Proposed | Committing
 
 
-class _Unstarted(msgspec.Struct, frozen=True):
-    """Nothing is handed out yet. *until_s* is when patience with the stage ends."""
+class Claiming(msgspec.Struct, frozen=True):
+    """A ClaimingPartition was sent, and the log does not show it yet. *until_s* is when patience with this
+    ends, as in every stage.
+    """
 
     until_s: float
-    work: ClassVar[None] = None
-    batch: ClassVar[None] = None
-    stopped: ClassVar[bool] = True
-    reason: ClassVar[None] = None
-    cooldown: ClassVar[bool] = False
-    releases: ClassVar[int] = 0
-
-
-class Claiming(_Unstarted, frozen=True):
-    """A ClaimingPartition was sent, and the log does not show it yet."""
-
     name: ClassVar[str] = "claiming"
 
 
-class Reclaiming(_Unstarted, frozen=True):
+class Reclaiming(msgspec.Struct, frozen=True):
     """A heartbeat was sent for what another process of this client held."""
 
+    until_s: float
     name: ClassVar[str] = "reclaiming"
 
 
-class Won(_Unstarted, frozen=True):
+class Won(msgspec.Struct, frozen=True):
     """The log names us the owner; where to start is being looked up."""
 
+    until_s: float
     name: ClassVar[str] = "won"
 
 
@@ -113,12 +106,8 @@ class Active(msgspec.Struct, frozen=True):
     """Messages are handed out. *batch* is the one under way, at most once only."""
 
     work: ClaimWork
-    batch: Batch | None = None
+    batch: PendingBatch | None = None
     name: ClassVar[str] = "active"
-    reason: ClassVar[None] = None
-    cooldown: ClassVar[bool] = False
-    releases: ClassVar[int] = 0
-    stopped: ClassVar[bool] = False
 
     @property
     def until_s(self) -> float:
@@ -138,27 +127,20 @@ class Draining(msgspec.Struct, frozen=True, kw_only=True):
     until_s: float = inf
     stopped: bool = False
     name: ClassVar[str] = "draining"
-    releases: ClassVar[int] = 0
-
-    @property
-    def cooldown(self) -> bool:
-        """Return whether others go first once it is given back."""
-        return self.reason in COOLING
 
 
 class Releasing(msgspec.Struct, frozen=True, kw_only=True):
-    """The log was told *releases* times that the claim is free, and does not show it yet. *batch* was under
-    way when it was given back.
+    """*releases* frames said that the claim is free, and the log shows none of them yet. *batch* was under way
+    when the claim was given back; *cooldown*: others go first once it is free.
     """
 
     work: ClaimWork
-    batch: Batch | None
+    batch: PendingBatch | None
     reason: ReleaseReason
     cooldown: bool
     until_s: float
     releases: int = 0
     name: ClassVar[str] = "releasing"
-    stopped: ClassVar[bool] = True
 
     @property
     def offset(self) -> int:
@@ -179,9 +161,6 @@ class Declining(msgspec.Struct, frozen=True, kw_only=True):
     until_s: float
     releases: int = 0
     name: ClassVar[str] = "releasing"
-    work: ClassVar[None] = None
-    batch: ClassVar[None] = None
-    stopped: ClassVar[bool] = True
 
 
 ClaimStage: TypeAlias = Claiming | Reclaiming | Won | Active | Draining | Releasing | Declining
@@ -189,3 +168,33 @@ ATTEMPTS = (Claiming, Reclaiming)
 GIVEN_BACK = (Releasing, Declining)
 WORKING = (Active, Draining)
 """The stages in which what is done can be committed."""
+STARTED = (Active, Draining, Releasing)
+"""The stages that know what was handed out."""
+
+
+def work_of(stage: ClaimStage) -> ClaimWork | None:
+    """Return what was handed out and done; None for a claim that was never started."""
+    return stage.work if isinstance(stage, STARTED) else None
+
+
+def hands_out(stage: ClaimStage) -> bool:
+    """Return whether messages are handed out in this stage, as far as its lease reaches."""
+    return isinstance(stage, Active) or (isinstance(stage, Draining) and not stage.stopped)
+
+
+def reason_of(stage: ClaimStage) -> ReleaseReason | None:
+    """Return why the claim is given back; None while it is not."""
+    return stage.reason if isinstance(stage, Draining | Releasing | Declining) else None
+
+
+def cools(stage: ClaimStage) -> bool:
+    """Return whether this member lets others go first when a claim ends in this stage."""
+    match stage:
+        case Draining(reason=reason):
+            return reason in COOLING
+        case Releasing(cooldown=cooldown) | Declining(cooldown=cooldown):
+            return cooldown
+        case Claiming() | Reclaiming() | Won() | Active():
+            return False
+        case _ as never:
+            assert_never(never)

@@ -96,7 +96,7 @@ def examine(
         return _NONE
     form = _FORM.fullmatch(told)
     if form is None:
-        return Digested(known=True, changed=f"{DIGEST} {told[:40]!r} is none that a harvester writes")
+        return Digested(known=True, changed=f"{DIGEST} {told[:40]!r} is not a harvester's digest")
     put, among = int(form[2]), int(form[3] or 0)
     computed = RowDigests(stamp.producer.encode(), b"%d" % stamp.epoch).header(
         b"%d" % stamp.sequence, put, among, key, value, headers

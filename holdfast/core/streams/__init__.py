@@ -1,4 +1,4 @@
-"""Aggregations and windows: declarations that compile to an ordinary processor.
+"""Steps, aggregations, windows and joins: declarations that compile to ordinary processors.
 
 The public face of this wing is `holdfast.streams`.
 """

@@ -106,11 +106,6 @@ def parse_window_key(window: str) -> tuple[str, int] | None:
     return window[:at], int(digits)
 
 
-def parted(window: str) -> tuple[str, int]:
-    """Return (key, start in ms) of what `window_key` made."""
-    return window[: -DIGITS - 1], int(window[-DIGITS:])
-
-
 @lru_cache(maxsize=4_096)
 def stream_key(partition: int) -> str:
     """Return the key of the row with *partition*'s stream time and its count of late records: a `StreamRow`."""

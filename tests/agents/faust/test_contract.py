@@ -29,14 +29,17 @@ from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.errors import CommitFailedError
 from faust.assignor.partition_assignor import PartitionAssignor
+from faust.events import Event
 from faust.tables import recovery as stock_recovery
 from faust.tables.manager import TableManager
 from faust.transport import consumer as stock_consumer
 from faust.transport.drivers import aiokafka as driver
+from faust.types import EventT
 from mode import Service
 
 from holdfast.agents.app import Boot
 from holdfast.agents.faust import assignor, leaving, recovery, transport
+from holdfast.agents.partitions.types import FoldEvent
 from tests.support.places import ROOT
 
 FINGERPRINTS: dict[str, dict[str, str]] = {
@@ -369,6 +372,12 @@ def test_acks_reach_the_names_that_ours_reads() -> None:
     assert "self._unacked_messages.discard(message)" in ack
     assert "acked_index = self._acked_index[tp]" in ack
     assert "acked_for_tp = self._acked[tp]" in ack
+
+
+def test_an_event_has_what_runners_use_of_it() -> None:
+    used = {name for name in vars(FoldEvent) if not name.startswith("_")}
+    assert used == {"value", "message", "ack"}
+    assert used <= {*EventT.__slots__, *vars(Event)}
 
 
 @pytest.mark.parametrize("kind", ["Table", "GlobalTable", "SetTable", "SetGlobalTable"])

@@ -42,16 +42,17 @@ class Alone:
 
 
 class SlowManager(PartitionManager):
-    """A manager whose adoption lasts until it is told to end, as a fence does on a slow broker."""
+    """A manager whose adoption lasts until `may_end` is set, as a fence does on a slow broker."""
 
     def __init__(self, folder: Path) -> None:
         settings = Settings(data_dir=folder, kafka={"bootstrap.servers": "127.0.0.1:1"})
         self.alone = Alone()
         super().__init__(settings, {}, Metrics(settings.app), self.alone)
+        self.adoption._adopt = self._slowly  # type: ignore[method-assign]
         self.began, self.may_end = asyncio.Event(), asyncio.Event()
         self.adopted: list[int] = []
 
-    async def _adopt(self, plan: AssignmentPlan) -> None:
+    async def _slowly(self, plan: AssignmentPlan) -> None:
         self.began.set()
         await self.may_end.wait()
         self.adopted.append(plan.generation)
@@ -64,10 +65,10 @@ def plan_of(manager: PartitionManager, generation: int) -> AssignmentPlan:
 def test_the_next_generation_is_joined_only_when_the_interrupted_adoption_has_ended(tmp_path: Path) -> None:
     async def rebalance_while_adopting() -> None:
         manager = SlowManager(tmp_path)
-        first = asyncio.create_task(manager.adopt(plan_of(manager, 1)))
+        first = asyncio.create_task(manager.adoption.adopt(plan_of(manager, 1)))
         await manager.began.wait()
         manager.revoke()
-        joining = asyncio.create_task(manager.settled())
+        joining = asyncio.create_task(manager.adoption.settled())
         await asyncio.sleep(0)
         assert not joining.done()
         assert manager.adopted == []
@@ -86,8 +87,8 @@ def test_an_assignment_revoked_before_its_adoption_began_is_never_adopted(tmp_pa
         plan = plan_of(manager, 1)
         manager.revoke()
         with pytest.raises(RestoreInterrupted):
-            await manager.adopt(plan)
-        await manager.adopt(plan_of(manager, 2))
+            await manager.adoption.adopt(plan)
+        await manager.adoption.adopt(plan_of(manager, 2))
         assert manager.adopted == [2]
 
     asyncio.run(revoke_first())
@@ -95,7 +96,7 @@ def test_an_assignment_revoked_before_its_adoption_began_is_never_adopted(tmp_pa
 
 def test_joining_waits_for_nothing_when_no_adoption_is_under_way(tmp_path: Path) -> None:
     async def nothing_to_wait_for() -> None:
-        await asyncio.wait_for(SlowManager(tmp_path).settled(), 1)
+        await asyncio.wait_for(SlowManager(tmp_path).adoption.settled(), 1)
 
     asyncio.run(nothing_to_wait_for())
 
@@ -118,8 +119,8 @@ def test_who_loses_a_partition_again_and_again_leaves_unless_the_group_has_given
         for _ in range(LIMIT_LOSSES + 1):
             manager.lost(part, manager.epoch - 1, FencedError("counts.1: there is a newer owner"))
         await asyncio.sleep(0)
-        told = [str(error) for error in manager.alone.left]
-        assert ["does another application use this transactional id?" in each for each in told] == [
+        causes = [str(error) for error in manager.alone.left]
+        assert ["does another application use this transactional id?" in each for each in causes] == [
             True
         ] * confirmed
 

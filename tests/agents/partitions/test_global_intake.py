@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.agents.partitions.global_intake import GlobalIntake
 from holdfast.agents.partitions.global_tables import ALL, GlobalCopies
 from holdfast.agents.partitions.merging_intake import MergingIntake
 from holdfast.core.engine.batches import Batch
@@ -23,8 +24,8 @@ from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Text
 from holdfast.core.engine.sources import Source
 from holdfast.errors import GlobalsError
-from holdfast.kafka.feed import Fetched
-from tests.agents.partitions.test_merging_intake import MergingDesk
+from tests.agents.partitions.fold_events import event_of
+from tests.agents.partitions.test_merging_intake import MergingHost
 
 
 def keep(rows: Rows[str], event: str, at_ms: int) -> None:
@@ -44,7 +45,7 @@ PRICED: Processor[Any, str] = Processor(
 )
 
 
-class GlobalsDesk(MergingDesk):
+class GlobalsDesk(MergingHost):
     """What the intake and the copies ask of their host."""
 
     def __init__(self) -> None:
@@ -73,9 +74,10 @@ class Bench:
             places=[("orders", 0)],
             merging=self.folder,
             recorded=[],
+            choices_topic="app-priced-choices",
             views=views,
         )
-        self.intake = MergingIntake(self.desk, part)  # type: ignore[arg-type]
+        self.intake = MergingIntake(self.desk, part, GlobalIntake(self.desk, part, self.desk.globals))  # type: ignore[arg-type]
         self.following = 0
         self.choices: list[tuple[int, ...]] = []
 
@@ -84,10 +86,12 @@ class Bench:
 
     def fetch(self, text: str) -> None:
         offset = self.following
-        fetched = Fetched(self.desk.epoch, "orders", 0, offset, last=offset, size_bytes=1)
-        fetched.records.append([offset], [offset], [text.encode()], [None], None)
         self.following += 1
-        self.intake.hand(SimpleNamespace(value=fetched))
+        self.intake.hand(
+            event_of(
+                offset, [text.encode()], topic="orders", epoch=self.desk.epoch, at_ms=offset, size_bytes=1
+            )
+        )
 
     def turn(self, between: Any = lambda: None) -> str:
         """Fold what there is; *between* happens while the transaction is open."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.agents.partitions import merging_intake as module
 from holdfast.agents.partitions.merging_intake import MergingIntake
+from holdfast.agents.partitions.types import FoldEvent
 from holdfast.clock import ManualClock
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.merging_folder import MergingFolder
@@ -16,7 +16,7 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Text
 from holdfast.core.engine.sources import Source
-from holdfast.kafka.feed import Fetched
+from tests.agents.partitions.fold_events import event_of
 
 A, B = 0, 1
 TOPICS = ("a", "b")
@@ -38,41 +38,48 @@ JOINED: Processor[Any, str] = Processor(
 )
 
 
-class MergingDesk:
-    """What an intake needs of its host, and a feed that has read whatever it is told."""
+class MergingHost:
+    """What an intake needs of its host, and a feed that has read up to the offsets in `read`."""
 
-    app, open, epoch, share_bytes = "app", True, 0, 10
+    share_bytes = 10
 
     def __init__(self) -> None:
+        self.open, self.epoch = True, 0
         self.owned, self.acked, self.voided, self.parked = True, 0, 0, 0
         self.read: dict[tuple[str, int], int] = {}
         self.resting: set[tuple[str, int]] = set()
-        self.feed = SimpleNamespace(
-            hold=lambda place, held: (self.resting.add if held else self.resting.discard)(place),
-            passed=lambda place, following: max(following, self.read.get(place, 0)),
-        )
+
+    @property
+    def feed(self) -> MergingHost:
+        return self
+
+    def hold(self, place: tuple[str, int], held: bool) -> None:
+        (self.resting.add if held else self.resting.discard)(place)
+
+    def passed(self, place: tuple[str, int], following: int) -> int:
+        return max(following, self.read.get(place, 0))
 
     def owns(self, part: object, epoch: int) -> bool:
         return self.owned and epoch == self.epoch
 
-    def void(self, event: object, *, counted: bool = True) -> None:
+    def void(self, event: FoldEvent, *, counted: bool = True) -> None:
         self.voided += 1
 
-    def done(self, event: object, *, counted: bool = True) -> None:
+    def done(self, event: FoldEvent, *, counted: bool = True) -> None:
         self.acked += 1
 
     def ask_ends(self) -> None:
         self.asked = True
 
-    def park(self, event: object) -> None:
+    def park(self, event: FoldEvent) -> None:
         self.parked += 1
 
 
 class Bench:
     """An intake with its folder; `turn` does what a runner does."""
 
-    def __init__(self) -> None:
-        self.desk = MergingDesk()
+    def __init__(self, clock: ManualClock) -> None:
+        self.host = MergingHost()
         self.folder: MergingFolder[str] = MergingFolder(JOINED, DictStore())
         part: Any = SimpleNamespace(
             processor=JOINED,
@@ -80,17 +87,25 @@ class Bench:
             places=[(topic, 0) for topic in TOPICS],
             merging=self.folder,
             recorded=[],
+            choices_topic="app-joined-choices",
         )
-        self.intake = MergingIntake(self.desk, part)  # type: ignore[arg-type]
+        self.intake = MergingIntake(self.host, part, clock=clock)
         self.following = [0, 0]
         self.choices = 0
 
     def fetch(self, source: int, at_ms: int, text: str = "x", size: int = 1) -> None:
-        offset = self.following[source]
-        fetched = Fetched(self.desk.epoch, TOPICS[source], 0, offset, last=offset, size_bytes=size)
-        fetched.records.append([offset], [at_ms], [text.encode()], [None], None)
+        offset, values = self.following[source], [text.encode()]
         self.following[source] += 1
-        self.intake.hand(SimpleNamespace(value=fetched))
+        self.intake.hand(
+            event_of(
+                offset,
+                values,
+                topic=TOPICS[source],
+                epoch=self.host.epoch,
+                at_ms=at_ms,
+                size_bytes=size,
+            )
+        )
 
     def turn(self) -> str:
         """Fold until there is nothing more that is known to come next; return what was met so far."""
@@ -110,24 +125,22 @@ class Bench:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
-    clock = ManualClock(now_ms=1_000)
-    monkeypatch.setattr(module, "system_clock", clock)
-    return clock
+def clock() -> ManualClock:
+    return ManualClock(now_ms=1_000)
 
 
 def test_records_wait_for_the_end_of_the_other_source(clock: ManualClock) -> None:
-    bench = Bench()
+    bench = Bench(clock)
     bench.fetch(A, 10, "1")
     assert bench.turn() == ""
     assert bench.intake.asks()[1] == [("b", 0)]
     bench.answer(b=0)
     assert bench.turn() == "1"
-    assert (bench.desk.acked, bench.desk.parked, bench.choices) == (1, 1, 0)
+    assert (bench.host.acked, bench.host.parked, bench.choices) == (1, 1, 0)
 
 
 def test_records_are_folded_as_far_as_both_reach_without_asking(clock: ManualClock) -> None:
-    bench = Bench()
+    bench = Bench(clock)
     bench.fetch(A, 10, "1")
     bench.fetch(B, 20, "2")
     assert bench.turn() == "1"
@@ -137,7 +150,7 @@ def test_records_are_folded_as_far_as_both_reach_without_asking(clock: ManualClo
 
 
 def test_a_source_that_is_known_to_go_on_is_waited_for(clock: ManualClock) -> None:
-    bench = Bench()
+    bench = Bench(clock)
     bench.fetch(A, 10, "1")
     bench.turn()
     clock.advance_ms(60_000)
@@ -150,8 +163,8 @@ def test_a_source_that_is_known_to_go_on_is_waited_for(clock: ManualClock) -> No
 
 
 def test_markers_at_the_end_of_a_log_count_as_read(clock: ManualClock) -> None:
-    bench = Bench()
-    bench.desk.read["b", 0] = 3
+    bench = Bench(clock)
+    bench.host.read["b", 0] = 3
     bench.fetch(A, 10, "1")
     bench.turn()
     bench.answer(b=3)
@@ -161,7 +174,7 @@ def test_markers_at_the_end_of_a_log_count_as_read(clock: ManualClock) -> None:
 def test_what_comes_meanwhile_of_a_source_that_is_not_waited_for_is_not_folded_on_the_answer(
     clock: ManualClock,
 ) -> None:
-    bench = Bench()
+    bench = Bench(clock)
     bench.fetch(A, 10, "1")
     bench.turn()
     bench.fetch(A, 30, "3")
@@ -173,7 +186,7 @@ def test_what_comes_meanwhile_of_a_source_that_is_not_waited_for_is_not_folded_o
 
 
 def test_an_answer_to_an_earlier_question_is_not_taken(clock: ManualClock) -> None:
-    bench = Bench()
+    bench = Bench(clock)
     bench.fetch(A, 10, "1")
     bench.turn()
     asked, _ = bench.intake.asks()
@@ -188,7 +201,7 @@ def test_an_answer_to_an_earlier_question_is_not_taken(clock: ManualClock) -> No
 def test_an_end_that_nobody_tells_is_waited_for_until_the_deadline_and_then_a_barrier_is_right(
     clock: ManualClock,
 ) -> None:
-    bench = Bench()
+    bench = Bench(clock)
     bench.fetch(A, 10, "1")
     bench.turn()
     bench.answer()
@@ -205,18 +218,18 @@ def test_an_end_that_nobody_tells_is_waited_for_until_the_deadline_and_then_a_ba
 
 
 def test_a_source_with_its_share_in_hand_is_fetched_no_more_until_it_is_folded(clock: ManualClock) -> None:
-    bench = Bench()
+    bench = Bench(clock)
     for at_ms in range(3):
         bench.fetch(A, at_ms, size=6)
     bench.turn()
-    assert bench.desk.resting == {("a", 0)}
+    assert bench.host.resting == {("a", 0)}
     bench.answer(b=0)
     bench.turn()
-    assert bench.desk.resting == set()
+    assert bench.host.resting == set()
 
 
 def test_a_tick_is_recorded_when_the_clock_passes_a_timer(clock: ManualClock) -> None:
-    bench = Bench()
+    bench = Bench(clock)
     bench.fetch(A, 1_000, "t")
     bench.turn()
     bench.answer(b=0)
@@ -231,7 +244,7 @@ def test_a_tick_is_recorded_when_the_clock_passes_a_timer(clock: ManualClock) ->
 
 
 def test_a_tick_waits_for_what_was_appended_while_the_worker_was_away(clock: ManualClock) -> None:
-    bench = Bench()
+    bench = Bench(clock)
     bench.fetch(A, 1_000, "t")
     bench.turn()
     bench.answer(b=0)
@@ -255,7 +268,7 @@ def test_a_tick_waits_for_what_was_appended_while_the_worker_was_away(clock: Man
 
 
 def test_while_records_come_their_append_times_tell_how_late_it_is(clock: ManualClock) -> None:
-    bench = Bench()
+    bench = Bench(clock)
     clock.advance_ms(60_000)
     bench.fetch(A, 1_000, "t")
     bench.fetch(B, 1_099, "1")
@@ -269,7 +282,7 @@ def test_while_records_come_their_append_times_tell_how_late_it_is(clock: Manual
 
 
 def test_a_tick_waits_for_an_end_that_nobody_tells_no_longer_than_records_do(clock: ManualClock) -> None:
-    bench = Bench()
+    bench = Bench(clock)
     bench.fetch(A, 1_000, "t")
     bench.turn()
     bench.answer(b=0)
@@ -285,7 +298,7 @@ def test_a_tick_waits_for_an_end_that_nobody_tells_no_longer_than_records_do(clo
 
 
 def test_a_timer_set_in_the_past_at_a_tick_has_the_next_one(clock: ManualClock) -> None:
-    bench = Bench()
+    bench = Bench(clock)
     bench.fetch(A, 1_000, "t")
     bench.turn()
     bench.answer(b=0)
@@ -309,12 +322,12 @@ def test_a_timer_set_in_the_past_at_a_tick_has_the_next_one(clock: ManualClock) 
 
 
 def test_a_revocation_voids_what_waits_and_the_next_epoch_begins_at_the_state(clock: ManualClock) -> None:
-    bench = Bench()
+    bench = Bench(clock)
     bench.fetch(A, 10, "1")
     bench.turn()
-    bench.desk.epoch = 1
+    bench.host.epoch = 1
     bench.intake.revoked()
-    assert bench.desk.voided == 1
+    assert bench.host.voided == 1
     bench.following = [0, 0]
     bench.fetch(A, 10, "1")
     bench.fetch(B, 20, "2")
@@ -322,11 +335,11 @@ def test_a_revocation_voids_what_waits_and_the_next_epoch_begins_at_the_state(cl
 
 
 def test_nothing_is_folded_while_the_worker_is_closed_or_does_not_own_it(clock: ManualClock) -> None:
-    bench = Bench()
-    bench.desk.open = False
+    bench = Bench(clock)
+    bench.host.open = False
     bench.fetch(A, 10, "1")
     bench.fetch(B, 20, "2")
     assert bench.turn() == ""
-    bench.desk.owned = False
+    bench.host.owned = False
     bench.intake.revoked()
-    assert bench.desk.voided == 2
+    assert bench.host.voided == 2

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from holdfast.agents.partitions.runner import FEW_ROWS, Runner
+from holdfast.agents.partitions.intake import SingleIntake
+from holdfast.agents.partitions.runner import FEW_ROWS, HOLD_S, TRANSACTION_S, Runner
+from holdfast.agents.partitions.types import FoldEvent, FoldLimits
+from holdfast.clock import ManualClock
 from holdfast.core.engine.folding import STEP_RECORDS, Changes, Folder
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Emit, Processor
 from holdfast.core.engine.rows import Rows
-from holdfast.kafka.feed import Fetched
+from holdfast.errors import FencedError
 from holdfast.tables.producer import UndeliverableError
 from holdfast.tables.transactions import UNKNOWN_TOPIC, name_of
+from tests.agents.partitions.fold_events import HandedEvent, event_of
 
 
 def count(rows: Rows[int], event: bytes, at_ms: int) -> None:
@@ -44,26 +46,38 @@ def each(rows: Rows[int], event: bytes, at_ms: int) -> None:
 EACH = Processor(name="each", source="events", decode=bytes, fold=each, row=int)
 
 
+def taking(clock: ManualClock, ms: int, name: str = "slow") -> Processor[bytes, int]:
+    """Return a processor whose fold counts, and takes *ms* of *clock* for each record."""
+
+    def fold(rows: Rows[int], event: bytes, at_ms: int) -> None:
+        rows["seen"] = rows.get("seen", 0) + 1
+        clock.advance_ms(ms)
+
+    return Processor(name=name, source="events", decode=bytes, fold=fold, row=int)
+
+
 class Part:
-    """A partition whose broker takes a while for each commit; what is written is noted in `transactions`,
-    and in `kept` once it is here.
+    """A partition whose broker answers a commit while `answering` is set; what is written is noted in
+    `transactions`, and in `kept` once it is here.
     """
 
-    changelog, partition, fenced_in = "log", 0, True
+    changelog, choices_topic, partition, fenced_in = "log", "choices", 0, True
 
     def __init__(self, processor: Processor[bytes, int] = COUNT) -> None:
         self.processor, self.folder = processor, Folder(processor, DictStore())
         self.transactions: list[int] = []
         self.emitted: list[list[Emit]] = []
         self.kept: list[tuple[int, int]] = []
-        self.begun = asyncio.Event()
+        self.begun, self.answering = asyncio.Event(), asyncio.Event()
+        self.answering.set()
         self.refusals: list[Exception] = []
 
     async def commit(self, changes: Changes, extra: object, timeout_s: float) -> int:
         self.begun.set()
         if self.refusals:
             raise self.refusals.pop(0)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0)
+        await self.answering.wait()
         self.transactions.append(changes.records)
         self.emitted.append(changes.emits)
         return len(self.transactions)
@@ -74,65 +88,97 @@ class Part:
     def wake_readers(self) -> None: ...
 
 
-class Desk:
-    """What a runner needs of its manager."""
+class Counts:
+    """The counters of a partition, of which nothing is looked at here."""
 
-    transaction_bytes, commit_timeout_s, quarantine_topic = 1 << 20, 10.0, "quarantine"
+    def committed(self, **_: Any) -> None: ...
+
+
+class Host:
+    """What a runner and its intake need of their manager. Time is the test's."""
 
     def __init__(self) -> None:
-        self.metrics = SimpleNamespace(partition=lambda *_: SimpleNamespace(committed=lambda **_: None))
-        self.acked = self.progress = self.threads = 0
+        self.clock = ManualClock()
+        self.transaction_bytes, self.quarantine_limit = 1 << 20, 0
+        self.acked = self.progress = self.threads = self.voided = 0
         self.failures: list[BaseException] = []
-        self.long_folds, self.owned, self.voided = asyncio.Lock(), True, 0
-        self.quarantine_limit, self.held = 0, dict[tuple[str, int], str]()
+        self.losses: list[int] = []
+        self.long_folds, self.owned = asyncio.Lock(), True
+        self.held = dict[tuple[str, int], str]()
         self.resting = set[tuple[str, int]]()
-        self.feed = SimpleNamespace(
-            hold=lambda place, held: self.resting.add(place) if held else self.resting.discard(place)
-        )
+
+    @property
+    def feed(self) -> Host:
+        return self
+
+    def hold(self, place: tuple[str, int], held: bool) -> None:
+        (self.resting.add if held else self.resting.discard)(place)
+
+    @property
+    def metrics(self) -> Any:
+        return self
+
+    def partition(self, table: str, partition: int) -> Counts:
+        return Counts()
 
     def owns(self, part: object, epoch: int) -> bool:
         return self.owned
 
-    def void(self, event: object) -> None:
+    def void(self, event: FoldEvent, *, counted: bool = True) -> None:
         self.voided += 1
 
-    async def thread(self, call: Callable[..., Any], *args: Any) -> None:
-        self.threads += 1
-        call(*args)
-
-    def done(self, event: object) -> None:
+    def done(self, event: FoldEvent, *, counted: bool = True) -> None:
         self.acked += 1
+
+    def thread(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        self.threads += 1
+        return asyncio.get_running_loop().run_in_executor(None, call, *args)
 
     def progressed(self) -> None:
         self.progress += 1
+
+    def lost(self, part: object, epoch: int, error: FencedError) -> None:
+        self.losses.append(epoch)
 
     def crash(self, error: BaseException) -> None:
         self.failures.append(error)
 
 
-def event_of(first: int) -> Any:
-    return events_of(first, 1)
-
-
-def events_of(first: int, records: int) -> Any:
-    fetched = Fetched(0, "events", 0, first, last=first + records - 1, size_bytes=records)
-    fetched.records.append(
-        range(first, first + records), [1_000] * records, [b"x"] * records, [None] * records, None
+def runner_of(host: Host, part: Any) -> Runner:
+    """Return the runner of a partition of one source."""
+    limits = FoldLimits(
+        transaction_bytes=host.transaction_bytes,
+        commit_timeout_s=10.0,
+        quarantine_topic="quarantine",
+        quarantine_limit=host.quarantine_limit,
     )
-    return SimpleNamespace(value=fetched)
+    intake = SingleIntake(host, part, limits.transaction_bytes, clock=host.clock)
+    return Runner(host, part, intake, limits, clock=host.clock)
+
+
+async def ended(runner: Runner) -> None:
+    """Wait for the job under way."""
+    assert runner.job is not None
+    await asyncio.wait_for(runner.job, 30)
+
+
+def events_of(first: int, records: int) -> HandedEvent:
+    return event_of(first, [b"x"] * records)
 
 
 def test_what_arrives_while_a_transaction_is_under_way_is_the_next_one() -> None:
     async def run() -> None:
-        part, desk = Part(), Desk()
-        runner = Runner(desk, part)  # type: ignore[arg-type]
-        runner.hand(event_of(0))
+        part, host = Part(), Host()
+        part.answering.clear()
+        runner = runner_of(host, part)
+        runner.hand(events_of(0, 1))
         await asyncio.wait_for(part.begun.wait(), 10)
-        runner.hand(event_of(1))
-        runner.hand(event_of(2))
-        await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+        runner.hand(events_of(1, 1))
+        runner.hand(events_of(2, 1))
+        part.answering.set()
+        await ended(runner)
         assert (part.transactions, part.kept) == ([1, 2], [(1, 1), (2, 1)])
-        assert (runner.idle(), desk.acked, desk.failures) == (True, 3, [])
+        assert (runner.idle(), host.acked, host.failures) == (True, 3, [])
 
     asyncio.run(run())
 
@@ -141,38 +187,52 @@ def test_a_partition_that_is_lost_while_its_transaction_is_written_ends_nothing_
     """A lost partition has no folder, nor has one whose store is found rotten by a reader; the transaction ends with that it began with."""
 
     async def run() -> None:
-        part, desk = Part(), Desk()
-        runner = Runner(desk, part)  # type: ignore[arg-type]
-        runner.hand(event_of(0))
+        part, host = Part(), Host()
+        part.answering.clear()
+        runner = runner_of(host, part)
+        runner.hand(events_of(0, 1))
         await asyncio.wait_for(part.begun.wait(), 10)
         del part.folder
-        await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
-        assert (part.transactions, desk.acked, desk.failures) == ([1], 1, [])
+        part.answering.set()
+        await ended(runner)
+        assert (part.transactions, host.acked, host.failures) == ([1], 1, [])
 
     asyncio.run(run())
 
 
 def test_many_rows_are_written_in_a_thread_and_few_are_not() -> None:
     async def run(records: int) -> int:
-        part, desk = Part(EACH), Desk()
-        runner = Runner(desk, part)  # type: ignore[arg-type]
+        part, host = Part(EACH), Host()
+        runner = runner_of(host, part)
         runner.hand(events_of(0, records))
-        await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+        await ended(runner)
         assert part.kept
-        return desk.threads
+        return host.threads
 
     assert (asyncio.run(run(3)), asyncio.run(run(3 * FEW_ROWS))) == (0, 1)
 
 
-def test_others_have_their_turn_while_a_large_transaction_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.agents.partitions.runner.TURN_S", 0.0)
-    part, desk, turns = Part(), Desk(), 0
+def test_a_partition_whose_write_is_fenced_is_lost_and_its_records_are_dropped() -> None:
+    async def run() -> None:
+        part, host = Part(), Host()
+        part.refusals = [FencedError("there is a newer owner")]
+        runner = runner_of(host, part)
+        runner.hand(events_of(0, 3))
+        await ended(runner)
+        assert (part.transactions, host.losses, host.voided, host.acked, host.failures) == ([], [0], 1, 0, [])
+
+    asyncio.run(run())
+
+
+def test_others_have_their_turn_while_a_large_transaction_is_made() -> None:
+    host = Host()
+    part, turns = Part(taking(host.clock, 4)), 0
 
     async def run() -> None:
         nonlocal turns
-        runner = Runner(desk, part)  # type: ignore[arg-type]
+        runner = runner_of(host, part)
         for first in range(20):
-            runner.hand(event_of(first))
+            runner.hand(events_of(first, 1))
         while not runner.idle():
             turns += 1
             await asyncio.sleep(0)
@@ -183,174 +243,170 @@ def test_others_have_their_turn_while_a_large_transaction_is_made(monkeypatch: p
 
 
 def test_others_have_their_turn_after_the_first_record_of_a_slow_fold() -> None:
-    folds = late = 0
-
-    def slow(rows: Rows[int], event: bytes, at_ms: int) -> None:
-        nonlocal folds
-        folds += 1
-        time.sleep(0.05)
+    late = 0
 
     async def run() -> None:
         nonlocal late
-        part, desk = Part(Processor(name="slow", source="events", decode=bytes, fold=slow, row=int)), Desk()
-        runner = Runner(desk, part)  # type: ignore[arg-type]
+        host = Host()
+        part = Part(taking(host.clock, 60))
+        runner = runner_of(host, part)
         runner.hand(events_of(0, 20))
         seen = 0
         while not runner.idle():
             await asyncio.sleep(0)
-            late, seen = max(late, folds - seen), folds
+            folded = part.folder.rows.get("seen", 0)
+            late, seen = max(late, folded - seen), folded
+        assert seen == 20
 
     asyncio.run(run())
-    assert (folds, late) == (20, 1)
+    assert late == 1
 
 
-def folded_side_by_side(monkeypatch: pytest.MonkeyPatch, long_turn_s: float) -> list[str]:
-    """Fold two partitions of 20 steps or more, each longer than a turn, and return whose they were in
-    order, consecutive ones once.
-    """
-    monkeypatch.setattr("holdfast.agents.partitions.runner.TURN_S", 0.0)
-    monkeypatch.setattr("holdfast.agents.partitions.runner.LONG_TURN_S", long_turn_s)
+STEP_MS = 60
+"""A record that takes so long is a step of its own, and longer than a turn."""
+
+
+def folded_side_by_side(records: int) -> list[tuple[str, int]]:
+    """Fold two partitions of slow *records* each; return whose they were in order, and how many in a row."""
     folded: list[str] = []
+    host = Host()
 
     def noting(name: str) -> Part:
         def note(rows: Rows[int], event: bytes, at_ms: int) -> None:
             folded.append(name)
+            host.clock.advance_ms(STEP_MS)
 
         return Part(Processor(name=name, source="events", decode=bytes, fold=note, row=int))
 
     async def run() -> None:
-        desk, parts = Desk(), [noting("a"), noting("b")]
-        runners = [Runner(desk, part) for part in parts]  # type: ignore[arg-type]
+        parts = [noting("a"), noting("b")]
+        runners = [runner_of(host, part) for part in parts]
         for runner in runners:
-            runner.hand(events_of(0, 20 * STEP_RECORDS))
+            runner.hand(events_of(0, records))
         for runner in runners:
-            await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
-        assert [sum(part.transactions) for part in parts] == [20 * STEP_RECORDS] * 2
+            await ended(runner)
+        assert [part.transactions for part in parts] == [[records]] * 2
 
     asyncio.run(run())
-    return [name for name, _ in itertools.groupby(folded)]
+    return [(name, len(list(group))) for name, group in itertools.groupby(folded)]
 
 
-def test_long_folds_go_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert folded_side_by_side(monkeypatch, 60.0) == ["a", "b", "a", "b"], (
+def test_a_long_fold_that_ends_within_its_long_turn_is_not_interrupted() -> None:
+    assert folded_side_by_side(4) == [("a", 1), ("b", 1), ("a", 3), ("b", 3)], (
         "a turn each, and then all that is left of it"
     )
 
 
-def test_who_waits_for_a_long_fold_has_a_long_turn_before_it_has_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert len(folded_side_by_side(monkeypatch, 0.0)) >= 2 * 20, "by turns, each of a step"
+def test_a_partition_that_waits_for_a_long_fold_has_its_long_turn_before_that_has_ended() -> None:
+    rest = [("a", 4), ("b", 4)]  # 240 ms: the first step that ends after LONG_TURN_S
+    assert folded_side_by_side(13) == [("a", 1), ("b", 1), *rest, *rest, *rest]
 
 
-def test_a_short_fold_waits_for_no_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.agents.partitions.runner.TURN_S", 60.0)
+def test_a_wait_for_the_long_folds_of_others_does_not_end_a_transaction() -> None:
+    records = int(TRANSACTION_S * 1000 / STEP_MS) - 3
+    folded_side_by_side(records)  # together longer than TRANSACTION_S, and each is one transaction
 
+
+def test_a_short_fold_waits_for_no_long_one() -> None:
     async def run() -> None:
-        part, desk = Part(), Desk()
-        runner = Runner(desk, part)  # type: ignore[arg-type]
-        async with desk.long_folds:
+        part, host = Part(), Host()
+        runner = runner_of(host, part)
+        async with host.long_folds:
             runner.hand(events_of(0, 10))
-            await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+            await ended(runner)
         assert part.transactions == [10]
 
     asyncio.run(run())
 
 
-def test_a_long_fold_whose_partition_is_lost_ends_and_the_next_has_its_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("holdfast.agents.partitions.runner.TURN_S", 0.0)
-
+def test_a_long_fold_whose_partition_is_lost_ends_and_the_next_has_its_turn() -> None:
     async def run() -> None:
-        part, desk = Part(), Desk()
-        runner = Runner(desk, part)  # type: ignore[arg-type]
-        async with desk.long_folds:
-            runner.hand(events_of(0, 20 * STEP_RECORDS))
+        host = Host()
+        part = Part(taking(host.clock, STEP_MS))
+        runner = runner_of(host, part)
+        async with host.long_folds:
+            runner.hand(events_of(0, 20))
             for _ in range(10):
                 await asyncio.sleep(0)
             assert part.folder.applied == -1, "it waits"
-            desk.owned = False
-        await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
-        assert sum(part.transactions) <= 2 * STEP_RECORDS
-        assert (desk.acked, desk.voided, desk.failures, desk.long_folds.locked()) == (0, 1, [], False)
+            host.owned = False
+        await ended(runner)
+        assert sum(part.transactions) <= 2
+        assert (host.acked, host.voided, host.failures, host.long_folds.locked()) == (0, 1, [], False)
 
     asyncio.run(run())
 
 
-def test_a_transaction_that_is_folded_for_long_ends_and_what_is_left_is_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("holdfast.agents.partitions.runner.TRANSACTION_S", 0.0)
-    part, desk = Part(), Desk()
+def test_a_transaction_that_is_folded_for_long_ends_and_what_is_left_is_the_next() -> None:
+    host, each_ms = Host(), 10
+    part = Part(taking(host.clock, each_ms))
 
     async def run() -> None:
-        runner = Runner(desk, part)  # type: ignore[arg-type]
+        runner = runner_of(host, part)
         runner.hand(events_of(0, 1_500))
         runner.hand(events_of(1_500, 10))
         while not runner.idle():
-            await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+            await ended(runner)
 
     asyncio.run(run())
-    assert len(part.transactions) > 2
+    most = int(TRANSACTION_S * 1000) // each_ms
+    *full, _ = part.transactions
+    assert full
+    assert all(most < records <= most + 6 for records in full), "it ends with the step that is under way"
     assert (sum(part.transactions), part.folder.applied, part.folder.rows["seen"]) == (1_510, 1_509, 1_510)
-    assert (desk.acked, desk.failures) == (2, []), "each when all of it is durable"
-    assert desk.progress == len(part.transactions), "a fetch of many transactions is not stuck"
+    assert (host.acked, host.failures) == (2, []), "each when all of it is durable"
+    assert host.progress == len(part.transactions), "a fetch of many transactions is not stuck"
 
 
-FETCH = 20 * STEP_RECORDS
-
-
-def transactions_of(monkeypatch: pytest.MonkeyPatch, backlog_s: float, room: int) -> list[int]:
-    """Hand over three fetches of 20 steps, two of them while the first is folded, and return what each
-    transaction holds.
+def transactions_of(records: int, room_bytes: int) -> list[int]:
+    """Hand over three fetches of so many records of 1 ms, two of them while the first is folded, and return
+    what each transaction holds.
     """
-    monkeypatch.setattr("holdfast.agents.partitions.runner.TURN_S", 0.0)
-    monkeypatch.setattr("holdfast.agents.partitions.intake.BACKLOG_S", backlog_s)
-    part, desk = Part(), Desk()
-    desk.transaction_bytes = room
+    host = Host()
+    host.transaction_bytes = room_bytes
+    part = Part(taking(host.clock, 1))
 
     async def run() -> None:
-        runner = Runner(desk, part)  # type: ignore[arg-type]
-        runner.hand(events_of(0, FETCH))
+        runner = runner_of(host, part)
+        runner.hand(events_of(0, records))
         for _ in range(3):
             await asyncio.sleep(0)
-        assert 0 < part.folder.rows.get("seen", 0) < FETCH
-        runner.hand(events_of(FETCH, FETCH))
-        runner.hand(events_of(2 * FETCH, FETCH))
-        await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
-        assert (runner.idle(), desk.acked, desk.voided, desk.failures) == (True, 3, 0, [])
+        assert 0 < part.folder.rows.get("seen", 0) < records
+        runner.hand(events_of(records, records))
+        runner.hand(events_of(2 * records, records))
+        await ended(runner)
+        assert (runner.idle(), host.acked, host.voided, host.failures) == (True, 3, 0, [])
 
     asyncio.run(run())
-    assert (part.folder.applied, part.folder.rows["seen"]) == (3 * FETCH - 1, 3 * FETCH)
+    assert (part.folder.applied, part.folder.rows["seen"]) == (3 * records - 1, 3 * records)
     return part.transactions
 
 
-def test_a_transaction_that_is_folded_for_long_takes_in_what_arrives_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert transactions_of(monkeypatch, 0.0, room=10 * FETCH) == [3 * FETCH]
+LONG, SHORT = 200, 50
+"""Records of 1 ms: so many take longer than BACKLOG_S, and so many do not."""
 
 
-def test_what_does_not_fit_a_transaction_is_left_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert transactions_of(monkeypatch, 0.0, room=2 * FETCH) == [2 * FETCH, FETCH]
+def test_a_transaction_that_is_folded_for_long_takes_in_what_arrives_meanwhile() -> None:
+    assert transactions_of(LONG, room_bytes=10 * LONG) == [3 * LONG]
 
 
-def test_what_arrives_while_a_short_transaction_is_folded_is_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert transactions_of(monkeypatch, 60.0, room=10 * FETCH) == [FETCH, 2 * FETCH]
+def test_what_does_not_fit_a_transaction_is_left_to_the_next() -> None:
+    assert transactions_of(LONG, room_bytes=2 * LONG) == [2 * LONG, LONG]
+
+
+def test_what_arrives_while_a_short_transaction_is_folded_is_the_next_one() -> None:
+    assert transactions_of(SHORT, room_bytes=10 * SHORT) == [SHORT, 2 * SHORT]
 
 
 def transacted(processor: Processor[bytes, int], records: int) -> Part:
     """Hand over so many records at once, and return the partition that holds them all."""
-    part, desk = Part(processor), Desk()
+    part, host = Part(processor), Host()
 
     async def run() -> None:
-        runner = Runner(desk, part)  # type: ignore[arg-type]
+        runner = runner_of(host, part)
         runner.hand(events_of(0, records))
         while not runner.idle():
-            await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+            await ended(runner)
 
     asyncio.run(run())
     assert (part.folder.applied, part.folder.rows["seen"], sum(part.transactions)) == (
@@ -358,7 +414,7 @@ def transacted(processor: Processor[bytes, int], records: int) -> Part:
         records,
         records,
     )
-    assert (desk.acked, desk.failures) == (1, [])
+    assert (host.acked, host.failures) == (1, [])
     return part
 
 
@@ -394,31 +450,47 @@ def fail(rows: Rows[int], event: bytes, at_ms: int) -> None:
 POISON = Processor(name="poison", source="events", decode=bytes, fold=fail, row=int)
 
 
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a partition that stands still look in each turn of the event loop."""
+    monkeypatch.setattr("holdfast.agents.partitions.runner.HOLD_TICK_S", 0.0)
+
+
 async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110  several things are awaited in this way, none of which tells
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
 
 
-def test_a_partition_whose_record_a_topic_refuses_stands_still_says_why_and_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("holdfast.agents.partitions.runner.HOLD_S", 0.05)
+async def looked(host: Host, times: int) -> None:
+    """Wait until a partition that stands still has looked so often whether its time has come."""
+    wanted = host.progress + times
+    await until(lambda: host.progress >= wanted)
 
+
+async def refused(host: Host, part: Part, left: int) -> None:
+    """Wait until a partition stands still and its topic will refuse *left* more transactions."""
+    await until(lambda: len(part.refusals) == left and host.resting)
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_a_partition_whose_record_a_topic_refuses_stands_still_says_why_and_goes_on() -> None:
     async def run() -> None:
-        part, desk = Part(ECHO), Desk()
+        part, host = Part(ECHO), Host()
         part.refusals = [TOO_LARGE] * 3
-        runner = Runner(desk, part)  # type: ignore[arg-type]
-        runner.hand(event_of(0))
-        await until(lambda: desk.held)
-        assert "echo partition 0 stands still: topic echoes refused a record" in desk.held["echo", 0]
-        assert "raise its max.message.bytes" in desk.held["echo", 0]
-        assert desk.resting == {("events", 0)}, "it fetches nothing that others would have to wait for"
-        progress = desk.progress
-        await until(lambda: desk.progress > progress)
-        assert runner.job is not None
-        await asyncio.wait_for(runner.job, 30)
-        assert (part.transactions, desk.acked, desk.failures, desk.held, desk.resting) == (
+        runner = runner_of(host, part)
+        runner.hand(events_of(0, 1))
+        for tries_left in (2, 1, 0):
+            await refused(host, part, tries_left)
+            assert "echo partition 0 stands still: topic echoes refused a record" in host.held["echo", 0]
+            assert "raise its max.message.bytes" in host.held["echo", 0]
+            assert host.resting == {("events", 0)}, "it fetches nothing that others would have to wait for"
+            host.clock.advance_ms(int(HOLD_S * 1000) - 1)
+            await looked(host, 2)
+            assert len(part.refusals) == tries_left, "it does not try again before its time"
+            host.clock.advance_ms(1)
+        await ended(runner)
+        assert (part.transactions, host.acked, host.failures, host.held, host.resting) == (
             [1],
             1,
             [],
@@ -429,20 +501,20 @@ def test_a_partition_whose_record_a_topic_refuses_stands_still_says_why_and_goes
     asyncio.run(run())
 
 
+@pytest.mark.usefixtures("quick_looks")
 def test_a_partition_that_stands_still_is_given_up_when_it_is_revoked_and_may_come_back() -> None:
     async def run() -> None:
-        part, desk = Part(ECHO), Desk()
+        part, host = Part(ECHO), Host()
         part.refusals = [TOO_LARGE]
-        runner = Runner(desk, part)  # type: ignore[arg-type]
-        runner.hand(event_of(0))
-        await until(lambda: desk.held)
-        desk.owned = False
-        assert runner.job is not None
-        await asyncio.wait_for(runner.job, 30)
-        assert (part.transactions, desk.voided, desk.held, desk.failures) == ([], 1, {}, [])
-        desk.owned = True
-        runner.hand(event_of(0))
-        await asyncio.wait_for(runner.job, 30)
+        runner = runner_of(host, part)
+        runner.hand(events_of(0, 1))
+        await until(lambda: host.held)
+        host.owned = False
+        await ended(runner)
+        assert (part.transactions, host.voided, host.held, host.failures) == ([], 1, {}, [])
+        host.owned = True
+        runner.hand(events_of(0, 1))
+        await ended(runner)
         assert [emit.value for emits in part.emitted for emit in emits] == [b"1"], (
             "folded again from where it was"
         )
@@ -452,56 +524,54 @@ def test_a_partition_that_stands_still_is_given_up_when_it_is_revoked_and_may_co
 
 def test_a_changelog_that_is_gone_ends_the_worker() -> None:
     async def run() -> None:
-        part, desk = Part(ECHO), Desk()
+        part, host = Part(ECHO), Host()
         part.refusals = [UndeliverableError("log", name_of(UNKNOWN_TOPIC))]
-        runner = Runner(desk, part)  # type: ignore[arg-type]
-        runner.hand(event_of(0))
-        await until(lambda: desk.failures)
+        runner = runner_of(host, part)
+        runner.hand(events_of(0, 1))
+        await until(lambda: host.failures)
 
     asyncio.run(run())
 
 
+@pytest.mark.usefixtures("quick_looks")
 def test_a_partition_that_quarantines_without_end_stands_still_after_what_it_committed() -> None:
-    async def run(limit: int) -> tuple[Part, Desk]:
-        part, desk = Part(POISON), Desk()
-        desk.quarantine_limit = limit
-        runner = Runner(desk, part)  # type: ignore[arg-type]
+    async def run(limit: int) -> tuple[Part, Host]:
+        part, host = Part(POISON), Host()
+        host.quarantine_limit = limit
+        runner = runner_of(host, part)
         for first in range(0, 40, 10):
             runner.hand(events_of(first, 10))
             if first == 20 and limit:
-                await until(lambda: desk.held)
+                await until(lambda: host.held)
                 break
-            await asyncio.wait_for(runner.job, 30)  # type: ignore[arg-type]
+            await ended(runner)
         if limit:
             assert (
                 "20 records in a row were quarantined (quarantine_limit is 15), the last at offset 19 of events"
-                in desk.held["poison", 0]
+                in host.held["poison", 0]
             )
             assert part.folder.applied == 19
-            desk.owned = False
-            await asyncio.wait_for(runner.job, 30)  # type: ignore[arg-type]
-            assert (desk.held, desk.voided) == ({}, 1)
-        return part, desk
+            host.owned = False
+            await ended(runner)
+            assert (host.held, host.voided) == ({}, 1)
+        return part, host
 
-    part, desk = asyncio.run(run(15))
-    assert (part.transactions, desk.acked, desk.failures) == ([10, 10], 2, [])
-    part, desk = asyncio.run(run(0))
-    assert (part.transactions, desk.held) == ([10] * 4, {})
+    part, host = asyncio.run(run(15))
+    assert (part.transactions, host.acked, host.failures) == ([10, 10], 2, [])
+    part, host = asyncio.run(run(0))
+    assert (part.transactions, host.held) == ([10] * 4, {})
 
 
 def test_one_record_that_is_accepted_begins_the_count_of_refused_ones_anew() -> None:
     async def run() -> None:
-        part, desk = Part(POISON), Desk()
-        desk.quarantine_limit = 15
-        runner = Runner(desk, part)  # type: ignore[arg-type]
+        part, host = Part(POISON), Host()
+        host.quarantine_limit = 15
+        runner = runner_of(host, part)
         for first in range(0, 60, 10):
-            event = events_of(first, 10)
-            if first % 20:
-                event = SimpleNamespace(value=Fetched(0, "events", 0, first, last=first + 9, size_bytes=10))
-                values = [b"x"] * 9 + [b"fine"]
-                event.value.records.append(range(first, first + 10), [1_000] * 10, values, [None] * 10, None)
+            values = [b"x"] * 9 + [b"fine"] if first % 20 else [b"x"] * 10
+            event = event_of(first, values)
             runner.hand(event)
-            await asyncio.wait_for(runner.job, 30)  # type: ignore[arg-type]
-        assert (part.folder.applied, desk.held) == (59, {})
+            await ended(runner)
+        assert (part.folder.applied, host.held) == (59, {})
 
     asyncio.run(run())

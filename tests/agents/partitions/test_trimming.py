@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from holdfast.agents.partitions.gate import FoldGate
 from holdfast.agents.partitions.holdings import Holdings
 from holdfast.agents.partitions.runner import Owned, Runner
 from holdfast.agents.partitions.trimming import Trimming, readers_of
@@ -19,13 +20,12 @@ KEPT = Filter(name="kept", source=Source(WORDS.to, Text()), keep=bool)
 COUNTS = count(name="counts", source=WORDS.to, decode=bytes.decode, key=str)
 
 
-class Host:
-    """A worker that owns what it is told to, at the positions it is told."""
+class Owner:
+    """A worker that owns partitions of `words`, `kept` and `counts` at given positions."""
 
     def __init__(self, held: dict[tuple[str, int], int]) -> None:
-        self.settings = Settings(app="shop", trim_internal=True)
         self.processors: dict[str, Processor[Any, Any]] = {each.name: each for each in (WORDS, KEPT, COUNTS)}
-        self.open, self.holdings = True, Holdings(self.processors)
+        self.holdings = Holdings(self.processors)
         for place, applied in held.items():
             self.own(place, applied)
 
@@ -35,22 +35,27 @@ class Host:
         part: Any = SimpleNamespace(processor=processor, offsets=offsets, fenced_in=True)
         self.holdings.owned[place] = Owned(part, cast("Runner", None))
 
-    def thread(self, call: Any, *arguments: Any) -> Any:
-        raise AssertionError("nothing is asked of a broker here")
+    def due(self) -> dict[tuple[str, int], int]:
+        settings = Settings(app="shop", trim_internal=True)
+        return Trimming(settings, self.processors, no_thread, gate=FoldGate(), holdings=self.holdings).due()
+
+
+def no_thread(*arguments: Any) -> Any:
+    raise AssertionError("nothing is asked of a broker here")
 
 
 def test_a_topic_is_trimmed_to_the_lowest_position_of_all_that_read_it_and_sources_never() -> None:
-    host = Host({("words", 0): 99, ("kept", 0): 40, ("counts", 0): 30, ("kept", 1): 7, ("counts", 1): -1})
-    assert Trimming(host).due() == {("words.v1", 0): 31}
+    owner = Owner({("words", 0): 99, ("kept", 0): 40, ("counts", 0): 30, ("kept", 1): 7, ("counts", 1): -1})
+    assert owner.due() == {("words.v1", 0): 31}
 
 
 def test_nothing_is_trimmed_while_another_worker_has_the_position_of_a_reader() -> None:
-    host = Host({("kept", 0): 40})
-    assert Trimming(host).due() == {}
-    host.own(("counts", 0), 30)
-    assert Trimming(host).due() == {("words.v1", 0): 31}
-    host.holdings.owned["counts", 0].part.fenced_in = False  # type: ignore[misc]
-    assert Trimming(host).due() == {}, "a newer owner may have it"
+    owner = Owner({("kept", 0): 40})
+    assert owner.due() == {}
+    owner.own(("counts", 0), 30)
+    assert owner.due() == {("words.v1", 0): 31}
+    owner.holdings.owned["counts", 0].part.fenced_in = False  # type: ignore[misc]
+    assert owner.due() == {}, "a newer owner may have it"
 
 
 def test_all_readers_of_a_topic_are_known() -> None:

@@ -46,7 +46,7 @@ def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
-async def until(what: str, condition: Callable[[], T | None], within_s: float = 20.0) -> T:
+async def until(what: str, condition: Callable[[], T | None], within_s: float = 120.0) -> T:
     """Return the first true value of *condition*."""
     deadline_s = time.monotonic() + within_s
     while not (found := condition()):

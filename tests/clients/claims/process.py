@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.clients.claims.blocking import BlockingClaimConsumer
 from holdfast.clients.claims.consumer import ClaimConsumer, ClaimedMessage
-from holdfast.clients.claims.delivery import Dispatcher
+from holdfast.clients.claims.delivery import ClaimDelivery
 from holdfast.clients.claims.log import CoordinationLog
 from holdfast.clients.claims.queue import Lease
 from holdfast.config import Settings
@@ -48,20 +48,20 @@ def stop_at_gate(side: str, count: int) -> None:
     """Have the process stopped right *before* a gate is asked for the *count*th time, or right *after* it
     has said yes that often.
     """
-    ask = Dispatcher.may_deliver
+    ask = ClaimDelivery.may_deliver
     left = count
 
-    def stopping(taking: Dispatcher, lease: Lease) -> bool:
+    def stopping(delivery: ClaimDelivery, lease: Lease) -> bool:
         nonlocal left
         if left == 1 and side == "before":
             os.kill(os.getpid(), signal.SIGSTOP)
-        answer = ask(taking, lease)
+        answer = ask(delivery, lease)
         if left == 1 and side == "after" and answer:
             os.kill(os.getpid(), signal.SIGSTOP)
         left -= side == "before" or answer
         return answer
 
-    Dispatcher.may_deliver = stopping  # type: ignore[method-assign, assignment]
+    ClaimDelivery.may_deliver = stopping  # type: ignore[method-assign, assignment]
 
 
 LIMIT_BLOCKED_S = 120.0

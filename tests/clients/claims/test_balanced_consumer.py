@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
-from holdfast.clients.claims.balanced import BalancedEngine
+from holdfast.clients.claims.balanced import GroupParticipant
 from holdfast.clients.claims.blocking import BlockingClaimConsumer
 from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.core.claims.claim_keys import parse_claim_key
@@ -50,21 +50,21 @@ def ground(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[BalancedG
         yield found
 
 
-def engine(consumer: ClaimConsumer) -> BalancedEngine:
-    found = consumer._engine
-    assert isinstance(found, BalancedEngine)
+def participant(consumer: ClaimConsumer) -> GroupParticipant:
+    found = consumer._engine.group
+    assert isinstance(found, GroupParticipant)
     return found
 
 
 def group(consumer: ClaimConsumer) -> Group:
-    found = engine(consumer).group
+    found = participant(consumer).group
     assert found is not None
     return found
 
 
 def shares(consumer: ClaimConsumer) -> int:
     """Return how many members the consumer knows of."""
-    found = engine(consumer).group
+    found = participant(consumer).group
     return 0 if found is None else len(found.members)
 
 
@@ -79,7 +79,9 @@ def settled(members: list[ClaimConsumer], partitions: int) -> bool:
     return (
         sum(loads) == len(set().union(*parts)) == partitions
         and max(loads) - min(loads) <= 1
-        and all(engine(member).balancer.target() == part for member, part in zip(members, parts, strict=True))
+        and all(
+            participant(member).balancer.target() == part for member, part in zip(members, parts, strict=True)
+        )
         and len({group(member).members for member in members}) == 1
     )
 
@@ -195,17 +197,21 @@ async def test_a_broker_that_takes_long_to_tell_how_many_partitions_there_are_ke
 ) -> None:
     async with ground.member("a") as member:
         await until("all of it", lambda: len(held(member)) == PARTITIONS)
-        talk, asked, answer = engine(member)._talk, threading.Event(), threading.Event()
-        count = talk.counts
+        announcements, asked, answer = (
+            participant(member)._announcements,
+            threading.Event(),
+            threading.Event(),
+        )
+        count = announcements.counts
 
         def slow(*told: Any) -> dict[str, int]:
             asked.set()
             answer.wait(30)
             return count(*told)
 
-        talk.counts = slow  # type: ignore[method-assign, assignment]
+        announcements.counts = slow  # type: ignore[method-assign, assignment]
         await until("a question", asked.is_set)
-        balancer = engine(member).balancer
+        balancer = participant(member).balancer
         mine = seen_key(ground.group, balancer.settings.member_id)
 
         async def hear_again() -> None:

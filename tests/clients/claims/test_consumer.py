@@ -32,6 +32,7 @@ from holdfast.errors import (
     TopicError,
 )
 from tests.clients.claims.claiming import Ground, drain, scenario, take, until
+from tests.support.limits import at_most
 
 
 @pytest.fixture
@@ -130,13 +131,11 @@ async def test_a_clean_release_reaches_the_next_owner_within_a_second(ground: Gr
         owner, heir = (first, second) if first.load else (second, first)
         await take(owner, 1)
         ground.fill(1, start=1)
-        released_s = time.monotonic()
-        leaving = asyncio.create_task(owner.terminate(release=True))
-        (message,) = await take(heir, 1)
-        took_s = time.monotonic() - released_s
+        with at_most(10.0, "the release"):
+            leaving = asyncio.create_task(owner.terminate(release=True))
+            (message,) = await take(heir, 1)
         await leaving
         assert message.offset == 1
-        assert took_s < 10.0
         with pytest.raises(TerminatedError):
             _ = owner.load
 
@@ -192,10 +191,8 @@ async def test_of_two_instances_under_one_client_id_the_older_fails_and_the_newe
         older_runs = asyncio.create_task(drain(older, out))
         await until("the first messages", lambda: len(out) == 3)
         async with ground.consumer("same") as newer:
-            started_s = time.monotonic()
-            with pytest.raises(InstanceConflictError):
+            with at_most(3.0, "the older instance's end"), pytest.raises(InstanceConflictError):
                 await older_runs
-            assert time.monotonic() - started_s < 3.0
             ground.fill(2, start=3)
             found = await take(newer, 1)
             assert found[0].offset <= 3, "nothing is left out"
@@ -255,8 +252,8 @@ async def test_a_paused_group_releases_and_is_silent_until_the_pause_is_over(gro
         await until("the first message", lambda: len(out) == 1)
         ground.pause(5)
         paused_s = time.monotonic()
-        await until("the release", lambda: consumer.load == 0)
-        assert time.monotonic() - paused_s < 3.0
+        with at_most(3.0, "the release"):
+            await until("the release", lambda: consumer.load == 0)
         ground.fill(1, start=1)
         await until("the end of the pause", lambda: consumer.load == 1)
         await until("the message written meanwhile", lambda: len(out) == 2)
@@ -292,9 +289,8 @@ async def test_messages_in_flight_are_committed_before_the_release(ground: Groun
         assert not leaving.done()
         for message in messages:
             message.commit()
-        finished_s = time.monotonic()
-        await leaving
-        assert time.monotonic() - finished_s < 10.0
+        with at_most(10.0, "the end of the drain"):
+            await leaving
         with pytest.raises((ClaimLostError, TerminatedError)):
             messages[0].commit()
     assert [frame.current_offset for frame in ground.frames(ReleasingPartition)] == [3]
@@ -371,11 +367,9 @@ async def test_a_broker_that_does_not_answer_is_an_error_within_the_deadline() -
     consumer = ClaimConsumer(
         f"127.0.0.1:{free_ports(1)[0]}", topics=["orders"], group="g", client="c", request_timeout_s=1.0
     )
-    started_s = time.monotonic()
-    with pytest.raises(BrokerError, match=r"127\.0\.0\.1"):
+    with at_most(5.0, "the refusal"), pytest.raises(BrokerError, match=r"127\.0\.0\.1"):
         async with consumer:
             pass
-    assert time.monotonic() - started_s < 5.0
     assert consumer.terminated
 
 
@@ -451,8 +445,8 @@ async def test_of_ten_that_race_one_wins_and_nine_know_at_once_that_they_lost(gr
             )
             return len(lost) == 9 and sum(each.load for each in consumers) == 1
 
-        await until("nine losses and a win", all_know, 5.0)
-        assert time.monotonic() - max(asked_s) < 10.0
+        with at_most(10.0, "nine losses and a win"):
+            await until("nine losses and a win", all_know)
         (winner,) = [each for each in consumers if each.load]
         assert next(frame.instance_id for frame in ground.frames(ClaimingPartition)) == winner.instance
         assert len(ground.frames(ClaimingPartition)) == 10

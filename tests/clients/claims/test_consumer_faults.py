@@ -24,6 +24,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ClaimLostError
 from tests.clients.claims.claiming import Child, GateClock, Ground, Ownership, drain, flow, scenario, until
 from tests.core.claims.test_capture import CAPTURE
+from tests.support.limits import Slowness, at_most, check
 
 BEAT_S = 3.0
 
@@ -59,10 +60,10 @@ async def test_a_killed_owner_is_replaced_within_two_intervals_and_a_second(
     async with ground.consumer("second", heartbeat_interval_s=BEAT_S) as heir:
         out: list[tuple[float, ClaimedMessage]] = []
         taking = asyncio.create_task(drain(heir, out))
-        killed_s = child.kill()
-        await until("the heir's first message", lambda: out, 2 * BEAT_S + 5)
+        with at_most(2 * BEAT_S + 1, "the takeover"):
+            killed_s = child.kill()
+            await until("the heir's first message", lambda: out)
         feeding.cancel()
-        assert out[0][0] - killed_s <= 2 * BEAT_S + 1
         # At least once: what was done an interval before the end, and in the log since, does not come again.
         done_before = [each["offset"] for each in child.messages if each["at_s"] < killed_s - BEAT_S]
         assert out[0][1].offset > max(done_before, default=-1)
@@ -166,7 +167,7 @@ async def test_a_stopped_event_loop_gives_its_claim_up_and_hands_out_nothing_mor
         "first", heartbeat_interval_s=1.0, hold_s=0.01, block=[50, str(tmp_path / "go on")]
     )
     children.append(child)
-    await until("the loop to stand still", lambda: child.messages and child.messages[-1]["offset"] == 50, 30)
+    await until("the loop to stand still", lambda: child.messages and child.messages[-1]["offset"] == 50)
     async with ground.consumer("second", heartbeat_interval_s=1.0) as heir:
         out: list[tuple[float, ClaimedMessage]] = []
         taking = asyncio.create_task(drain(heir, out, pause_s=0.01))
@@ -190,15 +191,18 @@ async def test_a_member_cut_off_from_the_broker_stops_before_its_claim_is_over(
         out: list[tuple[float, ClaimedMessage]] = []
         taking = asyncio.create_task(drain(consumer, out, pause_s=0.01))
         await until("it to work", lambda: len(out) > 20)
+        slowness = Slowness()
+        slowness.start()
         broker.cluster.pause(1)
         try:
             cut_s = time.monotonic()
             await asyncio.sleep(2.5)
         finally:
             broker.cluster.resume(1)
+            slower = slowness.stop()
         # Two intervals less a second less a margin after the last heartbeat that arrived: before any other
         # may own it.
-        assert out[-1][0] - cut_s < 2.0
+        check(out[-1][0] - cut_s, 2.0, slower, "the last message")
         count = len(out)
         assert count < 5_000, "there was more to hand out"
         await until("it to go on after the outage", lambda: len(out) > count + 20, 30)

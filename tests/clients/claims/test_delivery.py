@@ -5,7 +5,9 @@ Without a broker.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from math import inf
 from random import Random
 from typing import Any, cast
 
@@ -13,9 +15,8 @@ import pytest
 from confluent_kafka import Message
 
 from holdfast.clients.claims.base import ConsumerBase
-from holdfast.clients.claims.delivery import Dispatcher
 from holdfast.clients.claims.engine import ClaimEngine
-from holdfast.clients.claims.fetcher import FeedSettings
+from holdfast.clients.claims.fetcher import ClaimFetcher, FeedSettings
 from holdfast.clients.claims.log import LogRecord
 from holdfast.clients.claims.options import EngineSettings
 from holdfast.clients.claims.queue import FetchedMessages, Lease
@@ -25,6 +26,7 @@ from holdfast.core.claims.frames import Frame, Heartbeat, ReleaseGroup, Releasin
 from holdfast.core.member.actions import Event
 from holdfast.core.member.member import Member
 from holdfast.core.member.settings import Delivery, MemberSettings
+from holdfast.errors import BrokerError
 
 
 class Record:
@@ -38,8 +40,8 @@ class Record:
 
 
 class Rig:
-    """The user's half of an engine, with a log that takes every frame at once, and messages that are put
-    by hand.
+    """An engine whose thread does not run, with a log that takes every frame at once, and messages that are
+    put by hand.
     """
 
     def __init__(self, delivery: Delivery = Delivery.AT_MOST_ONCE) -> None:
@@ -53,7 +55,7 @@ class Rig:
             delivery=delivery,
             drain_s=2.0,
         )
-        self.taking = Dispatcher(
+        self.engine = ClaimEngine(
             Settings(kafka={"bootstrap.servers": "nobody:1"}),
             settings,
             EngineSettings(),
@@ -61,26 +63,26 @@ class Rig:
             clock=self.clock,
             draws=Random(1),
         )
-        self.taking._feed = cast(Any, self)
         self.frames: list[Frame] = []
         self._unread: deque[Frame] = deque()
-        self.taking._log.send = self._send  # type: ignore[method-assign]
+        self.engine._log.send = self._send  # type: ignore[method-assign]
         self.lease: Lease | None = None
         now_s = self.clock.monotonic_s()
-        self.member = self.taking.member = Member(
+        self.member = self.engine.member = Member(
             settings,
             coordination_partitions=1,
             draws=Random(1),
             now_s=now_s,
             unix_s=self.clock.now_ms() / 1000,
         )
+        self.engine.delivery.attach(self.member, cast(ClaimFetcher, self))
         self.do(self.member.partitions("orders", 1, now_s))
         self.do(self.member.caught_up(0, now_s))
         self.clock.advance_ms(300)
         self.do(self.member.tick(self.clock.monotonic_s()))
         self.do(self.member.watermarks("orders", 0, 0, 100, None, self.clock.monotonic_s()))
         assert self.lease is not None
-        self.hands: ConsumerBase = ConsumerBase(cast(ClaimEngine, self.taking))
+        self.hands: ConsumerBase = ConsumerBase(self.engine)
 
     # what a feed does
 
@@ -89,8 +91,8 @@ class Rig:
         return lease
 
     def stop(self, lease: Lease) -> None:
-        lease.open = False
-        self.taking.queue.drop(lease)
+        lease.close()
+        self.engine.delivery.queue.drop(lease)
 
     # what a log and an engine do
 
@@ -100,14 +102,14 @@ class Rig:
         self._unread.append(frame)
 
     def do(self, actions: Any) -> None:
-        with self.taking.lock:
-            self.taking._do(actions)
+        with self.engine.lock:
+            self.engine._do(actions)
             self.read()
 
     def read(self) -> None:
         while self._unread:
             offset = len(self.frames) - len(self._unread)
-            self.taking._do(
+            self.engine._do(
                 self.member.observe(
                     self._unread.popleft(), 0, offset, self.clock.now_ms(), self.clock.monotonic_s()
                 )
@@ -116,10 +118,10 @@ class Rig:
     def turn(self, after_ms: int = 0) -> None:
         """Do what the engine's thread does in a turn."""
         self.clock.advance_ms(after_ms)
-        with self.taking.lock:
+        with self.engine.lock:
             now_s = self.clock.monotonic_s()
-            self.taking.turn_over(self.member, now_s)
-            self.taking._do(self.member.tick(now_s))
+            self.engine.delivery.turn(self.member, now_s)
+            self.engine._do(self.member.tick(now_s))
             self.read()
 
     def put(self, begin: int, end: int, *, moves_to: int = 0) -> None:
@@ -129,14 +131,14 @@ class Rig:
         batches = [FetchedMessages(self.lease, records, begin, end, True, 10)]
         if moves_to:
             batches.append(FetchedMessages(self.lease, [], end, moves_to, True, 0))
-        self.taking.queue.put(batches)
+        self.engine.delivery.queue.put(batches)
         if self.member.settings.delivery is Delivery.AT_MOST_ONCE:
-            with self.taking.lock:
-                self.taking._propose(self.member, self.lease, self.clock.monotonic_s())
+            with self.engine.lock:
+                self.engine.delivery._propose(self.member, self.lease, self.clock.monotonic_s())
                 self.read()
 
     def terminate(self) -> None:
-        self.taking.ending = True
+        self.engine.ending = True
         self.do(self.member.terminate(True, self.clock.monotonic_s()))
 
     @property
@@ -151,7 +153,7 @@ def test_the_last_batch_of_a_claim_that_is_given_back_is_handed_out() -> None:
     rig.put(0, 10)
     assert any(isinstance(frame, Heartbeat) and frame.current_offset == 10 for frame in rig.frames)
     rig.terminate()
-    assert not rig.taking.over
+    assert not rig.engine.over
     rig.turn()
     assert rig.released_at is None
     batch = rig.hands._next_batch()
@@ -159,7 +161,7 @@ def test_the_last_batch_of_a_claim_that_is_given_back_is_handed_out() -> None:
     assert (batch.first_offset, batch.next_offset) == (0, 10)
     rig.turn()
     assert rig.released_at == 10
-    assert rig.taking.over
+    assert rig.engine.over
     assert rig.hands._next_batch() is None
 
 
@@ -169,7 +171,7 @@ def test_a_claim_is_not_given_back_between_the_messages_of_what_is_committed() -
     first = rig.hands._next_message()
     rig.terminate()
     offsets = [-1 if first is None else first.offset]
-    while not rig.taking.over:
+    while not rig.engine.over:
         rig.turn()
         message = rig.hands._next_message()
         if message is not None:
@@ -177,7 +179,7 @@ def test_a_claim_is_not_given_back_between_the_messages_of_what_is_committed() -
             assert rig.released_at is None
     assert offsets == [0, 1, 2, 3, 4]
     assert rig.released_at == 7
-    assert rig.taking.undelivered == 0
+    assert rig.engine.delivery.undelivered == 0
 
 
 @pytest.mark.parametrize("taken", [0, 2])
@@ -192,13 +194,13 @@ def test_what_nobody_takes_in_the_drain_window_is_lost_and_said_to_be(taken: int
     assert rig.released_at is None
     rig.turn(200)
     assert rig.released_at == 3
-    assert rig.taking.over
+    assert rig.engine.over
     assert rig.hands._next_message() is None
-    lost = [event.text for event in rig.taking.seen_events() if event.event is Event.UNDELIVERED]
+    lost = [event.text for event in rig.engine.events.seen() if event.event is Event.UNDELIVERED]
     assert lost == [
         f"{3 - taken} messages, offsets {taken} to 2, were committed and not taken before the claim was given up"
     ]
-    assert rig.taking.undelivered == 3 - taken
+    assert rig.engine.delivery.undelivered == 3 - taken
 
 
 def test_at_least_once_nothing_more_is_handed_out_after_the_end_began() -> None:
@@ -208,12 +210,54 @@ def test_at_least_once_nothing_more_is_handed_out_after_the_end_began() -> None:
     message = rig.hands._next_message()
     assert message is not None
     rig.terminate()
-    assert rig.taking.over
+    assert rig.engine.over
     assert rig.hands._next_message() is None
     message.commit()
     rig.turn(2_100)
     assert rig.released_at == 1
-    assert not [event for event in rig.taking.seen_events() if event.event is Event.UNDELIVERED]
+    assert not [event for event in rig.engine.events.seen() if event.event is Event.UNDELIVERED]
+
+
+def test_a_taker_that_comes_by_during_a_stop_does_not_lose_what_was_set_aside() -> None:
+    """Both want the batch that was set aside. Whichever gets it, the member learns that it was not handed out:
+    else the release would wait for it.
+    """
+    rig = Rig(Delivery.AT_LEAST_ONCE)
+    rig.put(0, 5)
+    assert rig.hands._next_message() is not None
+    assert rig.lease is not None
+    until_s = rig.lease.gate.deliver_until_s
+    rig.lease.gate.extend(-inf)
+    assert rig.hands._next_message() is None, "the batch is set aside until the lease is renewed"
+    rig.lease.gate.extend(until_s)
+    taker = threading.Thread(target=rig.hands._next_message)
+
+    def stop(lease: Lease) -> None:
+        Rig.stop(rig, lease)
+        taker.start()
+        taker.join(0.2)  # it ends only when it does not wait for the stop
+
+    rig.stop = stop  # type: ignore[method-assign]
+    assert rig.member.outstanding("orders", 0) == 5
+    rig.terminate()
+    taker.join(10)
+    assert rig.member.outstanding("orders", 0) == 1
+
+
+def test_a_failed_engine_hands_out_nothing_whatever_its_member_says() -> None:
+    rig = Rig(Delivery.AT_LEAST_ONCE)
+    rig.put(0, 5)
+    message = rig.hands._next_message()
+    assert message is not None
+    assert message.is_held
+    rig.engine.fail(BrokerError("the broker is gone"))
+    assert not message.is_held
+    assert rig.lease is not None
+    rig.lease.gate.extend(1e9)  # as a heartbeat does that the log shows now
+    assert not message.is_held
+    rig.lease.gate.deliver_until_s = 1e9  # as an extension leaves it that was under way in another thread
+    assert not message.is_held
+    assert rig.hands._next_message() is None
 
 
 def test_a_clock_that_was_wrong_at_the_last_tick_does_not_end_a_pause_that_is_read_now() -> None:
@@ -240,4 +284,4 @@ def test_a_clock_that_was_wrong_at_the_last_tick_does_not_end_a_pause_that_is_re
     now_ms = clock.now_ms()
     pause = ReleaseGroup(now_ms // 1000, "reset-1", "admin", "g", now_ms // 1000 + 30)
     engine._observe(member, [LogRecord(0, 0, now_ms, encode(pause))])
-    assert [event.event for event in engine.seen_events()] == [Event.PAUSED]
+    assert [event.event for event in engine.events.seen()] == [Event.PAUSED]

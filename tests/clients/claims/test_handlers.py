@@ -93,7 +93,7 @@ async def test_a_handler_that_exceeds_its_deadline_is_warned_of_twice_and_loses_
         async with ground.consumer("two", heartbeat_interval_s=BEAT_S) as two:
             out: list[Any] = []
             taking = asyncio.create_task(drain(two, out))
-            await until("the message at its next owner", lambda: out, 40)
+            await until("the message at its next owner", lambda: out)
             taking.cancel()
             with suppress(asyncio.CancelledError):
                 await taking

@@ -7,24 +7,23 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack, closing
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from holdfast.clients.claims.consumer import ClaimConsumer, ClaimedMessage
-from holdfast.clients.claims.engine import ClaimEngine
+from holdfast.clients.claims.offset_mirror import OffsetMirror
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import claim_key
 from holdfast.core.claims.frames import ClaimingPartition
 from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.lanes import ClaimNames, lane_of, lane_topic, lane_topics
 from holdfast.core.member.actions import CommitOffset
-from holdfast.core.member.member import Member
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError
 from tests.clients.claims.claiming import Child, Ground, scenario, take, until
+from tests.support.limits import at_most
 
 LANES = 4
 
@@ -107,24 +106,23 @@ def test_the_book_follows_the_lowest_lane_also_when_it_is_another_member_s_that_
     """Two that commit at the same moment see each other's commit only later: without a second look the
     book would stay behind.
     """
-    engine = ClaimEngine.__new__(ClaimEngine)
-    engine._names, engine._to_commit, engine._lanes_booked = ClaimNames(2), {}, {}
-    mine, other = engine._names.claimed_as("orders")
+    names = ClaimNames(2)
+    mine, other = names.claimed_as("orders")
     logged: dict[str, int | None] = {mine: None, other: None}
-    engine.member = cast(Member, SimpleNamespace(committed_offset=lambda topic, partition: logged[topic]))
+    mirror = OffsetMirror(names, lambda topic, partition: logged[topic])
 
-    def told() -> int | None:
-        engine._note_lanes("orders", 0, {})
-        return engine._to_commit.pop(("orders", 0), None)
+    def looked() -> int | None:
+        mirror.look_again(mine, 0)
+        return mirror.take().get(("orders", 0))
 
-    engine._note_commit(CommitOffset(mine, 0, 10))
-    assert engine._to_commit == {}, "some lane was never worked on"
+    mirror.note(CommitOffset(mine, 0, 10))
+    assert mirror.take() == {}, "some lane was never worked on"
     logged |= {mine: 10, other: 7}
-    assert (told(), told()) == (7, None)
+    assert (looked(), looked()) == (7, None)
     logged[other] = 12
-    assert (told(), told()) == (10, None)
-    engine._note_commit(CommitOffset(mine, 0, 20))  # its last word, which the log does not show yet
-    assert engine._to_commit == {("orders", 0): 12}
+    assert (looked(), looked()) == (10, None)
+    mirror.note(CommitOffset(mine, 0, 20))  # its last word, which the log does not show yet
+    assert mirror.take() == {("orders", 0): 12}
 
 
 @scenario
@@ -265,7 +263,8 @@ async def test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in
         child.kill()
         lost = {each["lane"] for each in child.messages}
         stood = {lane: lane_offset(ground, lane) for lane in lost}
-        await until("the second to have all", lambda: heir.load == LANES, 8.0)
+        with at_most(8.0, "the takeover of all lanes"):
+            await until("the second to have all", lambda: heir.load == LANES)
         everything = [(each["at_s"], each) for each in child.messages]
         offsets = {each["offset"] for each in child.messages}
         # The first may have handled all of a lane and not have told yet: what is left is what the log says.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any, Self
 
 import msgspec
@@ -22,6 +21,7 @@ from holdfast.errors import (
     NoSuchTableError,
 )
 from tests.clients.tables.tabling import ROUTED, TOTALS, Total, client, fold, one_worker, scenario, settings
+from tests.support.limits import at_most
 from tests.support.places import TLS
 
 
@@ -62,11 +62,9 @@ async def refused_at_once(
     """What asking again cannot cure is told at once, long before the deadline, whether or not the
     partition is known.
     """
-    began_s = time.monotonic()
     for partition in (None, 0):
-        with pytest.raises(kind, match=match):
-            await tables.get(table, "ada", partition=partition, timeout_s=20)
-    assert time.monotonic() - began_s < 10
+        with at_most(5.0, "the refusal"), pytest.raises(kind, match=match):
+            await tables.get(table, "ada", partition=partition, timeout_s=300)
 
 
 @scenario

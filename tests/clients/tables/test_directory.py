@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import BrokerError
+from tests.support.limits import at_most
 from tests.support.strangers import open_transaction
 
 DEADLINE_S = 60.0
@@ -100,9 +100,8 @@ async def test_what_was_announced_before_a_refresh_is_known_after_it(announcemen
             "http://b",
             "http://b",
         ]
-        began_s = time.monotonic()
-        await topic.refresh(20)
-        assert time.monotonic() - began_s < 5, "nothing new is soon known to be nothing new"
+        with at_most(5.0, "to know that nothing is new"):
+            await topic.refresh(20)
     finally:
         await topic.close()
 
@@ -174,10 +173,8 @@ async def test_a_topic_made_again_is_read_again(announcements: Announcements) ->
 async def test_a_broker_that_cannot_be_reached_costs_the_deadline_and_not_more() -> None:
     topic = WorkersTopic(Settings(app="shop", kafka={"bootstrap.servers": f"127.0.0.1:{free_ports(1)[0]}"}))
     try:
-        began_s = time.monotonic()
-        with pytest.raises(BrokerError, match="check bootstrap"):
+        with at_most(3.0, "the refusal"), pytest.raises(BrokerError, match="check bootstrap"):
             await topic.refresh(0.5)
-        assert time.monotonic() - began_s < 3
     finally:
         await topic.close()
 

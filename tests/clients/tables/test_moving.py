@@ -26,6 +26,7 @@ from holdfast.errors import (
     OffsetTimeoutError,
 )
 from tests.clients.tables.tabling import ROUTED, TOTALS, Total, asked, client, one_worker, scenario, settings
+from tests.support.limits import at_most
 
 
 class Unfolding(FixedDirectory):
@@ -64,10 +65,8 @@ async def test_workers_that_send_each_other_the_asker_end_in_moved_at_the_deadli
         one.owners["totals", 0], other.owners["totals", 0] = other.url, one.url
         directory = Unfolding([msgspec.structs.replace(one.claims(), tables=_claiming(0))])
         async with client(directory=directory) as tables:
-            began_s = time.monotonic()
-            with pytest.raises(MovedError, match=r"totals/0 is served by http"):
+            with at_most(5.0, "the deadline"), pytest.raises(MovedError, match=r"totals/0 is served by http"):
                 await tables.get(TOTALS, "ada", timeout_s=1)
-            assert time.monotonic() - began_s < 5
         assert asked(one) == asked(other) > 1, "one redirect a round, and further rounds"
         assert directory.refreshed >= 1
 
@@ -179,9 +178,12 @@ async def test_a_worker_that_hangs_costs_the_deadline_and_not_more() -> None:
         async with client(directory=FixedDirectory([claims])) as tables:
             for timeout_s in (0.05, 0.4):
                 began_s = time.monotonic()
-                with pytest.raises(NotReadyError, match="did not answer"):
+                with (
+                    at_most(timeout_s + 3, "the deadline"),
+                    pytest.raises(NotReadyError, match="did not answer"),
+                ):
                     await tables.get(TOTALS, "ada", timeout_s=timeout_s)
-                assert timeout_s * 0.9 <= time.monotonic() - began_s < timeout_s + 3
+                assert timeout_s * 0.9 <= time.monotonic() - began_s
 
 
 @scenario

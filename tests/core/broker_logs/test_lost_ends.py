@@ -15,8 +15,9 @@ from holdfast.core.broker_logs.lost_ends import (
     fold_ends,
     lost_ends,
 )
-from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, ControlType, Record, RecordBatch, marker_batch
+from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, ControlType, Record, RecordBatch
 from holdfast.core.kafka.transaction_state import Transaction, TransactionState
+from tests.support.marker_batches import marker_batch
 
 ONGOING, EMPTY = TransactionState.ONGOING, TransactionState.EMPTY
 COMMITTING, ABORTING = TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT

@@ -28,10 +28,7 @@ from holdfast.core.claims import claim_keys, compat
 from holdfast.core.claims.claim_keys import claim_key
 from holdfast.core.claims.compat import (
     CompatClaim,
-    compat_claimed,
     fold_compat,
-    last_partition_claim,
-    partition_claim,
 )
 from holdfast.core.claims.frames import (
     Frame,
@@ -45,6 +42,7 @@ from holdfast.core.claims.guarded import AnomalyKind, Claim, GuardedRow, fold_gu
 from holdfast.core.engine.folding import Batch, Folder
 from holdfast.core.engine.processor import Emits, Processor
 from holdfast.core.engine.rows import Rows
+from tests.support.go_claims import compat_claimed, last_partition_claim, partition_claim
 from tests.support.places import TESTDATA
 from tests.support.scale import scaled
 

@@ -14,13 +14,12 @@ from holdfast.core.claims.compat import (
     UNCLAIMED,
     CompatClaim,
     fold_compat,
-    last_partition_claim,
-    partition_claim,
 )
 from holdfast.core.claims.frames import coordination_partition, decode
 from holdfast.core.claims.guarded import AnomalyKind, Claim, GuardedRow, Pause
 from holdfast.core.engine.codec import RowCodec
 from holdfast.core.engine.rows import Rows
+from tests.support.go_claims import last_partition_claim, partition_claim
 
 
 def go(values: Iterable[bytes], *, at_s: int | None = None) -> dict[str, CompatClaim]:

@@ -210,7 +210,7 @@ def test_no_new_offset_lies_outside_the_log(
 
 @pytest.mark.parametrize("text", ["", "10", "m", "10x", "-5m", "P", "PT", "1h 5m", "P5"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no duration"):
+    with pytest.raises(ConfigError, match="is not a duration"):
         parse_duration_ms(text)
 
 

@@ -20,7 +20,8 @@ from holdfast.core.engine.codec import (
 )
 from holdfast.core.engine.positions import PositionFormat
 from holdfast.core.engine.strays import Audit, ForeignRecords
-from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, ControlType, Record, RecordBatch, marker_batch
+from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, ControlType, Record, RecordBatch
+from tests.support.marker_batches import marker_batch
 
 A, B = row_key("a"), row_key("b")
 OURS, THEIRS = 7, 8

@@ -32,7 +32,6 @@ from holdfast.core.kafka.record_batch import (
     decode_batch,
     decode_header,
     encode_batch,
-    marker_batch,
 )
 from holdfast.core.kafka.wire import WireReader, WireReason
 from holdfast.errors import WireError
@@ -45,6 +44,7 @@ from holdfast.models.requests import (
     encode_request,
     encode_response,
 )
+from tests.support.marker_batches import marker_batch
 from tests.support.places import TESTDATA
 
 DUMPS: dict[str, Any] = json.loads((TESTDATA / "s2_dumps.json").read_text())

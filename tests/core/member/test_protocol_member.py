@@ -269,7 +269,7 @@ def lost_race(world: World, node: Node) -> None:
     # The same log, but for a rival's frame in front of ours.
     frame: Frame = ClaimingPartition(int(BEGAN_S + world.now_s), "r", "r", "g", "orders", 0)
     if isinstance(before[1], Heartbeat):
-        node.member._state.logs[0]._rows["g/orders/0"] = Claim(
+        node.member._state.topics.logs[0]._rows["g/orders/0"] = Claim(
             "r", "r", 9, int(BEGAN_S + world.now_s), None, 7, None, 1
         )
     else:

@@ -16,7 +16,7 @@ from holdfast.core.member.actions import Action
 from holdfast.core.member.health import HealthCheck
 from holdfast.core.member.member import Member
 from holdfast.core.member.settings import Delivery, MemberSettings
-from holdfast.core.member.stages import Active
+from holdfast.core.member.stages import Active, work_of
 from holdfast.core.member.velocity import ClaimVerdict
 from tests.core.member.world import Node, World
 
@@ -114,7 +114,7 @@ class Schedule:
 
     def consume(self, node: Node, place: TopicPartition) -> None:
         if node.member.may_deliver(*place, self.world.now_s):
-            work = node.member._claims[place].stage.work
+            work = work_of(node.member._claims[place].stage)
             assert work is not None
             begin = work.tracker.position
             tokens = self.world.deliver(node, *place, range(begin, begin + self.draws.randint(1, 9)))
@@ -122,7 +122,7 @@ class Schedule:
             self.world.commit(node, *tokens[: self.draws.randint(0, len(tokens))])
 
     def consume_once(self, node: Node, place: TopicPartition) -> None:
-        work, now_s = node.member._claims[place].stage.work, self.world.now_s
+        work, now_s = work_of(node.member._claims[place].stage), self.world.now_s
         for batch in [each for each in node.batches if (each.topic, each.partition) == place]:
             node.batches.remove(batch)
             if node.member.may_deliver(*place, now_s) and work is not None and batch.offset_end > work.handed:
@@ -186,14 +186,14 @@ def test_a_lease_that_counts_acknowledgements_is_found_out(monkeypatch: pytest.M
     honest = Member.sent
 
     def credulous(self: Member, send_id: int, ok: bool, now_s: float) -> list[Action]:
-        sent = self._state.sends.get(send_id)
+        sent = self._state.shell.sends.get(send_id)
         if (
             ok
             and sent is not None
             and isinstance(sent.claim.stage, Active)
             and isinstance(sent.frame, Heartbeat)
         ):
-            sent.claim.lease_until_s = sent.claim.deliver_until_s = now_s + self.settings.lease_s
+            sent.claim.lease_until_s = sent.claim.gate.deliver_until_s = now_s + self.settings.lease_s
         return honest(self, send_id, ok, now_s)
 
     monkeypatch.setattr(Member, "sent", credulous)

@@ -23,7 +23,8 @@ from holdfast.outbox.harvest.rows import OutboxRows
 from holdfast.outbox.schema.layouts import BUCKETS, OutboxRow, bucket_of, layout_named
 from holdfast.outbox.schema.migrate import downgrade, upgrade
 from holdfast.outbox.writer.outbox_writer import OutboxRecord
-from tests.outbox.databases import DATABASES, LAYOUTS, FreshOutbox, url_of
+from tests.outbox.databases import DATABASES, LAYOUTS, FreshOutbox, killed, url_of
+from tests.support.limits import at_most
 from tests.support.parts import part
 
 
@@ -280,13 +281,12 @@ def test_a_lost_connection_is_said_so_and_the_next_call_opens_another(
     write(outbox, "a")
     with outbox.rows() as rows:
         rows.take(1)
-        server.kill()
-        for _ in range(2):  # the connection is lost, then there is nobody to connect to
-            with pytest.raises(OutboxDatabaseError) as lost:
-                rows.take(1)
-            assert lost.value.is_lost
-            assert server.password not in str(lost.value)
-        server.restart()
+        with killed(server):
+            for _ in range(2):  # the connection is lost, then there is nobody to connect to
+                with pytest.raises(OutboxDatabaseError) as lost:
+                    rows.take(1)
+                assert lost.value.is_lost
+                assert server.password not in str(lost.value)
         assert keys(rows.take(1)) == ["a"]
 
 
@@ -300,11 +300,9 @@ def test_a_call_on_a_frozen_database_ends_at_an_interrupt(kind: str, request: py
         server.freeze()
         try:
             timer = threading.Timer(0.3, rows.interrupt)
-            began_s = system_clock.monotonic_s()
             timer.start()
-            with pytest.raises(OutboxDatabaseError):
+            with at_most(10.0, "the interrupt"), pytest.raises(OutboxDatabaseError):
                 rows.take(1)
-            assert system_clock.monotonic_s() - began_s < 10
             with pytest.raises(OutboxDatabaseError, match="interrupted"):
                 rows.take(1)
         finally:
@@ -333,7 +331,7 @@ def test_a_transaction_that_fails_leaves_nothing_half_done(outbox: FreshOutbox) 
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("nonsense", "is no database URL"),
+        ("nonsense", "is not a database URL"),
         ("oracle://x/y", "does not know the database"),
         ("sqlite+nothing:///x", "is not installed"),
     ],

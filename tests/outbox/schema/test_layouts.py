@@ -125,9 +125,9 @@ def test_what_is_written_here_a_running_goharvest_marks(postgres: Postgres) -> N
 GOHARVEST_BAD: dict[str, tuple[dict[str, Any], str]] = {
     "bytes that are no text": (
         {"key": "k", "value": b"\xff"},
-        "value is no UTF-8 .* layout goharvest holds text only",
+        "value is not UTF-8 .* layout goharvest holds text only",
     ),
-    "a key that is no text": ({"key": b"\xff"}, "key is no UTF-8"),
+    "a key that is no text": ({"key": b"\xff"}, "key is not UTF-8"),
     "a NUL": ({"key": "k", "value": "a\0b"}, "NUL character"),
     "a long key": ({"key": "k" * 101}, "key has 101 characters; the layout goharvest holds 100"),
     "a long value": ({"key": "k", "value": "v" * 10_001}, "value has 10001 characters"),
@@ -138,7 +138,7 @@ GOHARVEST_BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a timestamp": ({"key": "k", "timestamp_ms": 1}, "has timestamp_ms 1"),
     "a null header": ({"key": "k", "headers": {"h": None}}, "no null header values"),
-    "a binary header": ({"key": "k", "headers": {"h": b"\xff"}}, "header h is no UTF-8"),
+    "a binary header": ({"key": "k", "headers": {"h": b"\xff"}}, "header h is not UTF-8"),
 }
 
 
@@ -251,7 +251,7 @@ DEBEZIUM_BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no key": ({}, "needs an aggregateid"),
     "headers": ({"key": "k", "headers": {"a": "1"}}, "has headers"),
     "no JSON": ({"key": "k", "value": "{"}, "is not JSON"),
-    "no UUID": ({"key": "k", "event_id": "7"}, "'7' is no UUID"),
+    "no UUID": ({"key": "k", "event_id": "7"}, "'7' is not a UUID"),
     "a partition": ({"key": "k", "partition": 1}, "has partition 1"),
 }
 

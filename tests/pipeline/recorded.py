@@ -1,0 +1,78 @@
+"""Small logs recorded by the test kit, and how one task of Spark folds those of many processors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice
+from holdfast.core.engine.codec import digest
+from holdfast.core.engine.global_copies import GlobalLog, folded_by
+from holdfast.core.engine.processor import Processor
+from holdfast.pipeline.folding import FoldPlan, fold_partition
+from holdfast.pipeline.merged import fold_merged
+from holdfast.testing import Topology
+from holdfast.testing.logs import batch_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """A partition that a processor has folded in the test kit: its sources, its choices, and the digest it came to."""
+
+    processor: Processor[Any, Any]
+    sources: tuple[Batch, ...]
+    choices: tuple[Choice, ...]
+    digest: str
+    tables: tuple[Mapping[int, Batch], ...] = ()
+    """Of each global that it reads, what lies in each partition."""
+
+    def fold(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Fold it again as partition *number* and yield what that tells."""
+        plan = FoldPlan(processor=self.processor)
+        logs = [[(batch, 1)] if batch.offsets else [] for batch in self.sources]
+        if self.processor.on is None:
+            return fold_partition(plan, number, logs[0])
+        ends = [len(batch.offsets) for batch in self.sources]
+        return fold_merged(plan, number, logs, self.choices, ends, open_logs=self._open_logs)
+
+    def _open_logs(self, table: int) -> dict[int, GlobalLog]:
+        return {at: GlobalLog([batch], len(batch.offsets)) for at, batch in self.tables[table].items()}
+
+
+def recorded_runs(topology: Topology) -> Iterator[RecordedRun]:
+    """Yield what each processor of *topology* has folded so far."""
+    for (name, partition), run in sorted(topology._runs.items()):
+        processor = topology.processors[name]
+        inputs = [processor.inputs] if processor.on is None else [source.inputs for source in processor.folds]
+        logs = [topology._logs.of(topic)[partition] for topic in processor.topics]
+        yield RecordedRun(
+            processor=processor,
+            sources=tuple(batch_of(names, log) for names, log in zip(inputs, logs, strict=True)),
+            choices=tuple(topology.choices(name, partition)),
+            digest=digest(run.outcome.store.everything()),
+            tables=tuple(
+                {
+                    at: batch_of(folded_by(table).folds[0].inputs, log)
+                    for at, log in enumerate(topology._logs.of(table.topic))
+                }
+                for table in processor.reads
+            ),
+        )
+
+
+def in_tasks(
+    runs: list[RecordedRun], tasks: int
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what folds an equal share of *runs* for each number of a task that comes in, each run as the partition of its place."""
+
+    def fold(named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for numbers in named:
+            for task in numbers.column(0).to_pylist():
+                for number in range(task, len(runs), tasks):
+                    yield from runs[number].fold(number)
+
+    return fold

@@ -1,0 +1,66 @@
+"""Upper limits of time in tests that hold on a loaded machine too.
+
+`with at_most(3.0, "the release"):` fails when its block takes longer than 3 s of a machine that has a core to
+spare. How much of a core this process got meanwhile is measured beside the block, by bursts of work: where
+other programs take 19 of 20 parts of it, the limit is 60 s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_BURST_S = 0.02
+"""Longer than a scheduler lets one program run beside others, so that a burst meets them."""
+_REST_S = 0.2
+
+
+class Slowness:
+    """Measures how much longer work takes than the processor time it needs, from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._measure, name="slowness", daemon=True)
+        self._wall_s = self._worked_s = 0.0
+
+    def start(self) -> None:
+        """Begin to measure."""
+        self._thread.start()
+
+    def stop(self) -> float:
+        """Return the factor, at least 1."""
+        self._ended.set()
+        self._thread.join()
+        return max(1.0, self._wall_s / self._worked_s) if self._worked_s else 1.0
+
+    def _measure(self) -> None:
+        while not self._ended.wait(_REST_S):
+            began_s, worked_s = time.monotonic(), time.thread_time()
+            while time.thread_time() - worked_s < _BURST_S:
+                pass
+            self._wall_s += time.monotonic() - began_s
+            self._worked_s += time.thread_time() - worked_s
+
+
+@contextmanager
+def at_most(limit_s: float, what: str = "it") -> Iterator[None]:
+    """Fail when the block takes longer than *limit_s*, times how much slower than an idle one the machine was."""
+    slowness = Slowness()
+    began_s = time.monotonic()
+    slowness.start()
+    try:
+        yield
+    except BaseException:
+        slowness.stop()
+        raise
+    took_s = time.monotonic() - began_s
+    check(took_s, limit_s, slowness.stop(), what)
+
+
+def check(took_s: float, limit_s: float, slower: float, what: str) -> None:
+    """Fail when *took_s* exceeds *limit_s* on a machine that was *slower* times as slow."""
+    assert took_s < limit_s * slower, (
+        f"{what} took {took_s:.2f} s: {limit_s:g} s is the limit, and the machine gave 1/{slower:.1f} of a core"
+    )

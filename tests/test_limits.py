@@ -1,0 +1,42 @@
+"""Limits of time fire on an idle machine, and grow with what other programs take."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.support import limits
+from tests.support.limits import Slowness, at_most, check
+
+
+def test_a_block_that_takes_too_long_fails_and_says_what() -> None:
+    with pytest.raises(AssertionError, match="the release took"), at_most(0.01, "the release"):
+        time.sleep(0.5)
+
+
+def test_a_block_that_ends_in_time_passes_and_leaves_no_thread() -> None:
+    with at_most(60.0):
+        pass
+
+
+def test_an_error_of_the_block_comes_through() -> None:
+    with pytest.raises(ZeroDivisionError), at_most(60.0):
+        _ = 1 / 0
+
+
+def test_the_limit_grows_with_what_other_programs_take() -> None:
+    check(59.0, 3.0, 20.0, "it")
+    with pytest.raises(AssertionError, match=r"1/20\.0 of a core"):
+        check(61.0, 3.0, 20.0, "it")
+
+
+def test_work_beside_busy_threads_is_slower_than_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads share one interpreter: a burst takes about twice its processor time."""
+    monkeypatch.setattr(limits, "_REST_S", 0.001)
+    slowness = Slowness()
+    slowness.start()
+    until_s = time.monotonic() + 0.6
+    while time.monotonic() < until_s:
+        sum(range(1000))
+    assert slowness.stop() > 1.2
