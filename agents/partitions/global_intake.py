@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.agents.partitions.global_history import GlobalHistory
 from holdfast.agents.partitions.global_tables import GlobalCopies
-from holdfast.agents.partitions.types import MergingIntakeHost
 from holdfast.core.engine.choices import GlobalsChoice, VectorMarker, globals_of
 from holdfast.core.engine.global_copies import WorkerGlobals
 from holdfast.core.engine.global_rows import Vector
 from holdfast.core.engine.merging import Merger, Stretch
 from holdfast.tables.partition import Partition
+
+
+class GlobalIntakeHost(Protocol):
+    """What is asked of the manager."""
+
+    @property
+    def held(self) -> dict[tuple[str, int], str]:
+        """Return why partitions stand still, by partition."""
+        ...
+
+    def progressed(self) -> None:
+        """Note that something moved: the worker is not stuck."""
+        ...
+
+    def crash(self, error: BaseException) -> None:
+        """End the worker."""
+        ...
 
 
 class GlobalIntake:
@@ -23,7 +39,7 @@ class GlobalIntake:
     it saw them. While recorded choices are obeyed it sees a history, up to the next position that is not staged.
     """
 
-    def __init__(self, host: MergingIntakeHost, part: Partition, tables: GlobalCopies) -> None:
+    def __init__(self, host: GlobalIntakeHost, part: Partition, tables: GlobalCopies) -> None:
         assert part.views is not None, "of a processor that reads globals"
         self._host, self._part, self._tables = host, part, tables
         self._views: WorkerGlobals = part.views

@@ -51,7 +51,9 @@ class GlobalsHost(Protocol):
 
     settings: Settings
     processors: dict[str, Processor[Any, Any]]
-    held: dict[tuple[str, int], str]
+
+    @property
+    def held(self) -> dict[tuple[str, int], str]: ...
 
     @property
     def skipping(self) -> Skipped: ...

@@ -16,6 +16,7 @@ from holdfast.agents.partitions.adoption import Adoption
 from holdfast.agents.partitions.announcer import Announcer
 from holdfast.agents.partitions.flow import FlowControl
 from holdfast.agents.partitions.gate import FoldGate
+from holdfast.agents.partitions.global_intake import GlobalIntake
 from holdfast.agents.partitions.global_tables import GlobalCopies
 from holdfast.agents.partitions.holdings import Holdings
 from holdfast.agents.partitions.intake import Intake, SingleIntake
@@ -114,7 +115,6 @@ class PartitionManager:
         )
         self.readiness = Readiness(self.membership, self.feed, self.skipping.why)
         self.held = self.readiness.held
-        self.globals = GlobalCopies(self)
         self.adoption = Adoption(
             settings,
             self,
@@ -143,6 +143,7 @@ class PartitionManager:
         """Make what runs beside all else (agents/faust/watch.py)."""
         settings, gate, holdings = self.settings, self.gate, self.holdings
         self.source_ends = SourceEnds(settings, self.processors, gate=gate, holdings=holdings)
+        self.globals = GlobalCopies(self)
         self.trimming = Trimming(settings, self.processors, self.thread, gate=gate, holdings=holdings)
 
     async def start(self) -> None:
@@ -213,8 +214,8 @@ class PartitionManager:
         environment = self.cluster.environment
         part = Partition(self.processors[name], number, environment, self._applied, self.membership.owns)
         part.on_rotten = self._rotten
-        expired_ms = self._clock.now_ms() - environment.tombstones_kept_ms
         part.views = self.globals.views(part.processor)
+        expired_ms = self._clock.now_ms() - environment.tombstones_kept_ms
         if part.changelog_next and part.touched_ms < expired_ms and part.stream_ms < expired_ms:
             part.rebuild(
                 "it was away for longer than the changelog keeps tombstones: deletions may have been missed"
@@ -227,9 +228,12 @@ class PartitionManager:
         intake: Intake = (
             SingleIntake(self, part, limits.transaction_bytes, clock=clock)
             if part.processor.on is None
-            else MergingIntake(self, part, clock=clock)
+            else MergingIntake(self, part, self._seen(part), clock=clock)
         )
         return Runner(self, part, intake, limits, clock=clock)
+
+    def _seen(self, part: Partition) -> GlobalIntake | None:
+        return GlobalIntake(self, part, self.globals) if part.processor.reads else None
 
     def _applied(self, part: Partition) -> None:
         self._loop.call_soon_threadsafe(part.wake_readers)

@@ -55,10 +55,17 @@ class MergingIntake:
     """Events of several sources, which are folded in the order of a `Merger`.
 
     It *asks* for the ends of those sources that hold back what is in hand. While it does, it takes more of these
-    sources alone.
+    sources alone. *seen* chooses what its transactions see of globals, where the processor reads any.
     """
 
-    def __init__(self, host: MergingIntakeHost, part: Partition, *, clock: Clock = system_clock) -> None:
+    def __init__(
+        self,
+        host: MergingIntakeHost,
+        part: Partition,
+        seen: GlobalIntake | None = None,
+        *,
+        clock: Clock = system_clock,
+    ) -> None:
         self._host, self._part, self._clock = host, part, clock
         self._inputs = [fold.inputs for fold in part.processor.folds]
         self._queues = [_SourceQueue(place) for place in part.places]
@@ -74,7 +81,7 @@ class MergingIntake:
         self._clock_ends: list[int] | None = None
         self._settled_at: VectorMarker | None = None
         self._passed: list[int] = []
-        self._globals = GlobalIntake(host, part, host.globals) if part.processor.reads else None
+        self._globals = seen
 
     # -- events
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.agents.metrics import Metrics
-from holdfast.agents.partitions.global_tables import GlobalCopies
 from holdfast.agents.partitions.membership import NO_TERM
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import FencedError
@@ -159,24 +158,6 @@ class MergingIntakeHost(IntakeHost, Protocol):
 
     def ask_ends(self) -> None:
         """Note that an intake waits for ends of sources."""
-        ...
-
-    @property
-    def globals(self) -> GlobalCopies:
-        """Return the worker's copies of global tables."""
-        ...
-
-    @property
-    def held(self) -> dict[Held, str]:
-        """Return why partitions stand still, by partition: an intake that waits for a copy writes it."""
-        ...
-
-    def progressed(self) -> None:
-        """Note that a partition can go on."""
-        ...
-
-    def crash(self, error: BaseException) -> None:
-        """End the worker."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.codec import digest
+from holdfast.core.engine.global_copies import GlobalLog, folded_by
 from holdfast.core.engine.processor import Processor
 from holdfast.pipeline.folding import FoldPlan, fold_partition
 from holdfast.pipeline.merged import fold_merged
@@ -26,6 +27,8 @@ class RecordedRun:
     sources: tuple[Batch, ...]
     choices: tuple[Choice, ...]
     digest: str
+    tables: tuple[Mapping[int, Batch], ...] = ()
+    """Of each global that it reads, what lies in each partition."""
 
     def fold(self, number: int) -> Iterator[pa.RecordBatch]:
         """Fold it again as partition *number* and yield what that tells."""
@@ -34,7 +37,10 @@ class RecordedRun:
         if self.processor.on is None:
             return fold_partition(plan, number, logs[0])
         ends = [len(batch.offsets) for batch in self.sources]
-        return fold_merged(plan, number, logs, self.choices, ends)
+        return fold_merged(plan, number, logs, self.choices, ends, open_logs=self._open_logs)
+
+    def _open_logs(self, table: int) -> dict[int, GlobalLog]:
+        return {at: GlobalLog([batch], len(batch.offsets)) for at, batch in self.tables[table].items()}
 
 
 def recorded_runs(topology: Topology) -> Iterator[RecordedRun]:
@@ -48,6 +54,13 @@ def recorded_runs(topology: Topology) -> Iterator[RecordedRun]:
             sources=tuple(batch_of(names, log) for names, log in zip(inputs, logs, strict=True)),
             choices=tuple(topology.choices(name, partition)),
             digest=digest(run.outcome.store.everything()),
+            tables=tuple(
+                {
+                    at: batch_of(folded_by(table).folds[0].inputs, log)
+                    for at, log in enumerate(topology._logs.of(table.topic))
+                }
+                for table in processor.reads
+            ),
         )
 
 

@@ -36,6 +36,13 @@ WRITTEN: dict[str, Sequence[tuple[str, str, Any] | int]] = {
     "balances": [("paid-in", "ada", 500), ("paid-out", "ada", 200), ("paid-in", "bo", 7)],
     "bestsellers": [("sales", "green", SALE), ("sales", "black", SALE | {"item": "black", "pieces": 3})],
     "counting": [("words", "", "to"), ("words", "", "be"), ("words", "", "to")],
+    "currency_rates": [
+        ("foreign-orders", "ada", {"id": "o-1", "currency": "usd", "amount": 100}),
+        ("rates", "usd", 0.9),
+        ("foreign-orders", "ada", {"id": "o-2", "currency": "usd", "amount": 100}),
+        ("rates", "usd", 0.8),
+        ("foreign-orders", "ada", {"id": "o-3", "currency": "usd", "amount": 100}),
+    ],
     "enrich": [
         ("customers", "ada", {"name": "Ada"}),
         ("orders", "ada", {"id": 1, "cents": 1999}),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.agents.partitions.global_tables import GlobalCopies
 from holdfast.agents.partitions.merging_intake import MergingIntake
 from holdfast.agents.partitions.types import FoldEvent
 from holdfast.clock import ManualClock
@@ -49,7 +48,6 @@ class MergingHost:
         self.owned, self.acked, self.voided, self.parked = True, 0, 0, 0
         self.read: dict[tuple[str, int], int] = {}
         self.resting: set[tuple[str, int]] = set()
-        self.held: dict[tuple[str, int], str] = {}
 
     @property
     def feed(self) -> MergingHost:
@@ -75,16 +73,6 @@ class MergingHost:
 
     def park(self, event: FoldEvent) -> None:
         self.parked += 1
-
-    @property
-    def globals(self) -> GlobalCopies:
-        raise AssertionError("the processor reads no global table")
-
-    def progressed(self) -> None:
-        pass
-
-    def crash(self, error: BaseException) -> None:
-        raise error
 
 
 class Bench:
