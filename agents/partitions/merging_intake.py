@@ -214,7 +214,7 @@ class MergingIntake:
         )
 
     def refused(self, refused: Refused) -> tuple[str, FetchedRecord]:
-        if refused.stage == "tick":  # met at no record: the choice is what tells of it
+        if not refused.topic:  # met at no record: the choice is what tells of it
             topic = self._part.processor.choices(self._host.app)
             changes = self._folding.changes
             assert changes is not None

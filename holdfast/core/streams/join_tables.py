@@ -13,7 +13,15 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.sources import FoldWith, Source
 from holdfast.core.engine.streams import Stream
-from holdfast.core.streams.joining import How, Route, check_join, check_tombstones, held_type, key_of
+from holdfast.core.streams.joining import (
+    How,
+    Route,
+    check_apart,
+    check_join,
+    check_tombstones,
+    held_type,
+    key_of,
+)
 
 L = TypeVar("L")
 R = TypeVar("R")
@@ -65,6 +73,7 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
     ) -> None:
         whose = f"processor {name}"
         check_join(whose, {"left": left, "right": right}, to, how, ("inner", "left", "outer"), join)
+        check_apart(whose, {"left": left, "right": right})
         check_tombstones(whose, to)
 
         def changed(rows: Rows[Any], key: str, after: Joined[Any, Any]) -> Emits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args
 
 from holdfast.core.engine.declaring import why_uncallable
@@ -29,10 +29,33 @@ def check_join(
         raise ConfigError(f"{whose}: join {why}")
 
 
+def check_apart(whose: str, sources: Mapping[str, Source[Any]]) -> None:
+    """Raise ConfigError where two sources are one topic: a processor folds each of its records once."""
+    found: dict[str, str] = {}
+    for what, source in sources.items():
+        if (other := found.setdefault(str(source.topic), what)) != what:
+            raise ConfigError(
+                f"{whose}: {other} and {what} are both {source.topic!r}: a record is folded once, so one side would stay empty; send the topic "
+                f"on under another name, by Map(source=..., each=lambda event: event, serde=...), and name that as {what}="
+            )
+
+
 def check_stream(whose: str, to: object) -> None:
     """Raise ConfigError unless *to* is a declared stream."""
     if not isinstance(to, Stream):
         raise ConfigError(f"{whose}: to is {to!r:.200}; write Stream(topic, serde)")
+
+
+def check_late(whose: str, late: object, to: Stream[Any]) -> None:
+    """Raise ConfigError unless late records may be sent to *late*; None sends them nowhere."""
+    if late is None:
+        return
+    if not isinstance(late, Stream):
+        raise ConfigError(f"{whose}: late is {late!r:.200}; write Stream(topic, serde)")
+    if late == to:
+        raise ConfigError(
+            f"{whose}: late records and results both go to {str(to)!r}, and none could tell them apart: give late= a topic of its own"
+        )
 
 
 def check_tombstones(whose: str, to: Stream[Any]) -> None:
@@ -59,7 +82,7 @@ def held_type(whose: str, source: Source[Any]) -> Any:
 
 
 def time_of(source: Source[Any], event: Any, timestamp: int) -> int:
-    """Return an event's time in ms; that of a tombstone, and without `time=`, is the record's append time."""
+    """Return an event's time in ms; without `time=`, and for a tombstone, it is *timestamp*."""
     tell = source.time
     return checked_time(timestamp if tell is None or event is None else tell(event))
 

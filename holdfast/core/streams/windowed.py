@@ -11,7 +11,7 @@ from holdfast.core.engine.processor import Input, Processor
 from holdfast.core.engine.serdes import Bytes
 from holdfast.core.engine.sources import FoldColumns, Source
 from holdfast.core.streams.durations import duration_ms
-from holdfast.core.streams.emitting import Final, Updates
+from holdfast.core.streams.emitting import Final, Updates, encode_json
 from holdfast.core.streams.window_fold import Arrived, WindowFold
 from holdfast.core.streams.window_kinds import HoppingFold, SessionFold, SlidingFold, TumblingFold
 from holdfast.core.streams.window_rows import routed, row_type
@@ -33,6 +33,9 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     more records. A record that none of its windows takes is **late**: it is sent to the topic *late* as it came (key, value, headers), and
     counted in the row `stream_key(partition)`, a `StreamRow`, in any case. A record whose event time is far in the future closes all
     windows of its partition; have *decode* or *time* raise for a time that cannot be, and it goes to quarantine.
+
+    A record is refused if it makes a result that could not be encoded, or would be larger than a record may be. A result that fails all the same
+    when its time comes is quarantined alone, at the stage "close", and counted as *failed* in the `StreamRow`.
 
     *emit* is `updates(topic)`, `final(topic)` or None; results are `WindowResult`s, and their keys are those of the rows. With *in_place*
     they go to the partition of the record that caused them.
@@ -108,6 +111,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
             late=late,
             retention_ms=retention_ms,
             idle_ms=idle_ms,
+            sent_later=_sent_later(emit, row),
         )
         reads = _carrying(decode, len(inputs), raw=late is not None)
         more: tuple[Input, ...] = ("partition",) if late is None else ("key", "value", "headers", "partition")
@@ -129,6 +133,13 @@ def _read_from(
     if ticks:
         return {"on": {Source(source, Bytes()): FoldColumns(fold, decode, inputs)}, "on_tick": fold.tick}
     return {"source": source, "fold": fold, "decode": decode, "inputs": inputs}
+
+
+def _sent_later(emit: Updates | Final | None, row: Any) -> Callable[[Any], bytes] | None:
+    """Return what encodes the results that are sent later than they change, None if there are none that could fail."""
+    if emit is None or (isinstance(emit, Updates) and not emit.every_ms):
+        return None
+    return None if emit.encode is encode_json and row in (int, float, bool) else emit.encode
 
 
 def _topics(*topics: str | None) -> tuple[str, ...]:
