@@ -13,7 +13,7 @@ from holdfast.core.engine.partitioners import by_key
 from holdfast.core.engine.processor import Emit, Emits, Input, Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.streams.durations import duration_ms
-from holdfast.core.streams.emitting import Updates, encode_json
+from holdfast.core.streams.emitting import Updates, check_topics, encode_json
 from holdfast.errors import ConfigError
 
 E = TypeVar("E")
@@ -79,6 +79,7 @@ def aggregate(
     """
     _check(name, key=(key, "event"), fold=(fold, "aggregate", "event"))
     results = _results(name, emits)
+    check_topics(f"processor {name}", (source,), None if results is None else results.topic)
 
     def keep(rows: Rows[A], event: E, at_ms: int) -> None:
         of = key(event)
@@ -120,7 +121,7 @@ def count(*, decode: Callable[..., E], key: Callable[[E], str], **declared: Any)
     ...     topology.table(words), [each.value for each in topology.read("counts")]
     ({'be': 1, 'to': 2}, [b'1', b'1', b'2'])
     """
-    return aggregate(decode=decode, key=key, fold=_count, row=int, **declared)
+    return _short("count", declared, decode=decode, key=key, fold=_count, row=int)
 
 
 def _count(counted: int | None, event: object) -> int:
@@ -139,7 +140,7 @@ def total(
 
     Sums of floats depend on the order of the records, which is that of the log: a replay gives the same.
     """
-    return reduce(decode=decode, key=key, value=value, by=_add, row=row, **declared)
+    return _reduced("total", declared, decode=decode, key=key, value=value, by=_add, row=row)
 
 
 def _add(one: Any, other: Any) -> Any:
@@ -156,7 +157,7 @@ def mean(
         found = value(event)
         return Mean(1, found) if so_far is None else Mean(so_far.count + 1, so_far.total + found)
 
-    return aggregate(decode=decode, key=key, fold=fold, row=Mean, **declared)
+    return _short("mean", declared, decode=decode, key=key, fold=fold, row=Mean)
 
 
 def minimum(
@@ -168,7 +169,7 @@ def minimum(
     **declared: Any,
 ) -> Processor[E, Any]:
     """Return a processor that keeps the lowest *value* of each key's events; *row* is its type. Of equal ones, the first."""
-    return reduce(decode=decode, key=key, value=value, by=min, row=row, **declared)
+    return _reduced("minimum", declared, decode=decode, key=key, value=value, by=min, row=row)
 
 
 def maximum(
@@ -180,7 +181,7 @@ def maximum(
     **declared: Any,
 ) -> Processor[E, Any]:
     """Return a processor that keeps the highest *value* of each key's events; *row* is its type. Of equal ones, the first."""
-    return reduce(decode=decode, key=key, value=value, by=max, row=row, **declared)
+    return _reduced("maximum", declared, decode=decode, key=key, value=value, by=max, row=row)
 
 
 def latest(
@@ -190,7 +191,7 @@ def latest(
 
     It makes a table of a stream, as `toTable()` does in Kafka Streams.
     """
-    return reduce(decode=decode, key=key, value=value, by=_second, row=row, **declared)
+    return _reduced("latest", declared, decode=decode, key=key, value=value, by=_second, row=row)
 
 
 def _second(one: Any, other: Any) -> Any:
@@ -210,12 +211,23 @@ def reduce(
 
     *row* is the type of the values. The other parameters are those of `aggregate`.
     """
+    return _reduced("reduce", declared, decode=decode, key=key, value=value, by=by, row=row)
+
+
+def _reduced(
+    what: str,
+    declared: dict[str, Any],
+    *,
+    value: Callable[[E], V],
+    by: Callable[[V, V], V],
+    **given: Any,
+) -> Processor[E, V]:
     _check(declared.get("name"), value=(value, "event"), by=(by, "so_far", "value"))
 
     def fold(so_far: V | None, event: E) -> V:
         return value(event) if so_far is None else by(so_far, value(event))
 
-    return aggregate(decode=decode, key=key, fold=fold, row=row, **declared)
+    return _short(what, declared, fold=fold, **given)
 
 
 def top(
@@ -257,7 +269,7 @@ def top(
         insort(kept, new, key=_rank)
         return (*kept[:k],)
 
-    return aggregate(decode=decode, key=key, fold=fold, row=tuple[Ranked, ...], **declared)
+    return _short("top", declared, decode=decode, key=key, fold=fold, row=tuple[Ranked, ...])
 
 
 def _rank(ranked: Ranked) -> tuple[int, str]:
@@ -285,6 +297,7 @@ def dedupe(
     Repeats are found within a partition: records of one id must be in one.
     """
     _check(name, decode=(decode, *inputs), key=(key, "event"))
+    check_topics(f"processor {name}", (source,), to)
     ttl_ms = duration_ms(ttl, f"processor {name}: ttl")
     columns = len(inputs)
 
@@ -316,6 +329,19 @@ def dedupe(
         emits=(to,),
         in_place=in_place,
     )
+
+
+_MORE = ("name", "source", "version", "inputs", "route", "emits")
+
+
+def _short(what: str, declared: dict[str, Any], **given: Any) -> Processor[Any, Any]:
+    """Return the aggregate of which *what* is a short form; ConfigError for parameters that it does not have or lacks."""
+    whose = f"processor {declared.get('name')}"
+    if wrong := sorted(set(declared) - set(_MORE)):
+        raise ConfigError(f"{whose}: {what} takes no {', '.join(wrong)}; it takes besides {', '.join(_MORE)}")
+    if lacks := [each for each in ("name", "source") if each not in declared]:
+        raise ConfigError(f"{whose}: {what} lacks {' and '.join(lacks)}: write {lacks[0]}='...'")
+    return aggregate(**given, **declared)
 
 
 def _results(name: str, emits: str | Updates | None) -> _Results | None:

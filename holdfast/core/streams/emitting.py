@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,20 @@ def _check(topic: str, encode: Callable[[Any], bytes]) -> None:
         raise ConfigError(f"results to {topic!r:.100}: give the name of a topic")
     if (why := why_uncallable(encode, ("result",))) is not None:
         raise ConfigError(f"results to {topic}: encode {why}")
+
+
+def check_topics(whose: str, sources: Collection[str], *topics: str | None) -> None:
+    """Raise ConfigError where a topic that is emitted to is also read, or stands for two things; None is none."""
+    named = [str(topic) for topic in topics if topic is not None]
+    for at, topic in enumerate(named):
+        if topic in sources:
+            raise ConfigError(
+                f"{whose}: it emits to {topic!r}, which it reads: it would feed itself without end; emit to another topic"
+            )
+        if topic in named[:at]:
+            raise ConfigError(
+                f"{whose}: {topic!r} is named for two kinds of records: give each a topic of its own"
+            )
 
 
 def require_sendable(key: str, value: object) -> None:

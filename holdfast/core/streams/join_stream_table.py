@@ -18,6 +18,7 @@ from holdfast.core.streams.joining import (
     Route,
     check_apart,
     check_join,
+    check_key,
     check_late,
     held_type,
     key_of,
@@ -74,7 +75,9 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
         whose = f"processor {name}"
         check_join(whose, {"stream": stream, "table": table}, to, how, ("inner", "left"), join)
         check_apart(whose, {"stream": stream, "table": table})
-        if by is not None and (why := why_uncallable(by, ("event",))) is not None:
+        if by is None:
+            check_key(whose, stream)
+        elif (why := why_uncallable(by, ("event",))) is not None:
             raise ConfigError(f"{whose}: by {why}")
         held = held_type(whose, table)
         past = (
@@ -82,7 +85,7 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
         )
         if late is not None and past is None:
             raise ConfigError(f"{whose}: late= needs history=: without it no record of the table is late")
-        check_late(whose, late, to)
+        check_late(whose, late, to, (stream.topic, table.topic))
 
         def enrich(
             rows: Rows[Any], event: Any, at_ms: int, key: Any, partition: int, timestamp: int

@@ -40,7 +40,7 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
 
     *left* and *right* are topics of tables: a record sets the row of its key, one without value (a tombstone) removes it. *join* gets the
     two rows and returns what is sent to *to*. *how* is "inner": there is a result while both rows are; "left": while the left one is, the right one
-    may be None; or "outer": while either is. When a result is gone, a tombstone is sent, so that the values of *to* must allow None.
+    may be None; or "outer": while either is. *join* must not return None, which would be sent as a tombstone. When a result is gone, a tombstone is sent, so that the values of *to* must allow None.
 
     Rows are `Joined` by key. ConfigError for what does not fit together, when it is declared; a record without a key is refused.
 

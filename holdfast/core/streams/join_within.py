@@ -127,7 +127,7 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
         idle_ms = None if idle is None else duration_ms(idle, f"{whose}: idle")
         if how == "inner":
             idle_ms = None
-        check_late(whose, late, to)
+        check_late(whose, late, to, (left.topic, right.topic))
         near = _Near(join, to, late, before_ms, after_ms, grace_ms, idle_ms, how != "inner", how == "outer")
         asked: tuple[Asked, ...] = ("key", "partition", "offset")
         if late is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, Union, get_args
 
 from holdfast.core.engine.declaring import why_uncallable
+from holdfast.core.engine.serdes import Bytes
 from holdfast.core.engine.sources import Source
 from holdfast.core.engine.streams import Stream
+from holdfast.core.streams.emitting import check_topics
 from holdfast.core.streams.window_rows import checked_key, checked_time
 from holdfast.errors import ConfigError, HoldfastError
 
@@ -22,11 +24,24 @@ def check_join(
     for what, source in sources.items():
         if not isinstance(source, Source):
             raise ConfigError(f"{whose}: {what} is {source!r:.200}; write Source(topic, serde)")
+        if what != "stream":
+            check_key(whose, source)
     check_stream(whose, to)
+    check_topics(whose, {str(source.topic) for source in sources.values()}, to)  # type: ignore[attr-defined]
     if how not in ways:
         raise ConfigError(f"{whose}: how {how!r:.100}; choose from {', '.join(ways)}")
     if (why := why_uncallable(join, ("left", "right"))) is not None:
         raise ConfigError(f"{whose}: join {why}")
+
+
+def check_key(whose: str, source: Source[Any]) -> None:
+    """Raise ConfigError where the keys of a source are not text, as those of rows are."""
+    of = getattr(source.key, "of", str)
+    if isinstance(source.key, Bytes) or not (of is str or of is Any or str in get_args(of)):
+        raise ConfigError(
+            f"{whose}: the keys of {str(source.topic)!r} are {source.key!r}, and rows are found by text: leave out key=, or put Rekey(by=...) before "
+            "that gives text"
+        )
 
 
 def check_apart(whose: str, sources: Mapping[str, Source[Any]]) -> None:
@@ -46,16 +61,13 @@ def check_stream(whose: str, to: object) -> None:
         raise ConfigError(f"{whose}: to is {to!r:.200}; write Stream(topic, serde)")
 
 
-def check_late(whose: str, late: object, to: Stream[Any]) -> None:
+def check_late(whose: str, late: object, to: Stream[Any], sources: Collection[str]) -> None:
     """Raise ConfigError unless late records may be sent to *late*; None sends them nowhere."""
     if late is None:
         return
     if not isinstance(late, Stream):
         raise ConfigError(f"{whose}: late is {late!r:.200}; write Stream(topic, serde)")
-    if late == to:
-        raise ConfigError(
-            f"{whose}: late records and results both go to {str(to)!r}, and none could tell them apart: give late= a topic of its own"
-        )
+    check_topics(whose, sources, to, late)
 
 
 def check_tombstones(whose: str, to: Stream[Any]) -> None:

@@ -11,7 +11,7 @@ from holdfast.core.engine.processor import Input, Processor
 from holdfast.core.engine.serdes import Bytes
 from holdfast.core.engine.sources import FoldColumns, Source
 from holdfast.core.streams.durations import duration_ms
-from holdfast.core.streams.emitting import Final, Updates, encode_json
+from holdfast.core.streams.emitting import Final, Updates, check_topics, encode_json
 from holdfast.core.streams.window_fold import Arrived, WindowFold
 from holdfast.core.streams.window_kinds import HoppingFold, SessionFold, SlidingFold, TumblingFold
 from holdfast.core.streams.window_rows import routed, row_type
@@ -98,6 +98,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
             raise ConfigError(f"{whose}: emit {emit!r:.100}: write updates(topic) or final(topic)")
         if late is not None and not isinstance(late, str):
             raise ConfigError(f"{whose}: late {late!r:.100}: give the name of a topic")
+        check_topics(whose, (source,), None if emit is None else emit.topic, late)
         retention_ms = duration_ms(retention, f"{whose}: retention", least_ms=0)
         idle_ms = None if idle is None else duration_ms(idle, f"{whose}: idle")
         windows = _fold_of(

@@ -143,6 +143,19 @@ def test_windows_are_told_when_they_are_closed_and_late_records_are_counted() ->
         ]
 
 
+def windows(**declared: Any) -> Windowed[str, int]:
+    return Windowed(
+        name="w",
+        source="views",
+        decode=bytes.decode,
+        by=str,
+        window=Tumbling("1s"),
+        fold=lambda count, view: 1,
+        row=int,
+        **declared,
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -153,6 +166,23 @@ def test_windows_are_told_when_they_are_closed_and_late_records_are_counted() ->
         (lambda: aggregate(fold=NO_FOLD, row=int, **DECLARED), "fold takes"),
         (lambda: dedupe(name="d", source="s", to="t", key=str, ttl="soon", decode=bytes), "ttl"),
         (lambda: Tumbling("an hour"), "an hour"),
+        (lambda: count(**DECLARED, fold=1), "count takes no fold; it takes besides name, source"),
+        (lambda: total(value=len, **DECLARED, by=max), "total takes no by; it takes"),
+        (
+            lambda: count(source="s", decode=bytes.decode, key=str),
+            "count lacks name: write name='...'",
+        ),
+        (
+            lambda: dedupe(name="d", source="s", to="s", key=str, ttl="1s", decode=bytes),
+            "it emits to 's', which it reads",
+        ),
+        (
+            lambda: count(name="c", source="s", emits="s", decode=bytes.decode, key=str),
+            "it emits to 's', which it reads",
+        ),
+        (lambda: windows(emit=final("views")), "it emits to 'views', which it reads"),
+        (lambda: windows(emit=updates("out"), late="views"), "it emits to 'views', which it reads"),
+        (lambda: windows(emit=final("out"), late="out"), "'out' is named for two kinds of records"),
     ],
 )
 def test_what_cannot_be_is_said_at_declaration(make: Any, told: str) -> None:

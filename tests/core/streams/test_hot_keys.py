@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -89,9 +90,9 @@ def session_fold(emit: Any) -> tuple[Callable[[int], list[Any]], DictStore]:
 def test_a_session_is_found_among_many_open_ones(emit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = Looks(monkeypatch)
     fold, _ = session_fold(emit)
-    looked = [looks.of(lambda at=at: fold(10 * at)) for at in range(COUNT)]  # type: ignore[misc]
+    looked = [looks.of(partial(fold, 10 * at)) for at in range(COUNT)]
     assert max(looked[10:]) <= 8, "each opens a session"
-    between = [looks.of(lambda at=at: fold(10 * at + 5)) for at in range(1, COUNT, 40)]  # type: ignore[misc]
+    between = [looks.of(partial(fold, 10 * at + 5)) for at in range(1, COUNT, 40)]
     assert max(between) <= 8, "each merges two"
 
 
@@ -128,17 +129,13 @@ def test_a_version_is_set_and_found_among_many(monkeypatch: pytest.MonkeyPatch) 
     looks = Looks(monkeypatch)
     fold, store = history_fold()
     table, stream = 0, 1
-    set_of = [looks.of(lambda at=at: fold(table, 10 * at, str(at))) for at in range(3 * COUNT)]  # type: ignore[misc]
+    set_of = [looks.of(partial(fold, table, 10 * at, str(at))) for at in range(3 * COUNT)]
     assert max(set_of[10:]) <= 12, "the last ones drop one each"
     assert fold(stream, 10 * (3 * COUNT - 50) + 4) == [["x", str(3 * COUNT - 50)]], "looks all times up, once"
-    found = [
-        looks.of(lambda at=at: fold(stream, 10 * at))  # type: ignore[misc]
-        for at in range(2 * COUNT + 10, 3 * COUNT, 40)
-    ]
+    found = [looks.of(partial(fold, stream, 10 * at)) for at in range(2 * COUNT + 10, 3 * COUNT, 40)]
     assert max(found) <= 6
     behind = [
-        looks.of(lambda at=at: fold(table, 10 * at + 5, f"{at}b"))
-        for at in range(2 * COUNT + 50, 3 * COUNT, 40)
+        looks.of(partial(fold, table, 10 * at + 5, f"{at}b")) for at in range(2 * COUNT + 50, 3 * COUNT, 40)
     ]  # type: ignore[misc]
     assert max(behind) <= 12, "a version between others"
     assert fold(stream, 10 * (2 * COUNT + 50) + 6) == [["x", f"{2 * COUNT + 50}b"]]

@@ -95,6 +95,7 @@ def test_a_group_of_sources_tells_changes_and_removals() -> None:
 
 
 NAMED: dict[str, Any] = {"name": "joined", "left": LEFT, "right": RIGHT, "join": both, "to": OUT}
+NUMBERED = Source("left", Json(str | None), key=Json(int))
 ONLY_TEXT: Any = Stream("out", Json(str))
 
 
@@ -109,11 +110,28 @@ ONLY_TEXT: Any = Stream("out", Json(str))
         (lambda: JoinWithin(**{**NAMED, "grace": "soon"}), "grace"),
         (lambda: JoinWithin(**{**NAMED, "idle": "bad"}), "idle 'bad'"),
         (lambda: JoinWithin(**{**NAMED, "late": "late"}), r"late is 'late'; write Stream\(topic, serde\)"),
-        (lambda: JoinWithin(**{**NAMED, "late": OUT}), "late records and results both go to 'out'"),
+        (lambda: JoinWithin(**{**NAMED, "late": OUT}), "'out' is named for two kinds of records"),
         (lambda: JoinWithin(**{**NAMED, "right": LEFT}), "left and right are both 'left'.*by Map"),
         (
             lambda: JoinWithin(**{**NAMED, "right": Source("left", Json(str | None))}),
             "left and right are both 'left'",
+        ),
+        (
+            lambda: JoinWithin(**{**NAMED, "late": Stream("left", Json(str))}),
+            "it emits to 'left', which it reads",
+        ),
+        (
+            lambda: JoinWithin(**{**NAMED, "to": Stream("left", Json(str))}),
+            "it emits to 'left', which it reads",
+        ),
+        (lambda: JoinTables(**{**NAMED, "left": NUMBERED}), r"keys of 'left' are Json\(int\), and .* text"),
+        (
+            lambda: cogroup(name="g", on={NUMBERED: lambda held, text: 1}, row=int),
+            r"keys of 'left' are Json\(int\)",
+        ),
+        (
+            lambda: JoinStreamTable(name="j", stream=NUMBERED, table=RIGHT, join=both, to=OUT),
+            r"keys of 'left' are Json\(int\)",
         ),
         (lambda: JoinTables(**{**NAMED, "right": LEFT}), "left and right are both 'left'"),
         (
