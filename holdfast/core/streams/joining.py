@@ -21,13 +21,13 @@ def check_join(
     whose: str, sources: dict[str, object], to: object, how: object, ways: tuple[How, ...], join: object
 ) -> None:
     """Raise ConfigError unless a join's sources, stream, kind and function may be declared so."""
+    check_stream(whose, to)
     for what, source in sources.items():
         if not isinstance(source, Source):
             raise ConfigError(f"{whose}: {what} is {source!r:.200}; write Source(topic, serde)")
         if what != "stream":
             check_key(whose, source)
-    check_stream(whose, to)
-    check_topics(whose, {str(source.topic) for source in sources.values()}, to)  # type: ignore[attr-defined]
+        check_topics(whose, (source.topic,), str(to))
     if how not in ways:
         raise ConfigError(f"{whose}: how {how!r:.100}; choose from {', '.join(ways)}")
     if (why := why_uncallable(join, ("left", "right"))) is not None:

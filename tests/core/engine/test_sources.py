@@ -37,6 +37,9 @@ def declare(**changed: Any) -> Processor[Any, Any]:
     return Processor(**declared | changed)
 
 
+PAIR: Any = (declare(), declare())
+
+
 def many(count: int) -> dict[Any, Any]:
     return {Source(f"t{number}", Bytes()): folded for number in range(count)}
 
@@ -107,9 +110,9 @@ def test_what_cannot_work_is_refused(changed: dict[str, Any], why: str) -> None:
         (lambda: Internal("a", None), "the serde of stream 'a.v1' is None; write Json"),  # type: ignore[arg-type]
         (lambda: Json(object()), r"Json\(<object.*give a type, as in Json\(int\)"),
         (
-            lambda: by_name([(declare(), declare())]),
+            lambda: by_name([PAIR]),
             r"holds the 2 processors .* write \[\*totals\], with a star",
-        ),  # type: ignore[list-item]
+        ),
     ],
 )
 def test_what_lies_in_a_topic_is_refused_when_it_is_declared(make: Any, why: str) -> None:

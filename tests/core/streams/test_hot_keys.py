@@ -136,7 +136,7 @@ def test_a_version_is_set_and_found_among_many(monkeypatch: pytest.MonkeyPatch) 
     assert max(found) <= 6
     behind = [
         looks.of(partial(fold, table, 10 * at + 5, f"{at}b")) for at in range(2 * COUNT + 50, 3 * COUNT, 40)
-    ]  # type: ignore[misc]
+    ]
     assert max(behind) <= 12, "a version between others"
     assert fold(stream, 10 * (2 * COUNT + 50) + 6) == [["x", f"{2 * COUNT + 50}b"]]
     sizes = [len(value) for key, value in store.everything() if b"hot" in key]

@@ -198,6 +198,23 @@ def test_a_tombstone_of_a_backfill_removes_the_row_where_the_table_is_and_not_no
         assert [right for _, (_, right) in topology.values(OUT)] == [1, None, None, 3]
 
 
+def test_times_that_are_remembered_go_with_their_versions() -> None:
+    with Topology([versioned()], partitions=1) as topology:
+        for seen, key in (
+            (Seen(1, 1_000), "k"),
+            (Seen(2, 1_010), "other"),
+            (None, "k"),
+            (Seen(7, 1_018), "k"),
+            (Seen(3, 1_020), "k"),
+        ):
+            topology.pipe(RIGHT, seen, key=key)
+        topology.pipe(LEFT, Seen(4, 1_015), key="k")
+        topology.pipe(RIGHT, Seen(5, 2_015), key="other")
+        topology.pipe(LEFT, Seen(6, 1_016), key="k")
+        assert topology.values(OUT) == [("k", (4, None)), ("k", (6, None))]
+        assert not topology.refused
+
+
 def test_late_records_of_a_table_are_sent_on() -> None:
     with Topology([versioned(late=LATE)], partitions=1) as topology:
         topology.pipe(RIGHT, Seen(1, 5_000), key="k")
