@@ -43,8 +43,9 @@ class Topology:
 
     Every record is folded by a worker that goes on and by one that restarts before it, and the whole log is
     replayed in transactions of other sizes at the end of the `with` block (or by `check`).
-    ImpureFoldError when the three differ: then the fold uses a clock, chance or state of its own. ChainError, as when a worker starts, for
-    processors of which one is of another version than those that it depends on.
+    ImpureFoldError when the three differ: then the fold uses a clock, chance or state of its own. All three run in
+    one process, so what depends on its hash seed is not seen: sort sets of text, and do not call `hash` on it.
+    ChainError, as when a worker starts, where a processor is of another version than one it depends on.
 
     >>> from holdfast import Processor, by_key
     >>> def count(rows, word, at_ms):

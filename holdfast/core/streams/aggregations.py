@@ -12,8 +12,10 @@ from holdfast.core.engine.declaring import why_uncallable
 from holdfast.core.engine.partitioners import by_key
 from holdfast.core.engine.processor import Emit, Emits, Input, Processor
 from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.sources import Source
 from holdfast.core.streams.durations import duration_ms
 from holdfast.core.streams.emitting import Updates, check_topics, encode_json
+from holdfast.core.streams.reading import reading
 from holdfast.errors import ConfigError
 
 E = TypeVar("E")
@@ -52,8 +54,8 @@ class _Results(NamedTuple):
 def aggregate(
     *,
     name: str,
-    source: str,
-    decode: Callable[..., E],
+    source: str | Source[E],
+    decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     fold: Callable[[A | None, E], A],
     row: type[A] | Any,
@@ -65,6 +67,7 @@ def aggregate(
     """Return a processor that keeps one aggregate of the records of each *key*: the general one; the others
     below are short forms.
 
+    *source* is a `Source`, which tells what lies in the topic, or the name of one with *decode*, which makes an event of the *inputs* of a record.
     *fold* gets the aggregate so far, None at first, and the event, and returns the aggregate with it, of type *row*. *emits* is a topic, or
     `updates(topic, encode=...)`: each change of a row is sent there with its key; a record that leaves the aggregate equal sends nothing.
 
@@ -78,8 +81,9 @@ def aggregate(
     'longest.v1'
     """
     _check(name, key=(key, "event"), fold=(fold, "aggregate", "event"))
+    topic, decode = reading(f"processor {name}", source, decode, inputs)
     results = _results(name, emits)
-    check_topics(f"processor {name}", (source,), None if results is None else results.topic)
+    check_topics(f"processor {name}", (topic,), None if results is None else results.topic)
 
     def keep(rows: Rows[A], event: E, at_ms: int) -> None:
         of = key(event)
@@ -97,7 +101,7 @@ def aggregate(
 
     return Processor(
         name=name,
-        source=source,
+        source=topic,
         decode=decode,
         fold=keep if results is None else keep_and_tell,
         row=row,
@@ -108,7 +112,9 @@ def aggregate(
     )
 
 
-def count(*, decode: Callable[..., E], key: Callable[[E], str], **declared: Any) -> Processor[E, int]:
+def count(
+    *, decode: Callable[..., E] | None = None, key: Callable[[E], str], **declared: Any
+) -> Processor[E, int]:
     """Return a processor that counts the records of each key; its rows are ints.
 
     The other parameters are those of `aggregate`, without fold and row.
@@ -130,7 +136,7 @@ def _count(counted: int | None, event: object) -> int:
 
 def total(
     *,
-    decode: Callable[..., E],
+    decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     value: Callable[[E], Any],
     row: Any = int,
@@ -148,7 +154,11 @@ def _add(one: Any, other: Any) -> Any:
 
 
 def mean(
-    *, decode: Callable[..., E], key: Callable[[E], str], value: Callable[[E], int | float], **declared: Any
+    *,
+    decode: Callable[..., E] | None = None,
+    key: Callable[[E], str],
+    value: Callable[[E], int | float],
+    **declared: Any,
 ) -> Processor[E, Mean]:
     """Return a processor that keeps the mean of the *value*s of each key's events; its rows are `Mean`."""
     _check(declared.get("name"), value=(value, "event"))
@@ -162,7 +172,7 @@ def mean(
 
 def minimum(
     *,
-    decode: Callable[..., E],
+    decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     value: Callable[[E], Any],
     row: Any = int,
@@ -174,7 +184,7 @@ def minimum(
 
 def maximum(
     *,
-    decode: Callable[..., E],
+    decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     value: Callable[[E], Any],
     row: Any = int,
@@ -185,7 +195,12 @@ def maximum(
 
 
 def latest(
-    *, decode: Callable[..., E], key: Callable[[E], str], value: Callable[[E], V], row: Any, **declared: Any
+    *,
+    decode: Callable[..., E] | None = None,
+    key: Callable[[E], str],
+    value: Callable[[E], V],
+    row: Any,
+    **declared: Any,
 ) -> Processor[E, V]:
     """Return a processor that keeps the *value* of each key's last record in the log; *row* is its type.
 
@@ -200,7 +215,7 @@ def _second(one: Any, other: Any) -> Any:
 
 def reduce(
     *,
-    decode: Callable[..., E],
+    decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     value: Callable[[E], V],
     by: Callable[[V, V], V],
@@ -233,7 +248,7 @@ def _reduced(
 def top(
     k: int,
     *,
-    decode: Callable[..., E],
+    decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     item: Callable[[E], str],
     score: Callable[[E], int],
@@ -279,11 +294,11 @@ def _rank(ranked: Ranked) -> tuple[int, str]:
 def dedupe(
     *,
     name: str,
-    source: str,
+    source: str | Source[E],
     to: str,
     key: Callable[[E], str],
     ttl: str | int,
-    decode: Callable[..., E],
+    decode: Callable[..., E] | None = None,
     version: int = 1,
     inputs: tuple[Input, ...] = ("value",),
     route: Route | None = by_key,
@@ -296,14 +311,15 @@ def dedupe(
 
     Repeats are found within a partition: records of one id must be in one.
     """
-    _check(name, decode=(decode, *inputs), key=(key, "event"))
-    check_topics(f"processor {name}", (source,), to)
+    topic, reads = reading(f"processor {name}", source, decode, inputs)
+    _check(name, decode=(reads, *inputs), key=(key, "event"))
+    check_topics(f"processor {name}", (topic,), to)
     ttl_ms = duration_ms(ttl, f"processor {name}: ttl")
     columns = len(inputs)
 
     def decoded(*given: Any) -> tuple[str, Emit]:
         record_key, value, headers = given[columns:]
-        return key(decode(*given[:columns])), Emit(to, record_key, value, headers)
+        return key(reads(*given[:columns])), Emit(to, record_key, value, headers)
 
     def fold(rows: Rows[int], arrived: tuple[str, Emit], at_ms: int) -> Emits:
         of, record = arrived
@@ -318,7 +334,7 @@ def dedupe(
 
     return Processor(
         name=name,
-        source=source,
+        source=topic,
         decode=decoded,
         fold=fold,
         on_wake=forget,
