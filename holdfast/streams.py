@@ -28,10 +28,11 @@ from holdfast.core.streams.cogroup import cogroup
 from holdfast.core.streams.distinct import Distinct, distinct, distinct_fold
 from holdfast.core.streams.emitting import Final, Updates, final, updates
 from holdfast.core.streams.join_foreign import JoinForeign
-from holdfast.core.streams.join_stream_table import JoinStreamTable, Version, Versions
+from holdfast.core.streams.join_stream_table import JoinStreamTable
 from holdfast.core.streams.join_tables import Joined, JoinTables
 from holdfast.core.streams.join_within import JoinStreamRow, JoinWithin, LeftHeld, RightHeld
 from holdfast.core.streams.steps import Branch, Filter, Map, Merge, Rekey
+from holdfast.core.streams.table_history import Version
 from holdfast.core.streams.window_rows import (
     StreamRow,
     WindowResult,
@@ -69,7 +70,6 @@ __all__ = [
     "Tumbling",
     "Updates",
     "Version",
-    "Versions",
     "WindowResult",
     "WindowRow",
     "Windowed",

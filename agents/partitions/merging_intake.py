@@ -224,7 +224,7 @@ class MergingIntake:
         )
 
     def refused(self, refused: Refused) -> tuple[str, FetchedRecord]:
-        if refused.stage == "tick":  # met at no record: the choice stands for it
+        if not refused.topic:  # no record caused it: the choice has its coordinates
             topic = self._part.choices_topic
             changes = self._folding.changes
             assert changes is not None

@@ -312,8 +312,8 @@ class Runner:
         self._reported = ""
         if not changes.records:
             return  # a tick, which is no record
-        timers = ("wake", "tick")
-        if len({(each.topic, each.offset) for each in refused if each.stage not in timers}) < changes.records:
+        met = ("wake", "tick", "close")  # at a record that was folded all the same
+        if len({(each.topic, each.offset) for each in refused if each.stage not in met}) < changes.records:
             self._refused = 0
             return
         last = refused[-1]

@@ -216,6 +216,8 @@ def _objection(
         return cannot_retry(record.batch)
     if record.stage == "tick":
         return "it is a timer that failed at a tick, and no record: mend on_tick, and raise the version for it to be called again"
+    if record.stage == "close":
+        return "it is a result that could not be sent when its time came, and no record: mend encode or join, and raise the version for it to be sent"
     if record.retried_to is not None and not again:
         return f"retried before as {record.retried_to}; --again sends another copy"
     refused_by = {each.processor for each in chosen if each.place == record.place}

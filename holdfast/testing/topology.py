@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from holdfast.core.engine.chains import require_chains
 from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.global_tables import Global
 from holdfast.core.engine.graph import TopologyGraph
@@ -47,7 +48,9 @@ class Topology:
 
     Every record is folded by a worker that goes on and by one that restarts before it, and the whole log is
     replayed in transactions of other sizes at the end of the `with` block (or by `check`).
-    ImpureFoldError when the three differ: then the fold uses a clock, chance or state of its own.
+    ImpureFoldError when the three differ: then the fold uses a clock, chance or state of its own. All three run in
+    one process, so what depends on its hash seed is not seen: sort sets of text, and do not call `hash` on it.
+    ChainError, as when a worker starts, where a processor is of another version than one it depends on.
 
     >>> from holdfast import Processor, by_key
     >>> def count(rows, word, at_ms):
@@ -67,6 +70,7 @@ class Topology:
         )
         if not self.processors:
             raise TopologyError("no processors: give a list of them, or what create_app returned")
+        require_chains(list(self.processors.values()))
         self._logs = TopicLogs(partitions)
         self._runs: dict[tuple[str, int], PartitionRun] = {}
         self._globals = KitGlobals(

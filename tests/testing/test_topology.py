@@ -12,8 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import Emit, Processor, Rows, by_key
-from holdfast.errors import ImpureFoldError, TopologyError
+from holdfast import Emit, Processor, Rows, Source, by_key
+from holdfast.core.engine.serdes import Text
+from holdfast.core.engine.streams import Internal
+from holdfast.errors import ChainError, ImpureFoldError, TopologyError
+from holdfast.streams import Rekey, count
 from holdfast.testing import Topology
 from tests.support.visits import Visit, Visitor, visits
 
@@ -229,6 +232,14 @@ def test_emits_in_place_stay_in_their_partition() -> None:
     ) as topology:
         topology.pipe("words", "x", partition=2)
         assert [each.partition for each in topology.read("out")] == [2]
+
+
+def test_it_refuses_a_broken_chain_as_a_worker_does() -> None:
+    old, new = Internal("words", Text()), Internal("words", Text(), version=2)
+    split: Any = Rekey(name="split", source=Source("lines", Text()), by=str, to=new, version=2)
+    counted = count(name="counts", source=old, decode=bytes.decode, key=str)
+    with pytest.raises(ChainError, match="have counts read that"):
+        Topology([split, counted])
 
 
 def test_it_describes_itself() -> None:

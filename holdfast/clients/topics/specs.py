@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from holdfast.clients.topics.types import ClusterTopics, Processors, TopicRole, TopicSpec
 from holdfast.config import Settings
 from holdfast.core.claims.resets import RESETS_TOPIC
 from holdfast.core.engine.folding import LIMIT_BYTES
+from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import LIMIT_KEY_BYTES
 from holdfast.core.engine.streams import Internal
 
@@ -181,10 +183,14 @@ def _between(
 ) -> dict[str, TopicSpec]:
     """Return how internal topics must be. They are kept until they are trimmed, for without them no table behind them can be folded again.
 
-    One that exists keeps its partition count. A new one gets as many partitions as its writer's source or, if its records are under other keys, as
+    One that exists keeps its partition count. A new one gets as many partitions as its (first) writer's source or, if its records are under other keys, as
     the topics that it is folded together with.
     """
-    writers = {str(topic): each for each in processors for topic in each.emits if isinstance(topic, Internal)}
+    writers: dict[str, Processor[Any, Any]] = {}
+    for each in processors:
+        for topic in each.emits:
+            if isinstance(topic, Internal):  # of several writers the first counts, as in `JoinForeign`
+                writers.setdefault(str(topic), each)
 
     def folded_with(name: str, seen: frozenset[str]) -> set[str]:
         """Return what a topic is folded together with, or what steps make of it that leave records in their partition."""

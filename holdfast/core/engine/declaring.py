@@ -5,8 +5,21 @@ every record.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def is_topic(topic: object) -> bool:
+    """Return whether Kafka takes *topic* for the name of one."""
+    return isinstance(topic, str) and _TOPIC.fullmatch(topic) is not None and topic not in (".", "..")
+
+
+def is_serde(serde: object, does: str) -> bool:
+    """Return whether *serde* does what it is needed for, "decode" or "encode"; a type such as `Json` itself does nothing."""
+    return not isinstance(serde, type) and callable(getattr(serde, does, None))
 
 
 def why_uncallable(call: Any, takes: tuple[str, ...]) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from holdfast.core.engine.declaring import why_uncallable
+from holdfast.core.engine.declaring import is_topic, why_uncallable
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.global_tables import LIMIT_GLOBALS, Global
 from holdfast.core.engine.named_tables import Table, declared_table, why_wrong_tables
@@ -36,7 +36,6 @@ E = TypeVar("E")
 R = TypeVar("R")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +187,7 @@ class Processor(Generic[E, R]):
         if not isinstance(self.emits, tuple | list):
             raise self._wrong(f"emits {self.emits!r:.200} is not a tuple of topics")
         for topic in (*self._sources, *self.emits):
-            if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+            if not is_topic(topic):
                 hint = (
                     ""
                     if self.source or self.on
@@ -337,6 +336,11 @@ def by_name(processors: Sequence[Processor[Any, Any]]) -> dict[str, Processor[An
         raise ConfigError(f"processors is {processors!r:.200}; write a list of Processor")
     found: dict[str, Processor[Any, Any]] = {}
     for each in processors:
+        if isinstance(each, tuple) and each and all(isinstance(one, Processor) for one in each):
+            raise ConfigError(
+                f"processors holds the {len(each)} processors {', '.join(one.name for one in each)} in one place: write [*{each[-1].name}], with a "
+                "star, say"
+            )
         if not isinstance(each, Processor):
             raise ConfigError(
                 f"processors holds {each!r:.200}, which is not a Processor; write Processor(name=..., source=..., ...)"

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar, get_origin, overload
 import msgspec
 
 from holdfast.core.untrusted import UNFIT
-from holdfast.errors import DecodeError, FoldError
+from holdfast.errors import ConfigError, DecodeError, FoldError
 
 T = TypeVar("T")
 
@@ -37,7 +37,12 @@ class _Typed(Generic[T]):
 
     def __init__(self, of: Any) -> None:
         self.of = of
-        self._decode = self._codec.Decoder(of).decode
+        try:
+            self._decode = self._codec.Decoder(of).decode
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self._name}({of!r:.200}): {error}; give a type, as in {self._name}(int)"
+            ) from error
         self._encode = self._codec.Encoder(order="deterministic").encode
         kind = get_origin(of) or of
         self._kind = kind if isinstance(kind, type) and kind not in (object, float, UnionType) else None

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar, get_args
 from zlib import crc32
 
+from holdfast.core.engine.declaring import is_serde, is_topic
 from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Serde, Text
-from holdfast.errors import DecodeError
+from holdfast.errors import ConfigError, DecodeError
 
 T = TypeVar("T")
 
@@ -33,13 +34,24 @@ class Source(Generic[T]):
     """A topic to fold: `orders = Source("orders", Json(Order))`.
 
     *time* tells an event's own time in ms, for folds that ask for "event_ms". *key* reads the records' keys,
-    for folds that ask for "key".
+    for folds that ask for "key". ConfigError for what is no topic or no serde.
     """
 
     topic: str
     serde: Serde[T]
     time: Callable[[T], int] | None = None
     key: Serde[Any] = field(default_factory=Text)
+
+    def __post_init__(self) -> None:
+        if not is_topic(self.topic):
+            raise ConfigError(
+                f"source {self.topic!r:.200} is not a valid Kafka topic name: write Source('orders', Json(Order)), say"
+            )
+        for serde, name in ((self.serde, "serde"), (self.key, "key")):
+            if not is_serde(serde, "decode"):
+                raise ConfigError(
+                    f"the {name} of source {self.topic!r:.200} is {serde!r:.200}; write Json(...), say"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,7 @@ class FoldWith:
     | `headers` | pairs of name and bytes |
     | `timestamp` | the record's own append time in ms, which may lie before *at_ms*, the stream time; -1 for none |
     | `topic`, `partition`, `offset` | where it lies |
-    | `event_ms` | what the source's `time` makes of the event |
+    | `event_ms` | what the source's `time` makes of the event; of a record without a value, its append time |
     """
 
     fold: Callable[..., Emits]
@@ -123,7 +135,7 @@ def _teller(
         case "timestamp":
             return lambda event, record: record[-1]
         case "event_ms":
-            return lambda event, record: _event_ms(source, event)
+            return lambda event, record: _event_ms(source, event, record[-1])
         case "key":
             at = inputs.index(name)
             return lambda event, record: source.key.decode(record[at])
@@ -132,9 +144,9 @@ def _teller(
             return lambda event, record: record[at]
 
 
-def _event_ms(source: Source[Any], event: Any) -> int:
+def _event_ms(source: Source[Any], event: Any, timestamp: int) -> int:
     assert source.time is not None
-    at_ms = source.time(event)
+    at_ms = timestamp if event is None else source.time(event)
     if type(at_ms) is not int:
         raise DecodeError(f"time of {source.topic} gives {at_ms!r:.100}, which is not a time in whole ms")
     return at_ms

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
+from holdfast.core.engine.asides import Asides, close_asides, open_asides
 from holdfast.core.engine.codec import encode_due, row_key, row_keys, text_key, tick_key, wake_key
 from holdfast.core.engine.emit_rules import EmitRules
 from holdfast.core.engine.emits import Emit, Emits
@@ -26,7 +27,7 @@ R = TypeVar("R")
 
 Place: TypeAlias = tuple[str, int]
 """Topic and offset of a record; see `Refused` for what else is told so."""
-Stage = Literal["decode", "fold", "wake", "tick"]
+Stage = Literal["decode", "fold", "wake", "tick", "close"]
 USERS_FAILURES = (Exception, SystemExit)
 """How code of users fails.
 
@@ -48,7 +49,9 @@ class Refused:
     folding it failed.
 
     *topic* is the record's where a processor has several sources, else "". A timer that fails at a tick is at
-    stage "tick", without a topic, and its *offset* is the number of the tick's choice.
+    stage "tick", without a topic, and its *offset* is the number of the tick's choice. At stage "close" it is the
+    result of a window, or of a record that met no partner, whose time came at that record or tick: it is not
+    sent, and all else is folded.
     """
 
     offset: int
@@ -384,6 +387,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         what: str = "",
         at_ms: int | None = None,
     ) -> None:
+        asides = Asides(self._rules.check, USERS_FAILURES)
+        open_asides(rows, asides)
         try:
             emits = list(act() or ())
             for emit in emits:
@@ -400,6 +405,9 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             self._refuse(at, stage, error, what)
             return
         self._raise_store_failure()
+        close_asides(rows)
+        for failed, reason in asides.failed:
+            self._refuse(at, "close", reason, failed)
         self._emits.extend(emits)
         if self._trace is not None:
             self._tell(rows, at, self.stream_ms if at_ms is None else at_ms, self._trace)

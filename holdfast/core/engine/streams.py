@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
+from holdfast.core.engine.declaring import is_serde, is_topic
 from holdfast.core.engine.emits import Emit, Headers
 from holdfast.core.engine.serdes import Serde, Text
 from holdfast.errors import ConfigError
@@ -28,6 +29,7 @@ class Stream(str, Generic[T]):
     key: Serde[Any]
 
     def __new__(cls, topic: str, serde: Serde[T], key: Serde[Any] | None = None) -> Stream[T]:
+        _check(topic, serde, key)
         made = super().__new__(cls, topic)
         made.serde, made.key = serde, Text() if key is None else key
         return made
@@ -67,12 +69,23 @@ class Internal(Stream[T]):
             raise ConfigError(
                 f"internal topic {topic!r:.200}: version {version!r:.100}; it is that of the processor that emits to it, from 1"
             )
+        _check(f"{topic}.v{version}", serde, key)
         made = str.__new__(cls, f"{topic}.v{version}")
         made.serde, made.key, made.base, made.version = serde, Text() if key is None else key, topic, version
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _internal, (self.base, self.serde, self.key, self.version)
+
+
+def _check(topic: object, serde: object, key: object) -> None:
+    if not is_topic(topic):
+        raise ConfigError(
+            f"stream {topic!r:.200} is not a valid Kafka topic name: write Stream('totals', Json(int)), say"
+        )
+    for each, name in ((serde, "serde"), (key, "key")):
+        if not is_serde(each, "encode") and not (name == "key" and each is None):
+            raise ConfigError(f"the {name} of stream {topic!r:.200} is {each!r:.200}; write Json(...), say")
 
 
 def _internal(topic: str, serde: Serde[Any], key: Serde[Any], version: int) -> Internal[Any]:

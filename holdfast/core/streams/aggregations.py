@@ -12,8 +12,10 @@ from holdfast.core.engine.declaring import why_uncallable
 from holdfast.core.engine.partitioners import by_key
 from holdfast.core.engine.processor import Emit, Emits, Input, Processor
 from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.sources import Source
 from holdfast.core.streams.durations import duration_ms
-from holdfast.core.streams.emitting import Updates, encode_json
+from holdfast.core.streams.emitting import Updates, check_topics, encode_json
+from holdfast.core.streams.reading import reading
 from holdfast.errors import ConfigError
 
 E = TypeVar("E")
@@ -52,8 +54,8 @@ class _Results(NamedTuple):
 def aggregate(
     *,
     name: str,
-    source: str,
-    decode: Callable[..., E],
+    source: str | Source[E],
+    decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     fold: Callable[[A | None, E], A],
     row: type[A] | Any,
@@ -65,6 +67,7 @@ def aggregate(
     """Return a processor that keeps one aggregate of the records of each *key*: the general one; the others
     below are short forms.
 
+    *source* is a `Source`, which tells what lies in the topic, or the name of one with *decode*, which makes an event of the *inputs* of a record.
     *fold* gets the aggregate so far, None at first, and the event, and returns the aggregate with it, of type *row*. *emits* is a topic, or
     `updates(topic, encode=...)`: each change of a row is sent there with its key; a record that leaves the aggregate equal sends nothing.
 
@@ -78,7 +81,9 @@ def aggregate(
     'longest.v1'
     """
     _check(name, key=(key, "event"), fold=(fold, "aggregate", "event"))
+    topic, decode = reading(f"processor {name}", source, decode, inputs)
     results = _results(name, emits)
+    check_topics(f"processor {name}", (topic,), None if results is None else results.topic)
 
     def keep(rows: Rows[A], event: E, at_ms: int) -> None:
         of = key(event)
@@ -96,7 +101,7 @@ def aggregate(
 
     return Processor(
         name=name,
-        source=source,
+        source=topic,
         decode=decode,
         fold=keep if results is None else keep_and_tell,
         row=row,
@@ -107,7 +112,9 @@ def aggregate(
     )
 
 
-def count(*, decode: Callable[..., E], key: Callable[[E], str], **declared: Any) -> Processor[E, int]:
+def count(
+    *, decode: Callable[..., E] | None = None, key: Callable[[E], str], **declared: Any
+) -> Processor[E, int]:
     """Return a processor that counts the records of each key; its rows are ints.
 
     The other parameters are those of `aggregate`, without fold and row.
@@ -120,7 +127,7 @@ def count(*, decode: Callable[..., E], key: Callable[[E], str], **declared: Any)
     ...     topology.table(words), [each.value for each in topology.read("counts")]
     ({'be': 1, 'to': 2}, [b'1', b'1', b'2'])
     """
-    return aggregate(decode=decode, key=key, fold=_count, row=int, **declared)
+    return _short("count", declared, decode=decode, key=key, fold=_count, row=int)
 
 
 def _count(counted: int | None, event: object) -> int:
@@ -129,7 +136,7 @@ def _count(counted: int | None, event: object) -> int:
 
 def total(
     *,
-    decode: Callable[..., E],
+    decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     value: Callable[[E], Any],
     row: Any = int,
@@ -139,7 +146,7 @@ def total(
 
     Sums of floats depend on the order of the records, which is that of the log: a replay gives the same.
     """
-    return reduce(decode=decode, key=key, value=value, by=_add, row=row, **declared)
+    return _reduced("total", declared, decode=decode, key=key, value=value, by=_add, row=row)
 
 
 def _add(one: Any, other: Any) -> Any:
@@ -147,7 +154,11 @@ def _add(one: Any, other: Any) -> Any:
 
 
 def mean(
-    *, decode: Callable[..., E], key: Callable[[E], str], value: Callable[[E], int | float], **declared: Any
+    *,
+    decode: Callable[..., E] | None = None,
+    key: Callable[[E], str],
+    value: Callable[[E], int | float],
+    **declared: Any,
 ) -> Processor[E, Mean]:
     """Return a processor that keeps the mean of the *value*s of each key's events; its rows are `Mean`."""
     _check(declared.get("name"), value=(value, "event"))
@@ -156,41 +167,46 @@ def mean(
         found = value(event)
         return Mean(1, found) if so_far is None else Mean(so_far.count + 1, so_far.total + found)
 
-    return aggregate(decode=decode, key=key, fold=fold, row=Mean, **declared)
+    return _short("mean", declared, decode=decode, key=key, fold=fold, row=Mean)
 
 
 def minimum(
     *,
-    decode: Callable[..., E],
+    decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     value: Callable[[E], Any],
     row: Any = int,
     **declared: Any,
 ) -> Processor[E, Any]:
     """Return a processor that keeps the lowest *value* of each key's events; *row* is its type. Of equal ones, the first."""
-    return reduce(decode=decode, key=key, value=value, by=min, row=row, **declared)
+    return _reduced("minimum", declared, decode=decode, key=key, value=value, by=min, row=row)
 
 
 def maximum(
     *,
-    decode: Callable[..., E],
+    decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     value: Callable[[E], Any],
     row: Any = int,
     **declared: Any,
 ) -> Processor[E, Any]:
     """Return a processor that keeps the highest *value* of each key's events; *row* is its type. Of equal ones, the first."""
-    return reduce(decode=decode, key=key, value=value, by=max, row=row, **declared)
+    return _reduced("maximum", declared, decode=decode, key=key, value=value, by=max, row=row)
 
 
 def latest(
-    *, decode: Callable[..., E], key: Callable[[E], str], value: Callable[[E], V], row: Any, **declared: Any
+    *,
+    decode: Callable[..., E] | None = None,
+    key: Callable[[E], str],
+    value: Callable[[E], V],
+    row: Any,
+    **declared: Any,
 ) -> Processor[E, V]:
     """Return a processor that keeps the *value* of each key's last record in the log; *row* is its type.
 
     It makes a table of a stream, as `toTable()` does in Kafka Streams.
     """
-    return reduce(decode=decode, key=key, value=value, by=_second, row=row, **declared)
+    return _reduced("latest", declared, decode=decode, key=key, value=value, by=_second, row=row)
 
 
 def _second(one: Any, other: Any) -> Any:
@@ -199,7 +215,7 @@ def _second(one: Any, other: Any) -> Any:
 
 def reduce(
     *,
-    decode: Callable[..., E],
+    decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     value: Callable[[E], V],
     by: Callable[[V, V], V],
@@ -210,18 +226,29 @@ def reduce(
 
     *row* is the type of the values. The other parameters are those of `aggregate`.
     """
+    return _reduced("reduce", declared, decode=decode, key=key, value=value, by=by, row=row)
+
+
+def _reduced(
+    what: str,
+    declared: dict[str, Any],
+    *,
+    value: Callable[[E], V],
+    by: Callable[[V, V], V],
+    **given: Any,
+) -> Processor[E, V]:
     _check(declared.get("name"), value=(value, "event"), by=(by, "so_far", "value"))
 
     def fold(so_far: V | None, event: E) -> V:
         return value(event) if so_far is None else by(so_far, value(event))
 
-    return aggregate(decode=decode, key=key, fold=fold, row=row, **declared)
+    return _short(what, declared, fold=fold, **given)
 
 
 def top(
     k: int,
     *,
-    decode: Callable[..., E],
+    decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     item: Callable[[E], str],
     score: Callable[[E], int],
@@ -257,7 +284,7 @@ def top(
         insort(kept, new, key=_rank)
         return (*kept[:k],)
 
-    return aggregate(decode=decode, key=key, fold=fold, row=tuple[Ranked, ...], **declared)
+    return _short("top", declared, decode=decode, key=key, fold=fold, row=tuple[Ranked, ...])
 
 
 def _rank(ranked: Ranked) -> tuple[int, str]:
@@ -267,11 +294,11 @@ def _rank(ranked: Ranked) -> tuple[int, str]:
 def dedupe(
     *,
     name: str,
-    source: str,
+    source: str | Source[E],
     to: str,
     key: Callable[[E], str],
     ttl: str | int,
-    decode: Callable[..., E],
+    decode: Callable[..., E] | None = None,
     version: int = 1,
     inputs: tuple[Input, ...] = ("value",),
     route: Route | None = by_key,
@@ -284,13 +311,15 @@ def dedupe(
 
     Repeats are found within a partition: records of one id must be in one.
     """
-    _check(name, decode=(decode, *inputs), key=(key, "event"))
+    topic, reads = reading(f"processor {name}", source, decode, inputs)
+    _check(name, decode=(reads, *inputs), key=(key, "event"))
+    check_topics(f"processor {name}", (topic,), to)
     ttl_ms = duration_ms(ttl, f"processor {name}: ttl")
     columns = len(inputs)
 
     def decoded(*given: Any) -> tuple[str, Emit]:
         record_key, value, headers = given[columns:]
-        return key(decode(*given[:columns])), Emit(to, record_key, value, headers)
+        return key(reads(*given[:columns])), Emit(to, record_key, value, headers)
 
     def fold(rows: Rows[int], arrived: tuple[str, Emit], at_ms: int) -> Emits:
         of, record = arrived
@@ -305,7 +334,7 @@ def dedupe(
 
     return Processor(
         name=name,
-        source=source,
+        source=topic,
         decode=decoded,
         fold=fold,
         on_wake=forget,
@@ -316,6 +345,19 @@ def dedupe(
         emits=(to,),
         in_place=in_place,
     )
+
+
+_MORE = ("name", "source", "version", "inputs", "route", "emits")
+
+
+def _short(what: str, declared: dict[str, Any], **given: Any) -> Processor[Any, Any]:
+    """Return the aggregate of which *what* is a short form; ConfigError for parameters that it does not have or lacks."""
+    whose = f"processor {declared.get('name')}"
+    if wrong := sorted(set(declared) - set(_MORE)):
+        raise ConfigError(f"{whose}: {what} takes no {', '.join(wrong)}; it takes besides {', '.join(_MORE)}")
+    if lacks := [each for each in ("name", "source") if each not in declared]:
+        raise ConfigError(f"{whose}: {what} lacks {' and '.join(lacks)}: write {lacks[0]}='...'")
+    return aggregate(**given, **declared)
 
 
 def _results(name: str, emits: str | Updates | None) -> _Results | None:

@@ -12,7 +12,8 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.sources import FoldWith, Source
 from holdfast.core.engine.streams import Stream
-from holdfast.core.streams.joining import Route, check_stream, check_tombstones, key_of
+from holdfast.core.streams.emitting import check_topics
+from holdfast.core.streams.joining import Route, check_key, check_stream, check_tombstones, key_of
 from holdfast.errors import ConfigError
 
 A = TypeVar("A")
@@ -52,6 +53,9 @@ def cogroup(
     if not isinstance(on, Mapping):
         raise ConfigError(f"{whose}: on is {on!r:.200}; write a dict: {{Source(...): fold}}")
     for source, fold in on.items():
+        if isinstance(source, Source):
+            check_key(whose, source)
+            check_topics(whose, (source.topic,), to)
         if (why := why_uncallable(fold, ("aggregate", "event"))) is not None:
             raise ConfigError(f"{whose}: fold of {getattr(source, 'topic', source)!r:.200} {why}")
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from holdfast.core.engine.declaring import why_uncallable
+from holdfast.core.engine.stepping import LIMIT_BYTES
 from holdfast.core.streams.durations import duration_ms
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, FoldError
 
 encode_json: Callable[[Any], bytes] = msgspec.json.Encoder(order="deterministic").encode
 
@@ -47,8 +48,9 @@ def updates(
 def final(topic: str, *, encode: Callable[[Any], bytes] = encode_json) -> Final:
     """Send exactly one result of each window to *topic*, when it is closed, with the row's key as its key.
 
-    *encode* makes its value of a `WindowResult`; it must not fail. A window is closed by a later record of its partition, whatever its
-    key: a partition without traffic closes nothing, unless the windows are declared with `idle=`. Those closed by one record are sent by end, then by row key.
+    *encode* makes its value of a `WindowResult`, and is called at each change too: a record is refused if it makes a result that cannot be sent.
+    A window is closed by a later record of its partition, whatever its key: a partition without traffic closes nothing, unless the windows are
+    declared with `idle=`. Those closed by one record are sent by end, then by row key.
     """
     _check(topic, encode)
     return Final(topic, encode)
@@ -59,3 +61,28 @@ def _check(topic: str, encode: Callable[[Any], bytes]) -> None:
         raise ConfigError(f"results to {topic!r:.100}: give the name of a topic")
     if (why := why_uncallable(encode, ("result",))) is not None:
         raise ConfigError(f"results to {topic}: encode {why}")
+
+
+def check_topics(whose: str, sources: Collection[str], *topics: str | None) -> None:
+    """Raise ConfigError where a topic that is emitted to is also read, or stands for two things; None is none."""
+    named = [str(topic) for topic in topics if topic is not None]
+    for at, topic in enumerate(named):
+        if topic in sources:
+            raise ConfigError(
+                f"{whose}: it emits to {topic!r}, which it reads: it would feed itself without end; emit to another topic"
+            )
+        if topic in named[:at]:
+            raise ConfigError(
+                f"{whose}: {topic!r} is named for two kinds of records: give each a topic of its own"
+            )
+
+
+def require_sendable(key: str, value: object) -> None:
+    """Raise FoldError unless a result may be sent when its time comes.
+
+    So the record is refused that makes it so, and not the one that is met then.
+    """
+    if not isinstance(value, bytes | None):
+        raise FoldError(f"result {key!r:.200}: encode gives {value!r:.200}; it must give bytes")
+    if (size := len(key.encode()) + len(value or b"")) > LIMIT_BYTES:
+        raise FoldError(f"result {key!r:.200} takes {size} bytes, the limit is {LIMIT_BYTES}")

@@ -14,7 +14,7 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Msgpack
 from holdfast.core.engine.sources import FoldWith, Source
-from holdfast.core.engine.streams import Stream
+from holdfast.core.engine.streams import Internal, Stream
 from holdfast.core.streams.joining import How, Route, check_join, check_tombstones, held_type, key_of
 from holdfast.errors import ConfigError
 
@@ -68,9 +68,10 @@ class JoinForeign(tuple[Processor[Any, Any], ...], Generic[L, R, J]):
     whenever either row changes. *how* is "inner", or "left", where the right one may be None. When a result is gone, a tombstone is sent,
     so that the values of *to* must allow None; it is sent once, and only after a result.
 
-    The first processor sends each left row to the topic `<name>.v<version>-subscriptions` under its foreign key. That topic must have as many partitions as *right*:
-    the second processor folds both, and sends its results to `<name>.v<version>-answers` under the left row's key. Answers of several partitions for one row may
-    overtake each other, so the third lets only those of the row's latest record pass. Both topics are kept as long as sources are.
+    The first processor sends each left row to the internal topic `<name>-subscriptions.v<version>` under its foreign key. The second folds that together with *right*,
+    and sends its results to the internal topic `<name>-answers.v<version>` under the left row's key. Answers of several partitions for one row may
+    overtake each other, so the third lets only those of the row's latest record pass. `holdfast topics create` makes the first topic with as many partitions as
+    *right*, the second with as many as *left*.
 
     Limits: a right row that changes sends a result for each left row that refers to it, in one transaction. The third processor keeps a small row of each
     left key that there ever was. ConfigError for what does not fit together, when it is declared.
@@ -109,8 +110,9 @@ class JoinForeign(tuple[Processor[Any, Any], ...], Generic[L, R, J]):
         check_tombstones(whose, to)
         if (why := why_uncallable(key, ("value",))) is not None:
             raise ConfigError(f"{whose}: key {why}")
-        subscriptions = Source(f"{name}.v{version}-subscriptions", Msgpack(Subscription))
-        answers = f"{name}.v{version}-answers"
+        told = Msgpack(Subscription)
+        subscriptions = Source(Internal(f"{name}-subscriptions", told, version=version), told)
+        answers = Internal(f"{name}-answers", Msgpack(ForeignAnswer), version=version)
 
         def result(value: Any, other: Any) -> bytes | None:
             if other is None and how == "inner":
@@ -137,11 +139,12 @@ def _keys(
     key: Callable[[Any], str | None],
     result: Result,
     subscriptions: Source[Subscription],
-    answers: str,
+    answers: Internal[ForeignAnswer],
     version: int,
     route: Route | None,
 ) -> Processor[Any, str]:
     """Return what sends each left row to its foreign key; its rows are those keys."""
+    to_foreign, to_answers = str(subscriptions.topic), str(answers)
 
     def decode(value: bytes | None, record_key: bytes | None, offset: int) -> tuple[Any, ...]:
         return left.serde.decode(value), value, left.key.decode(record_key), offset
@@ -153,14 +156,14 @@ def _keys(
         emits = []
         if before is not None and before != wanted:
             gone = Subscription(of, offset, None)
-            emits.append(Emit(subscriptions.topic, before, _encode(gone)))
+            emits.append(Emit(to_foreign, before, _encode(gone)))
             del rows[of]
         if wanted is not None:
             rows[of] = key_of(wanted)
-            emits.append(Emit(subscriptions.topic, wanted, _encode(Subscription(of, offset, value))))
+            emits.append(Emit(to_foreign, wanted, _encode(Subscription(of, offset, value))))
         else:
             answer = ForeignAnswer(offset, None if event is None else result(event, None))
-            emits.append(Emit(answers, of, _encode(answer)))
+            emits.append(Emit(to_answers, of, _encode(answer)))
         return emits
 
     return Processor(
@@ -182,11 +185,12 @@ def _matches(
     right: Source[Any],
     result: Result,
     subscriptions: Source[Subscription],
-    answers: str,
+    answers: Internal[ForeignAnswer],
     version: int,
     route: Route | None,
 ) -> Processor[Any, Any]:
     """Return what joins the left rows of each foreign key with its right row."""
+    to_answers = str(answers)
 
     def of_right(rows: Rows[Any], value: Any, at_ms: int, key: Any) -> Iterator[Emit]:
         foreign = key_of(key)
@@ -197,7 +201,7 @@ def _matches(
         prefix = _subscribers(foreign)
         for subscriber, row in rows.scan(prefix):
             answer = ForeignAnswer(row.offset, result(left.serde.decode(row.value), value))
-            yield Emit(answers, subscriber.removeprefix(prefix), _encode(answer))
+            yield Emit(to_answers, subscriber.removeprefix(prefix), _encode(answer))
 
     def of_left(rows: Rows[Any], told: Subscription, at_ms: int, key: Any) -> Iterator[Emit]:
         foreign = key_of(key)
@@ -208,7 +212,7 @@ def _matches(
         rows[name] = SubscriberRow(told.offset, told.value)
         other = rows.get(f"r/{foreign}")
         matched = result(left.serde.decode(told.value), None if other is None else other.value)
-        yield Emit(answers, told.key, _encode(ForeignAnswer(told.offset, matched)))
+        yield Emit(to_answers, told.key, _encode(ForeignAnswer(told.offset, matched)))
 
     return Processor(
         name=name,
@@ -240,7 +244,7 @@ def _routed(route: Route | None) -> Route:
 
 
 def _answered(
-    name: str, to: Stream[Any], answers: str, version: int, route: Route | None
+    name: str, to: Stream[Any], answers: Internal[ForeignAnswer], version: int, route: Route | None
 ) -> Processor[Any, AnsweredRow]:
     """Return what sends on the answers for the latest record of each left row."""
     decode = msgspec.msgpack.Decoder(ForeignAnswer).decode

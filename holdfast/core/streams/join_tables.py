@@ -13,7 +13,15 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.sources import FoldWith, Source
 from holdfast.core.engine.streams import Stream
-from holdfast.core.streams.joining import How, Route, check_join, check_tombstones, held_type, key_of
+from holdfast.core.streams.joining import (
+    How,
+    Route,
+    check_apart,
+    check_join,
+    check_tombstones,
+    held_type,
+    key_of,
+)
 
 L = TypeVar("L")
 R = TypeVar("R")
@@ -32,7 +40,7 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
 
     *left* and *right* are topics of tables: a record sets the row of its key, one without value (a tombstone) removes it. *join* gets the
     two rows and returns what is sent to *to*. *how* is "inner": there is a result while both rows are; "left": while the left one is, the right one
-    may be None; or "outer": while either is. When a result is gone, a tombstone is sent, so that the values of *to* must allow None.
+    may be None; or "outer": while either is. *join* must not return None, which would be sent as a tombstone. When a result is gone, a tombstone is sent, so that the values of *to* must allow None.
 
     Rows are `Joined` by key. ConfigError for what does not fit together, when it is declared; a record without a key is refused.
 
@@ -65,6 +73,7 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
     ) -> None:
         whose = f"processor {name}"
         check_join(whose, {"left": left, "right": right}, to, how, ("inner", "left", "outer"), join)
+        check_apart(whose, {"left": left, "right": right})
         check_tombstones(whose, to)
 
         def changed(rows: Rows[Any], key: str, after: Joined[Any, Any]) -> Emits:

@@ -9,15 +9,25 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from holdfast.core.engine.emits import Emit, Emits
+from holdfast.core.engine.asides import emit_result, put_aside
+from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.partitioners import by_key
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import NEVER, Rows
 from holdfast.core.engine.sources import Asked, FoldWith, Source
 from holdfast.core.engine.streams import Stream
-from holdfast.core.streams.due import CLOSE, add_due, take_due
+from holdfast.core.streams.due import CLOSE, DROP, add_due, take_due
 from holdfast.core.streams.durations import duration_ms
-from holdfast.core.streams.joining import How, Route, check_join, held_type, key_of, time_of
+from holdfast.core.streams.joining import (
+    How,
+    Route,
+    check_apart,
+    check_join,
+    check_late,
+    held_type,
+    key_of,
+    time_of,
+)
 from holdfast.core.streams.window_rows import DIGITS, DUE, RESERVED, STREAM, DueRow, stream_key
 
 L = TypeVar("L")
@@ -46,6 +56,8 @@ class RightHeld(msgspec.Struct, Generic[R], frozen=True, array_like=True, tag="r
 class JoinStreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """Stream time of a partition in ms (-1 before its first record), and how many of its records were late.
 
+    *failed* lone results could not be sent when their time came.
+
     The rest is for the fold: nothing is due before *next_ms*; *at_ms* is the append time at which stream time was last moved by a record,
     *tick_ms* when a tick was asked for.
     """
@@ -55,21 +67,28 @@ class JoinStreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     late: int = 0
     at_ms: int = 0
     tick_ms: int = NEVER
+    failed: int = 0
 
 
 class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
     """Each record of *left* with each of *right* that has its key and is near: left time - *before* <= right time <= left time + *after*.
 
-    Times are what the sources' `time` tells, by default the append time. *join* gets the two events and returns what is sent to *to* under
+    Times are what the sources' `time` tells; without it the highest append time so far, so that nothing is late. *join* gets the two events and returns what is sent to *to* under
     their key, as soon as both are there; of several partners, the one of the earliest time first, then in order of offsets. *how* is
     "inner"; "left", which also sends a left event that met no partner, with None, once none can come any more; or "outer", which does that for both
     sides.
 
-    **Stream time** is the highest event time seen in a partition, of both sources. A record is late when stream time > its time + *grace*:
-    it joins nothing, and is counted in the row `stream_key(partition)`, a `JoinStreamRow`. So a left record is done with when stream time > its
-    time + *after* + *grace*, a right one when > its time + *before* + *grace*; then it leaves the store and the changelog, and is
-    sent if it is to be sent alone. A key has no more rows than the records it had within that time, however hot it is. All that is done with at one record
-    is sent by time, then left before right, then by key.
+    **Stream time** is the highest event time seen in a partition, of both sources. No partner is waited for any longer once stream time > a left
+    record's time + *after* + *grace*, or a right one's + *before* + *grace*: one that has met none is then told alone, if *how* says so, and
+    joins nothing any more. A record that comes when its own time is over so is **late**: it joins nothing, is sent to *late* if that is given, and
+    counted in the row `stream_key(partition)`, a `JoinStreamRow`. All others meet each partner that is near, unless that was told alone before.
+    So a record may come out of order by as much as the interval and grace, and stays in the store and the changelog until stream time > its time +
+    *before* + *after* + *grace*. A key has no more rows than the records it had within that time, however hot it is. Those told alone at one record are sent
+    by time, then left before right, then by key. A record whose event time is far in the future ends the waiting of all records of its partition, and makes
+    those that follow late; have the serde or *time* raise for a time that cannot be, and it goes to quarantine.
+
+    A record is refused if *join* fails for a pair of it. If it fails for one alone, that result is quarantined at the stage "close" and counted as *failed*;
+    no other is the worse for it.
 
     **Idle.** A partition without traffic has no stream time that passes. With *idle* (a duration; None for never), stream time goes on by the
     worker's clock once a partition has had no progress for so long, but only to where a record is done with: that is a tick, recorded and replayed. Records that come later
@@ -93,6 +112,7 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
         after: str | int = 0,
         grace: str | int = 0,
         how: How = "inner",
+        late: Stream[Any] | None = None,
         idle: str | int | None = "30s",
         version: int = 1,
         route: Route | None = by_key,
@@ -100,17 +120,23 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
     ) -> None:
         whose = f"processor {name}"
         check_join(whose, {"left": left, "right": right}, to, how, ("inner", "left", "outer"), join)
+        check_apart(whose, {"left": left, "right": right})
         before_ms = duration_ms(before, f"{whose}: before", least_ms=0)
         after_ms = duration_ms(after, f"{whose}: after", least_ms=0)
         grace_ms = duration_ms(grace, f"{whose}: grace", least_ms=0)
-        idle_ms = None if idle is None or how == "inner" else duration_ms(idle, f"{whose}: idle")
-        near = _Near(join, to, before_ms, after_ms, grace_ms, idle_ms, how != "inner", how == "outer")
-        asked: tuple[Asked, ...] = ("key", "partition", "offset", "timestamp")
+        idle_ms = None if idle is None else duration_ms(idle, f"{whose}: idle")
+        if how == "inner":
+            idle_ms = None
+        check_late(whose, late, to, (left.topic, right.topic))
+        near = _Near(join, to, late, before_ms, after_ms, grace_ms, idle_ms, how != "inner", how == "outer")
+        asked: tuple[Asked, ...] = ("key", "partition", "offset")
+        if late is not None:
+            asked = (*asked, "headers")
 
-        def of_left(rows: Rows[Any], event: Any, at_ms: int, key: Any, *told: int) -> Emits:
+        def of_left(rows: Rows[Any], event: Any, at_ms: int, key: Any, *told: Any) -> Emits:
             return near.fold(rows, _LEFT, left, event, at_ms, key, *told)
 
-        def of_right(rows: Rows[Any], event: Any, at_ms: int, key: Any, *told: int) -> Emits:
+        def of_right(rows: Rows[Any], event: Any, at_ms: int, key: Any, *told: Any) -> Emits:
             return near.fold(rows, _RIGHT, right, event, at_ms, key, *told)
 
         super().__init__(
@@ -120,7 +146,7 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
             row=_row_type(held_type(whose, left), held_type(whose, right)),
             version=version,
             route=_routed(route),
-            emits=(to,),
+            emits=(to,) if late is None else (to, late),
             in_place=in_place,
         )
 
@@ -139,6 +165,7 @@ class _Near:
 
     join: Callable[[Any, Any], Any]
     to: Stream[Any]
+    late: Stream[Any] | None
     before_ms: int
     after_ms: int
     grace_ms: int
@@ -156,31 +183,49 @@ class _Near:
         key: Any,
         partition: int,
         offset: int,
-        timestamp: int,
+        headers: Headers = (),
     ) -> list[Emit]:
         """Take in a record of one side."""
         emits: list[Emit] = []
         if event is None:
             return emits
-        of, time_ms, name = key_of(key), time_of(source, event, timestamp), stream_key(partition)
+        of, time_ms, name = key_of(key), time_of(source, event, at_ms), stream_key(partition)
         stream: JoinStreamRow = rows.get(name, _START)
-        stream_ms, next_ms, moved_ms, late = stream.stream_ms, stream.next_ms, stream.at_ms, stream.late
+        stream_ms, next_ms, moved_ms = stream.stream_ms, stream.next_ms, stream.at_ms
+        late, failed = stream.late, stream.failed
         if time_ms > stream_ms:
             stream_ms, moved_ms = time_ms, at_ms
             if next_ms <= stream_ms:
                 next_ms = self._settle(rows, next_ms, stream_ms, emits)
-        if time_ms + self.grace_ms < stream_ms:
+                failed += put_aside(rows)
+        if self._alone_ms(side, time_ms) <= stream_ms:
             late += 1
+            if self.late is not None:
+                emits.append(self.late.emit(key, event, headers=headers))
         else:
             met = self._meet(rows, side, of, event, time_ms, emits)
             held = LeftHeld(event, met) if side == _LEFT else RightHeld(event, met)
-            next_ms = min(next_ms, self._hold(rows, side, of, time_ms, offset, held, stream_ms))
+            next_ms = min(next_ms, self._hold(rows, side, of, time_ms, offset, held))
         after = self._awaited(
-            rows, partition, JoinStreamRow(stream_ms, next_ms, late, moved_ms, stream.tick_ms)
+            rows, partition, JoinStreamRow(stream_ms, next_ms, late, moved_ms, stream.tick_ms, failed)
         )
         if after != stream:
             rows[name] = after
         return emits
+
+    def _alone_ms(self, side: str, time_ms: int) -> int:
+        """Return from which stream time on a record that has met none is alone."""
+        return time_ms + (self.after_ms if side == _LEFT else self.before_ms) + self.grace_ms + 1
+
+    def _gone_ms(self, time_ms: int) -> int:
+        """Return from which stream time on a record has no partner that is not late.
+
+        The last for a left record is of the time + after, and is late itself once stream time is beyond that + before + grace.
+        """
+        return time_ms + self.before_ms + self.after_ms + self.grace_ms + 1
+
+    def _tells_alone(self, side: str) -> bool:
+        return self.lone_left if side == _LEFT else self.lone_right
 
     def _meet(
         self, rows: Rows[Any], side: str, key: str, event: Any, time_ms: int, emits: list[Emit]
@@ -209,39 +254,45 @@ class _Near:
                 rows[name] = msgspec.structs.replace(held, met=True)
         return met
 
-    def _hold(
-        self,
-        rows: Rows[Any],
-        side: str,
-        key: str,
-        time_ms: int,
-        offset: int,
-        held: Any,
-        stream_ms: int,
-    ) -> int:
-        """Keep a record for those that may still come; return when it is done with."""
-        due_ms = time_ms + (self.after_ms if side == _LEFT else self.before_ms) + self.grace_ms + 1
-        assert due_ms > stream_ms, "what is not late may meet others"
+    def _hold(self, rows: Rows[Any], side: str, key: str, time_ms: int, offset: int, held: Any) -> int:
+        """Keep a record for those that may still come; return when something is due with it."""
         name = f"{side}{key}@{time_ms:016d}/{offset:016d}"
         rows[name] = held
-        add_due(rows, (due_ms, CLOSE, name))
+        if held.met or not self._tells_alone(side):
+            due_ms = self._gone_ms(time_ms)
+            add_due(rows, (due_ms, DROP, name))
+        else:
+            due_ms = self._alone_ms(side, time_ms)
+            add_due(rows, (due_ms, CLOSE, name))
         return due_ms
 
     def _settle(self, rows: Rows[Any], next_ms: int, stream_ms: int, emits: list[Emit]) -> int:
-        """Let go of what is done with; return a time before which nothing else is."""
+        """Tell who is alone, and let go of what is done with; return a time before which nothing else is due."""
         heap, next_ms = take_due(rows, next_ms, stream_ms)
         alone: list[tuple[int, str, str, Any]] = []
         while heap:
-            _, _, name = heappop(heap)
-            held = rows[name]
+            _, kind, name = heappop(heap)
+            held, time_ms = rows[name], int(name[-2 * DIGITS - 1 : -DIGITS - 1])
+            if kind == CLOSE and not held.met:
+                alone.append((time_ms, name, name[len(_LEFT) : -_PLACE], held))
+            elif kind == CLOSE and (gone_ms := self._gone_ms(time_ms)) > stream_ms:
+                add_due(rows, (gone_ms, DROP, name))
+                next_ms = min(next_ms, gone_ms)
+                continue
             del rows[name]
-            if not held.met and (self.lone_left if isinstance(held, LeftHeld) else self.lone_right):
-                time_ms, key = int(name[-2 * DIGITS - 1 : -DIGITS - 1]), name[len(_LEFT) : -_PLACE]
-                alone.append((time_ms, name, key, held))
-        for _, _, key, held in sorted(alone, key=_first_two):
-            pair = (held.value, None) if isinstance(held, LeftHeld) else (None, held.value)
-            emits.append(self.to.emit(key, self.join(*pair)))
+        for time_ms, _, key, held in sorted(alone, key=_first_two):
+            self._tell_alone(rows, emits, key, time_ms, held)
         return next_ms
+
+    def _tell_alone(self, rows: Rows[Any], emits: list[Emit], key: str, time_ms: int, held: Any) -> None:
+        pair = (held.value, None) if isinstance(held, LeftHeld) else (None, held.value)
+        side = "left" if isinstance(held, LeftHeld) else "right"
+        emit_result(
+            rows,
+            emits,
+            f"result of the {side} record of key {key!r} at {time_ms} alone: ",
+            lambda: self.to.emit(key, self.join(*pair)),
+        )
 
     # -- idle partitions
 
@@ -270,7 +321,9 @@ class _Near:
             stream_ms = next_ms
             next_ms = self._settle(rows, next_ms, stream_ms, emits)
         rows[name] = self._awaited(
-            rows, partition, JoinStreamRow(stream_ms, next_ms, stream.late, moved_ms, NEVER)
+            rows,
+            partition,
+            JoinStreamRow(stream_ms, next_ms, stream.late, moved_ms, NEVER, stream.failed + put_aside(rows)),
         )
         return emits
 

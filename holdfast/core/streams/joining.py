@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, Union, get_args
 
 from holdfast.core.engine.declaring import why_uncallable
+from holdfast.core.engine.serdes import Bytes
 from holdfast.core.engine.sources import Source
 from holdfast.core.engine.streams import Stream
+from holdfast.core.streams.emitting import check_topics
 from holdfast.core.streams.window_rows import checked_key, checked_time
 from holdfast.errors import ConfigError, HoldfastError
 
@@ -19,20 +21,53 @@ def check_join(
     whose: str, sources: dict[str, object], to: object, how: object, ways: tuple[How, ...], join: object
 ) -> None:
     """Raise ConfigError unless a join's sources, stream, kind and function may be declared so."""
+    check_stream(whose, to)
     for what, source in sources.items():
         if not isinstance(source, Source):
             raise ConfigError(f"{whose}: {what} is {source!r:.200}; write Source(topic, serde)")
-    check_stream(whose, to)
+        if what != "stream":
+            check_key(whose, source)
+        check_topics(whose, (source.topic,), str(to))
     if how not in ways:
         raise ConfigError(f"{whose}: how {how!r:.100}; choose from {', '.join(ways)}")
     if (why := why_uncallable(join, ("left", "right"))) is not None:
         raise ConfigError(f"{whose}: join {why}")
 
 
+def check_key(whose: str, source: Source[Any]) -> None:
+    """Raise ConfigError where the keys of a source are not text, as those of rows are."""
+    of = getattr(source.key, "of", str)
+    if isinstance(source.key, Bytes) or not (of is str or of is Any or str in get_args(of)):
+        raise ConfigError(
+            f"{whose}: the keys of {str(source.topic)!r} are {source.key!r}, and rows are found by text: leave out key=, or put Rekey(by=...) before "
+            "that gives text"
+        )
+
+
+def check_apart(whose: str, sources: Mapping[str, Source[Any]]) -> None:
+    """Raise ConfigError where two sources are one topic: a processor folds each of its records once."""
+    found: dict[str, str] = {}
+    for what, source in sources.items():
+        if (other := found.setdefault(str(source.topic), what)) != what:
+            raise ConfigError(
+                f"{whose}: {other} and {what} are both {source.topic!r}: a record is folded once, so one side would stay empty; send the topic "
+                f"on under another name, by Map(source=..., each=lambda event: event, serde=...), and name that as {what}="
+            )
+
+
 def check_stream(whose: str, to: object) -> None:
     """Raise ConfigError unless *to* is a declared stream."""
     if not isinstance(to, Stream):
         raise ConfigError(f"{whose}: to is {to!r:.200}; write Stream(topic, serde)")
+
+
+def check_late(whose: str, late: object, to: Stream[Any], sources: Collection[str]) -> None:
+    """Raise ConfigError unless late records may be sent to *late*; None sends them nowhere."""
+    if late is None:
+        return
+    if not isinstance(late, Stream):
+        raise ConfigError(f"{whose}: late is {late!r:.200}; write Stream(topic, serde)")
+    check_topics(whose, sources, to, late)
 
 
 def check_tombstones(whose: str, to: Stream[Any]) -> None:
@@ -59,7 +94,7 @@ def held_type(whose: str, source: Source[Any]) -> Any:
 
 
 def time_of(source: Source[Any], event: Any, timestamp: int) -> int:
-    """Return an event's time in ms; that of a tombstone, and without `time=`, is the record's append time."""
+    """Return an event's time in ms; without `time=`, and for a tombstone, it is *timestamp*."""
     tell = source.time
     return checked_time(timestamp if tell is None or event is None else tell(event))
 

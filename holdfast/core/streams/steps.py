@@ -15,6 +15,7 @@ from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Bytes, Serde
 from holdfast.core.engine.sources import FoldWith, Input, Source
 from holdfast.core.engine.streams import Internal, Stream
+from holdfast.core.streams.emitting import check_topics
 from holdfast.errors import ConfigError
 
 S = TypeVar("S")
@@ -58,6 +59,8 @@ class Step(Processor[Any, NoRow], Generic[T]):
         return [emit for record in map(self.decode, *columns) for emit in fold(none, record, -1) or ()]
 
     def _declare(self, **declared: Any) -> None:
+        read = (declared["source"],) if "source" in declared else [each.topic for each in declared["on"]]
+        check_topics(f"processor {declared['name']}", read, *declared["emits"])
         Processor.__init__(self, row=NoRow, **declared)
 
 
@@ -177,6 +180,8 @@ class Branch(Step[T]):
                 raise ConfigError(f"{whose}: the test of branch {str(branch)!r:.200} {why}")
             given = branch if isinstance(branch, Stream) else None
             out = _same(whose, name, source, given, version, f"-{branch}")
+            if str(out) in (str(each) for each in branches.values()):
+                raise ConfigError(f"{whose}: two branches send to {str(out)!r}: give one another name")
             branches[str(branch)] = out
             tests.append((test, str(out), given is None))
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
+from holdfast.core.engine.asides import emit_result, put_aside
 from holdfast.core.engine.processor import Emit, Headers
 from holdfast.core.engine.rows import NEVER, Rows
 from holdfast.core.streams.due import CLOSE, DROP, TELL, Entry, add_due, cancel_due, take_due
-from holdfast.core.streams.emitting import Final, Updates
+from holdfast.core.streams.emitting import Final, Updates, require_sendable
 from holdfast.core.streams.window_rows import (
     DIGITS,
     IDLE,
@@ -51,6 +52,7 @@ class WindowFold:
         "_idle_ms",
         "_late",
         "_retention_ms",
+        "_sent_later",
         "_time",
         "_updates",
     )
@@ -66,7 +68,10 @@ class WindowFold:
         grace_ms: int,
         retention_ms: int,
         idle_ms: int | None = None,
+        sent_later: Callable[[Any], bytes] | None = None,
     ) -> None:
+        """*sent_later* encodes those results that are not sent when their windows change; None where that cannot fail."""
+        self._sent_later = sent_later
         self._by, self._time, self._aggregate, self._late = by, time, aggregate, late
         self._updates = emit if isinstance(emit, Updates) else None
         self._final = emit if isinstance(emit, Final) else None
@@ -85,21 +90,22 @@ class WindowFold:
         emits: list[Emit] = []
         name = stream_key(partition)
         before: StreamRow = rows.get(name) or _START
-        stream_ms, next_ms = before.stream_ms, before.next_ms
+        stream_ms, next_ms, failed = before.stream_ms, before.next_ms, before.failed
         if time_ms > stream_ms:
             stream_ms = time_ms
             if next_ms <= time_ms:
                 next_ms = self._settle(rows, next_ms, time_ms, emits)
+                failed += put_aside(rows)
         due_ms, outcome = self._place(rows, key, event, time_ms, stream_ms, emits)
         if due_ms < next_ms:  # noqa: PLR1730  min() takes a quarter of a microsecond
             next_ms = due_ms
         if outcome != TAKEN:
             late, partly = before.late + (outcome == LATE), before.partly_late + (outcome == PARTLY_LATE)
-            rows[name] = StreamRow(stream_ms, next_ms, late, partly)
+            rows[name] = StreamRow(stream_ms, next_ms, late, partly, failed)
             if outcome == LATE and raw is not None and self._late is not None:
                 emits.append(Emit(self._late, raw[0], raw[1], raw[2]))
         elif stream_ms != before.stream_ms or next_ms != before.next_ms:
-            rows[name] = StreamRow(stream_ms, next_ms, before.late, before.partly_late)
+            rows[name] = StreamRow(stream_ms, next_ms, before.late, before.partly_late, failed)
         if self._idle_ms is not None and (stream_ms != before.stream_ms or next_ms != before.next_ms):
             moved_ms = at_ms if stream_ms != before.stream_ms else None
             self._await(rows, idle_key(partition), stream_ms, next_ms, moved_ms)
@@ -150,7 +156,8 @@ class WindowFold:
             stream_ms = next_ms
             next_ms = self._settle(rows, next_ms, stream_ms, emits)
         if stream_ms != before.stream_ms:
-            rows[stream_name] = StreamRow(stream_ms, next_ms, before.late, before.partly_late)
+            failed = before.failed + put_aside(rows)
+            rows[stream_name] = StreamRow(stream_ms, next_ms, before.late, before.partly_late, failed)
         self._await(rows, name, stream_ms, next_ms, idle.moved_ms + stream_ms - before.stream_ms, fired=True)
         return emits
 
@@ -179,6 +186,8 @@ class WindowFold:
         else:
             after = WindowRow(self._aggregate(before.value, event), end_ms)
             if self._updates is None:
+                if self._sent_later is not None:
+                    require_sendable(window, self._sent_later(_result(window, after)))
                 rows[window] = after
                 return NEVER
         return self._put(rows, window, before, after, stream_ms, emits)
@@ -204,6 +213,8 @@ class WindowFold:
                 due_ms += self._retention_ms
                 add_due(rows, (due_ms, DROP, window))
         updates = self._updates
+        if self._sent_later is not None:
+            require_sendable(window, self._sent_later(_result(window, after)))
         if updates is not None:
             if before is not None and before.value == after.value and before.end_ms == after.end_ms:
                 told_ms, waiting = before.told_ms, before.waiting
@@ -216,7 +227,7 @@ class WindowFold:
                 due_ms = min(due_ms, tell_ms)
             else:
                 told_ms, waiting = stream_ms, False
-                emits.append(_result(updates, window, after))
+                emits.append(_emit(updates, window, after))
             after = WindowRow(after.value, after.end_ms, told_ms, waiting, after.first_ms, after.last_ms)
         rows[window] = after
         return due_ms
@@ -255,7 +266,7 @@ class WindowFold:
     def _tell(self, rows: Rows[Any], window: str, row: AnyWindow, stream_ms: int, emits: list[Emit]) -> None:
         if row.waiting and self._updates is not None:
             rows[window] = WindowRow(row.value, row.end_ms, stream_ms, False, row.first_ms, row.last_ms)
-            emits.append(_result(self._updates, window, row))
+            _send(rows, emits, self._updates, window, row)
 
     def _end(
         self, rows: Rows[Any], due_ms: int, kind: str, window: str, row: AnyWindow, emits: list[Emit]
@@ -270,7 +281,7 @@ class WindowFold:
             if close_ms > due_ms:
                 return close_ms, CLOSE, window
             if self._final is not None:
-                emits.append(_result(self._final, window, row))
+                _send(rows, emits, self._final, window, row)
             self._closed(rows, window)
             if self._retention_ms:
                 return drop_ms, DROP, window
@@ -280,11 +291,19 @@ class WindowFold:
             self._closed(rows, window)
             if row.waiting and self._updates is not None:
                 cancel_due(rows, (row.told_ms + self._updates.every_ms, TELL, window))
-                emits.append(_result(self._updates, window, row))
+                _send(rows, emits, self._updates, window, row)
         rows[window] = None
         return None
 
 
-def _result(to: Updates | Final, window: str, row: AnyWindow) -> Emit:
-    result = WindowResult(window[: -DIGITS - 1], int(window[-DIGITS:]), row.end_ms, row.value)
-    return Emit(to.topic, window, to.encode(result))
+def _result(window: str, row: AnyWindow) -> WindowResult[Any]:
+    return WindowResult(window[: -DIGITS - 1], int(window[-DIGITS:]), row.end_ms, row.value)
+
+
+def _emit(to: Updates | Final, window: str, row: AnyWindow) -> Emit:
+    return Emit(to.topic, window, to.encode(_result(window, row)))
+
+
+def _send(rows: Rows[Any], emits: list[Emit], to: Updates | Final, window: str, row: AnyWindow) -> None:
+    """Send a result whose time has come: what fails then is put aside, and no other window is the worse for it."""
+    emit_result(rows, emits, f"result of window {window!r} to {row.end_ms}: ", lambda: _emit(to, window, row))

@@ -61,7 +61,10 @@ class HoppingFold(WindowFold):
 
 
 class SessionFold(WindowFold):
-    """Sessions. A row for each key lists the starts of its open ones, so that no scan looks for them."""
+    """Sessions. A row for each key lists the starts of its open ones, so that no scan looks for them.
+
+    A record looks at three of them at most, whatever their number: the first, and those before and behind it.
+    """
 
     __slots__ = ("_gap_ms", "_merge")
 
@@ -82,16 +85,18 @@ class SessionFold(WindowFold):
             due_ms = self._put(rows, f"{key}@{time_ms:016d}", None, after, stream_ms, emits)
             rows[name] = OpenRow((time_ms,))
             return due_ms, TAKEN
-        apart: list[int] = []  # the open sessions that stay as they are
+        starts = held.starts
+        open_from = self._closed_of(rows, key, starts, closed_ms)
+        first = last = bisect_right(starts, time_ms, open_from)
         joined: list[tuple[int, WindowRow[Any]]] = []
-        for start_ms in () if held is None else held.starts:
-            row = rows[window_key(key, start_ms)]
-            if row.end_ms <= closed_ms:
-                continue
-            if start_ms - gap_ms <= time_ms < row.end_ms:
-                joined.append((start_ms, row))
-            else:
-                apart.append(start_ms)
+        if first > open_from:
+            row = rows[window_key(key, starts[first - 1])]
+            if time_ms < row.end_ms:
+                first -= 1
+                joined.append((starts[first], row))
+        if last < len(starts) and starts[last] - gap_ms <= time_ms:
+            joined.append((starts[last], rows[window_key(key, starts[last])]))
+            last += 1
         start_ms = min([time_ms, *(each for each, _ in joined)])
         end_ms = max([time_ms + gap_ms + 1, *(row.end_ms for _, row in joined)])
         value, before = None, None
@@ -103,19 +108,31 @@ class SessionFold(WindowFold):
                 self._remove(rows, window_key(key, each_ms), row, emits)
         after = WindowRow(self._aggregate(value, event), end_ms)
         due_ms = self._put(rows, window_key(key, start_ms), before, after, stream_ms, emits)
-        starts = (*sorted([*apart, start_ms]),)
-        if held is None or held.starts != starts:
-            rows[name] = OpenRow(starts)
+        now_open = (*starts[open_from:first], start_ms, *starts[last:])
+        if now_open != starts:
+            rows[name] = OpenRow(now_open)
         return due_ms, TAKEN
+
+    @staticmethod
+    def _closed_of(rows: Rows[Any], key: str, starts: tuple[int, ...], closed_ms: int) -> int:
+        """Return how many of a key's sessions are closed though none has let go of them: the first, since their ends ascend.
+
+        Open ones lie more than the gap apart. One that began while another was closed already ends after that.
+        """
+        count = 0
+        while count < len(starts) and rows[window_key(key, starts[count])].end_ms <= closed_ms:
+            count += 1
+        return count
 
     def _closed(self, rows: Rows[Any], window: str) -> None:
         name, start_ms = OPEN + window[: -DIGITS - 1], int(window[-DIGITS:])
         held: OpenRow | None = rows.get(name)
-        if held is not None and start_ms in held.starts:
-            if len(held.starts) == 1:
-                rows[name] = None
-            else:
-                rows[name] = OpenRow(tuple([each for each in held.starts if each != start_ms]))
+        if held is None:
+            return
+        starts = held.starts
+        at = bisect_left(starts, start_ms)
+        if at < len(starts) and starts[at] == start_ms:
+            rows[name] = OpenRow((*starts[:at], *starts[at + 1 :])) if len(starts) > 1 else None
 
 
 _NEAR = "near"

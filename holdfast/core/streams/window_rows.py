@@ -47,13 +47,15 @@ class WindowRow(msgspec.Struct, Generic[A], frozen=True, array_like=True, tag="w
 class StreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s", gc=False):
     """Stream time of a partition in ms (-1 before its first record), and its late records.
 
-    *late* were in no open window, *partly_late* in some of their hopping windows only. Nothing is due before *next_ms*.
+    *late* were in no open window, *partly_late* in some of their hopping windows only. *failed* results could not be sent when their
+    time came. Nothing is due before *next_ms*.
     """
 
     stream_ms: int = -1
     next_ms: int = NEVER
     late: int = 0
     partly_late: int = 0
+    failed: int = 0
 
 
 class DueRow(msgspec.Struct, frozen=True, array_like=True, tag="d", gc=False):

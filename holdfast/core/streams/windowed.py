@@ -11,7 +11,8 @@ from holdfast.core.engine.processor import Input, Processor
 from holdfast.core.engine.serdes import Bytes
 from holdfast.core.engine.sources import FoldColumns, Source
 from holdfast.core.streams.durations import duration_ms
-from holdfast.core.streams.emitting import Final, Updates
+from holdfast.core.streams.emitting import Final, Updates, check_topics, encode_json
+from holdfast.core.streams.reading import reading
 from holdfast.core.streams.window_fold import Arrived, WindowFold
 from holdfast.core.streams.window_kinds import HoppingFold, SessionFold, SlidingFold, TumblingFold
 from holdfast.core.streams.window_rows import routed, row_type
@@ -25,6 +26,7 @@ A = TypeVar("A")
 class Windowed(Processor[Any, Any], Generic[E, A]):
     """An aggregate of the records of each key in each window.
 
+    *source* is a `Source`, which tells what lies in the topic and by its `time` the event times, or the name of a topic with *decode* and *time*.
     *by* gives an event's key, *time* its event time in ms since 1970 (without it: stream time by append time, so that nothing is out of
     order or late). *fold* gets the aggregate so far, None at first, and the event, and returns the aggregate with it, which is of type
     *row*. Sessions also need *merge*: it gets the aggregates of an earlier and a later session.
@@ -33,6 +35,9 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     more records. A record that none of its windows takes is **late**: it is sent to the topic *late* as it came (key, value, headers), and
     counted in the row `stream_key(partition)`, a `StreamRow`, in any case. A record whose event time is far in the future closes all
     windows of its partition; have *decode* or *time* raise for a time that cannot be, and it goes to quarantine.
+
+    A record is refused if it makes a result that could not be encoded, or would be larger than a record may be. A result that fails all the same
+    when its time comes is quarantined alone, at the stage "close", and counted as *failed* in the `StreamRow`.
 
     *emit* is `updates(topic)`, `final(topic)` or None; results are `WindowResult`s, and their keys are those of the rows. With *in_place*
     they go to the partition of the record that caused them.
@@ -62,8 +67,8 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
         self,
         *,
         name: str,
-        source: str,
-        decode: Callable[..., E],
+        source: str | Source[E],
+        decode: Callable[..., E] | None = None,
         by: Callable[[E], str],
         window: Window,
         fold: Callable[[A | None, E], A],
@@ -81,8 +86,11 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     ) -> None:
         whose = f"processor {name}"
         _check_inputs(whose, inputs)
+        topic, reads_event = reading(whose, source, decode, inputs)
+        if time is None and isinstance(source, Source):
+            time = source.time
         for what, call, takes in (
-            ("decode", decode, tuple(inputs)),
+            ("decode", reads_event, tuple(inputs)),
             ("by", by, ("event",)),
             ("time", time, ("event",)),
             ("fold", fold, ("aggregate", "event")),
@@ -95,6 +103,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
             raise ConfigError(f"{whose}: emit {emit!r:.100}: write updates(topic) or final(topic)")
         if late is not None and not isinstance(late, str):
             raise ConfigError(f"{whose}: late {late!r:.100}: give the name of a topic")
+        check_topics(whose, (topic,), None if emit is None else emit.topic, late)
         retention_ms = duration_ms(retention, f"{whose}: retention", least_ms=0)
         idle_ms = None if idle is None else duration_ms(idle, f"{whose}: idle")
         windows = _fold_of(
@@ -108,12 +117,13 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
             late=late,
             retention_ms=retention_ms,
             idle_ms=idle_ms,
+            sent_later=_sent_later(emit, row),
         )
-        reads = _carrying(decode, len(inputs), raw=late is not None)
+        reads = _carrying(reads_event, len(inputs), raw=late is not None)
         more: tuple[Input, ...] = ("partition",) if late is None else ("key", "value", "headers", "partition")
         super().__init__(
             name=name,
-            **_read_from(source, windows, reads, (*inputs, *more), ticks=idle_ms is not None),
+            **_read_from(topic, windows, reads, (*inputs, *more), ticks=idle_ms is not None),
             row=row_type(row, idle=idle_ms is not None),
             version=version,
             route=routed(route),
@@ -129,6 +139,13 @@ def _read_from(
     if ticks:
         return {"on": {Source(source, Bytes()): FoldColumns(fold, decode, inputs)}, "on_tick": fold.tick}
     return {"source": source, "fold": fold, "decode": decode, "inputs": inputs}
+
+
+def _sent_later(emit: Updates | Final | None, row: Any) -> Callable[[Any], bytes] | None:
+    """Return what encodes the results that are sent later than they change, None if there are none that could fail."""
+    if emit is None or (isinstance(emit, Updates) and not emit.every_ms):
+        return None
+    return None if emit.encode is encode_json and row in (int, float, bool) else emit.encode
 
 
 def _topics(*topics: str | None) -> tuple[str, ...]:

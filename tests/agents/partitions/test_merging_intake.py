@@ -16,6 +16,7 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Text
 from holdfast.core.engine.sources import Source
+from holdfast.core.engine.stepping import Refused, Stage
 from tests.agents.partitions.fold_events import event_of
 
 A, B = 0, 1
@@ -319,6 +320,24 @@ def test_a_timer_set_in_the_past_at_a_tick_has_the_next_one(clock: ManualClock) 
         bench.answer(a=1, b=0)
         clock.advance_ms(1)
     assert (bench.turn(), bench.choices) == ("t!!!", 3)
+
+
+@pytest.mark.parametrize("stage", ["tick", "close"])
+def test_what_fails_at_a_tick_is_told_by_its_choice(clock: ManualClock, stage: Stage) -> None:
+    bench = Bench(clock)
+    bench.fetch(A, 1_000, "t")
+    bench.turn()
+    bench.answer(b=0)
+    bench.turn()
+    clock.advance_ms(10_000)
+    bench.intake.look()
+    bench.turn()
+    bench.answer(a=1, b=0)
+    while bench.folder.changes is None:
+        assert bench.intake.draw()
+        bench.folder.fold(bench.intake.given())
+    topic, record = bench.intake.refused(Refused(offset=0, stage=stage, error="E", reason="r"))
+    assert (topic, record.key, record.value) == ("app-joined-choices", None, None)
 
 
 def test_a_revocation_voids_what_waits_and_the_next_epoch_begins_at_the_state(clock: ManualClock) -> None:

@@ -14,6 +14,7 @@ from holdfast.agents.partitions.intake import SingleIntake
 from holdfast.agents.partitions.runner import FEW_ROWS, HOLD_S, TRANSACTION_S, Runner
 from holdfast.agents.partitions.types import FoldEvent, FoldLimits
 from holdfast.clock import ManualClock
+from holdfast.core.engine.asides import emit_result
 from holdfast.core.engine.folding import STEP_RECORDS, Changes, Folder
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Emit, Processor
@@ -574,5 +575,25 @@ def test_one_record_that_is_accepted_begins_the_count_of_refused_ones_anew() -> 
             runner.hand(event)
             await ended(runner)
         assert (part.folder.applied, host.held) == (59, {})
+
+    asyncio.run(run())
+
+
+def test_a_result_that_fails_at_each_record_stops_no_partition() -> None:
+    def close(rows: Rows[int], event: bytes, at_ms: int) -> list[Emit]:
+        emits: list[Emit] = []
+        emit_result(rows, emits, "result of window 'w': ", lambda: Emit("echoes", value=1 // 0))  # type: ignore[arg-type]
+        return emits
+
+    closing = Processor(name="closing", source="events", decode=bytes, fold=close, row=int, emits=("echoes",))
+
+    async def run() -> None:
+        part, host = Part(closing), Host()
+        host.quarantine_limit = 5
+        runner = runner_of(host, part)
+        for first in range(0, 40, 10):
+            runner.hand(events_of(first, 10))
+            await ended(runner)
+        assert (part.folder.applied, host.held) == (39, {})
 
     asyncio.run(run())

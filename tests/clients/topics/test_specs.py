@@ -9,10 +9,11 @@ from holdfast.clients.topics.checks import check
 from holdfast.clients.topics.plan import plan
 from holdfast.clients.topics.specs import specs_for, topic_names
 from holdfast.clients.topics.types import AlterConfig, TopicRole
-from holdfast.core.engine.serdes import Text
+from holdfast.core.engine.serdes import Json, Text
 from holdfast.core.engine.sources import Source
+from holdfast.core.engine.streams import Stream
 from holdfast.core.ranges import RANGES_TOPIC
-from holdfast.streams import Filter, Merge, Rekey
+from holdfast.streams import Filter, JoinForeign, Merge, Rekey
 from tests.clients.topics.world import (
     SETTINGS,
     TOTALS,
@@ -118,6 +119,24 @@ def test_internal_topics_are_as_wide_as_what_they_are_folded_with_and_kept() -> 
     wide = {name: found[name].partitions for name in found if found[name].role is TopicRole.BETWEEN}
     assert wide == {"by-word.v1": 4, "kept.v1": 4, "joined.v1": 4, "alone.v1": 6, "copied.v1": 6}
     assert found["shop-kept.v1-changelog"].partitions == found["shop-joined-choices.v1"].partitions == 4
+    assert {found[name].config["retention.ms"] for name in wide} == {"-1"}
+
+
+def test_the_topics_of_a_foreign_key_join_are_as_wide_as_its_tables() -> None:
+    orders, products = (Source(name, Json(str | None)) for name in ("orders", "products"))
+    priced = JoinForeign(
+        name="priced",
+        left=orders,
+        right=products,
+        key=str,
+        join=lambda order, product: product,
+        to=Stream("prices", Json(str | None)),
+        version=2,
+    )
+    there = cluster(topic("orders", 6), topic("products", 4))
+    found = {spec.name: spec for spec in specs_for(SETTINGS, [*priced], there)}
+    wide = {name: found[name].partitions for name in found if found[name].role is TopicRole.BETWEEN}
+    assert wide == {"priced-subscriptions.v2": 4, "priced-answers.v2": 6}
     assert {found[name].config["retention.ms"] for name in wide} == {"-1"}
 
 

@@ -47,7 +47,10 @@ def counts(
 def test_a_raised_writer_may_not_emit_to_the_topic_that_its_last_version_emitted_to() -> None:
     require_chains([split("words", 1), counts("words")])
     require_chains([split("words", 2)])
-    require_chains([split("words-2", 2), counts("words-2")])
+    require_chains([split("words.v2", 2), counts("words.v2")])
+    for plain in ("words-2", "topic_2", "stage.2.words", "words.v2-more", "words.v22", "v2"):
+        with pytest.raises(ChainError, match=f"topic {plain}: version 2 of split emits to it"):
+            require_chains([split(plain, 2), counts(plain)])
     app = [split("words", 2), counts("words", emits="tops"), counts("tops", version=4, name="top")]
     with pytest.raises(
         ChainError, match=r"counts would take that in twice.*Internal\(\.\.\., version=2\)"

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast import Json, Source
 from holdfast.errors import ConfigError
 from holdfast.streams import (
     Mean,
@@ -143,6 +144,39 @@ def test_windows_are_told_when_they_are_closed_and_late_records_are_counted() ->
         ]
 
 
+def test_a_source_tells_what_its_events_are_and_when_they_were() -> None:
+    views = Source("views", Json(tuple[str, int]), time=lambda view: view[1])
+    counted: Any = count(name="counted", source=views, key=lambda view: view[0])
+    once = dedupe(name="once", source=views, to="firsts", key=lambda view: view[0], ttl="1h")
+    hourly: Windowed[tuple[str, int], int] = Windowed(
+        name="hourly",
+        source=views,
+        by=lambda view: view[0],
+        window=Tumbling(10),
+        fold=lambda seen, view: (seen or 0) + 1,
+        row=int,
+    )
+    with Topology([counted, once, hourly], partitions=1) as topology:
+        for at_ms in (1, 12, 3):
+            topology.pipe(views, ("home", at_ms), key="home")
+        assert topology.table(counted) == {"home": 3}
+        assert [each.value for each in topology.read("firsts")] == [b'["home",1]']
+        assert [(each.start_ms, each.value) for each in topology.windows(hourly)] == [(0, 1), (10, 1)]
+
+
+def windows(**declared: Any) -> Windowed[str, int]:
+    return Windowed(
+        name="w",
+        source="views",
+        decode=bytes.decode,
+        by=str,
+        window=Tumbling("1s"),
+        fold=lambda count, view: 1,
+        row=int,
+        **declared,
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -153,6 +187,35 @@ def test_windows_are_told_when_they_are_closed_and_late_records_are_counted() ->
         (lambda: aggregate(fold=NO_FOLD, row=int, **DECLARED), "fold takes"),
         (lambda: dedupe(name="d", source="s", to="t", key=str, ttl="soon", decode=bytes), "ttl"),
         (lambda: Tumbling("an hour"), "an hour"),
+        (
+            lambda: count(name="c", source="s", key=str),
+            r"nothing decodes 's': write source=Source\(topic, serde\)",
+        ),
+        (
+            lambda: count(name="c", source=Source("s", Json(str)), key=str, decode=bytes),
+            "leave out decode=, or name the topic",
+        ),
+        (
+            lambda: count(name="c", source=Source("s", Json(str)), key=str, inputs=("key",)),
+            "leave out inputs=, or name the topic",
+        ),
+        (lambda: count(**DECLARED, fold=1), "count takes no fold; it takes besides name, source"),
+        (lambda: total(value=len, **DECLARED, by=max), "total takes no by; it takes"),
+        (
+            lambda: count(source="s", decode=bytes.decode, key=str),
+            "count lacks name: write name='...'",
+        ),
+        (
+            lambda: dedupe(name="d", source="s", to="s", key=str, ttl="1s", decode=bytes),
+            "it emits to 's', which it reads",
+        ),
+        (
+            lambda: count(name="c", source="s", emits="s", decode=bytes.decode, key=str),
+            "it emits to 's', which it reads",
+        ),
+        (lambda: windows(emit=final("views")), "it emits to 'views', which it reads"),
+        (lambda: windows(emit=updates("out"), late="views"), "it emits to 'views', which it reads"),
+        (lambda: windows(emit=final("out"), late="out"), "'out' is named for two kinds of records"),
     ],
 )
 def test_what_cannot_be_is_said_at_declaration(make: Any, told: str) -> None:

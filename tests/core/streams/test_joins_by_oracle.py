@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from holdfast.streams import (
     JoinTables,
     JoinWithin,
     StreamRow,
-    Versions,
+    Version,
     stream_key,
 )
 from holdfast.testing import Topology
@@ -40,6 +40,7 @@ def at_of(seen: Seen) -> int:
 LEFT: Source[Any] = Source("left", Json(Seen | None), time=at_of)
 RIGHT: Source[Any] = Source("right", Json(Seen | None), time=at_of)
 OUT: Stream[Any] = Stream("out", Json(tuple[int | None, int | None] | None))
+LATE: Stream[Any] = Stream("late", Json(Seen | None))
 
 
 def number_of(seen: Seen | None) -> int | None:
@@ -137,10 +138,12 @@ def test_a_stream_meets_the_row_as_of_its_time(how: How, log: list[Arrival], his
     table_ms, late, taken = -1, 0, list[Arrival]()
     with Topology([joined], partitions=1) as topology:
         for each in log:
-            # A tombstone's time is its append time.
             topology.pipe(each.source, each.seen, key=each.key, at=each.at)
             told: list[Any] = []
-            if not each.left:
+            if not each.left and each.gone:
+                if table_ms >= 0:  # a tombstone's time is that of the table
+                    taken.append(replace(each, at=table_ms))
+            elif not each.left:
                 if each.at < table_ms - history:
                     late += 1
                 else:
@@ -166,10 +169,59 @@ def test_a_stream_meets_the_row_as_of_its_time(how: How, log: list[Arrival], his
                 ]
                 if kept[0].gone and kept[0].at <= table_ms - history:
                     kept = kept[1:]
-                held = rows.get(key, Versions(()))
-                assert [(one.from_ms, one.value) for one in held.all] == [(one.at, one.seen) for one in kept]
+                found_rows = [
+                    *(row for name, row in rows.items() if name[:-17] == f"\x00was/{len(key)}/{key}"),
+                    *([rows[key]] if key in rows else []),
+                ]
+                assert all(isinstance(row, Version) for row in found_rows)
+                held = [(row.from_ms, row.value) for row in found_rows]
+                assert held == [(one.at, one.seen) for one in kept]
+                assert key not in rows or rows[key].older == (len(kept) > 1)
             assert rows.get(stream_key(0), StreamRow()).late == late
         assert not topology.refused
+
+
+def versioned(**declared: Any) -> JoinStreamTable[Any, Any, Any]:
+    return JoinStreamTable(
+        name="joined", stream=LEFT, table=RIGHT, join=pair, to=OUT, how="left", history=1_000, **declared
+    )
+
+
+def test_a_tombstone_of_a_backfill_removes_the_row_where_the_table_is_and_not_now() -> None:
+    with Topology([versioned()], partitions=1) as topology:
+        topology.pipe(RIGHT, Seen(1, 1_000), key="k")
+        topology.pipe(RIGHT, Seen(2, 1_100), key="other")
+        topology.pipe(RIGHT, None, key="k")
+        topology.pipe(RIGHT, Seen(3, 2_000), key="k")
+        for at in (1_099, 1_100, 1_999, 2_500):
+            topology.pipe(LEFT, Seen(at, at), key="k")
+        assert [right for _, (_, right) in topology.values(OUT)] == [1, None, None, 3]
+
+
+def test_times_that_are_remembered_go_with_their_versions() -> None:
+    with Topology([versioned()], partitions=1) as topology:
+        for seen, key in (
+            (Seen(1, 1_000), "k"),
+            (Seen(2, 1_010), "other"),
+            (None, "k"),
+            (Seen(7, 1_018), "k"),
+            (Seen(3, 1_020), "k"),
+        ):
+            topology.pipe(RIGHT, seen, key=key)
+        topology.pipe(LEFT, Seen(4, 1_015), key="k")
+        topology.pipe(RIGHT, Seen(5, 2_015), key="other")
+        topology.pipe(LEFT, Seen(6, 1_016), key="k")
+        assert topology.values(OUT) == [("k", (4, None)), ("k", (6, None))]
+        assert not topology.refused
+
+
+def test_late_records_of_a_table_are_sent_on() -> None:
+    with Topology([versioned(late=LATE)], partitions=1) as topology:
+        topology.pipe(RIGHT, Seen(1, 5_000), key="k")
+        topology.pipe(RIGHT, Seen(2, 3_999), key="k", headers=(("h", b"1"),))
+        topology.pipe(RIGHT, Seen(3, 4_000), key="k")
+        (late,) = topology.read(LATE)
+        assert (late.key, late.value, late.headers) == (b"k", b'{"number":2,"at":3999}', (("h", b"1"),))
 
 
 # -- streams within an interval
@@ -187,6 +239,7 @@ class Interval:
     late: int = 0
     taken: list[Arrival] = field(default_factory=list)
     told: set[int] = field(default_factory=set)
+    met: set[int] = field(default_factory=set)
 
     def done_ms(self, each: Arrival) -> int:
         return each.at + (self.after if each.left else self.before) + self.grace + 1
@@ -204,8 +257,7 @@ class Interval:
             each
             for each in self.taken
             if self.done_ms(each) <= until_ms
-            and each.number not in self.told
-            and not any(self.near(each, other) for other in self.taken)
+            and each.number not in self.told | self.met
             and (self.how == "outer" or (self.how == "left" and each.left))
         ]
         self.told |= {each.number for each in done}
@@ -213,22 +265,29 @@ class Interval:
         return [(each.key, (each.number, None) if each.left else (None, each.number)) for each in done]
 
     def add(self, each: Arrival) -> list[Any]:
+        """Who is not late meets all that are near, but for those that were told alone: none is gone too early."""
         told = []
         if each.at > self.stream_ms:
             self.stream_ms = each.at
             told = self.alone(self.stream_ms)
-        if each.at + self.grace < self.stream_ms:
+        if self.done_ms(each) <= self.stream_ms:
             self.late += 1
             return told
         others = sorted(
-            (one for one in self.taken if self.near(one, each)), key=lambda one: (one.at, one.number)
+            (one for one in self.taken if self.near(one, each) and one.number not in self.told),
+            key=lambda one: (one.at, one.number),
         )
         self.taken.append(each)
+        if others:
+            self.met |= {each.number, *(one.number for one in others)}
         pairs = [(each.number, one.number) if each.left else (one.number, each.number) for one in others]
         return told + [(each.key, both) for both in pairs]
 
     def held(self) -> int:
-        return sum(self.done_ms(each) > self.stream_ms for each in self.taken)
+        kept_ms = self.before + self.after + self.grace
+        return sum(
+            each.at + kept_ms >= self.stream_ms and each.number not in self.told for each in self.taken
+        )
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "outer"])
@@ -262,7 +321,7 @@ def test_streams_meet_within_their_interval(how: How, log: list[Arrival], data: 
             wanted: list[Any] = []
             for done_ms in sorted({oracle.done_ms(each) for each in oracle.taken}):
                 wanted += oracle.alone(done_ms)
-            for more in range(2 * len(log) + 2):
+            for more in range(3 * len(log) + 2):
                 topology.tick(2_000_000_000_000 + more)
             assert topology.values(OUT) == wanted
             assert set(topology.table(joined)) == {stream_key(0)}
@@ -296,3 +355,51 @@ def test_progress_puts_the_tick_off() -> None:
         assert topology.values(OUT) == [], "the partition is not idle for long enough"
         topology.tick(1_090 + 6 + 100)
         assert topology.values(OUT) == [("a", (1, None))]
+
+
+def test_one_ms_out_of_order_within_the_interval_is_not_late() -> None:
+    joined = JoinWithin(
+        name="joined", left=LEFT, right=RIGHT, join=pair, to=OUT, before="10s", after="10s", late=LATE
+    )
+    with Topology([joined], partitions=1) as topology:
+        topology.pipe(LEFT, Seen(1, 1_000), key="a")
+        topology.pipe(RIGHT, Seen(2, 999), key="a")
+        assert topology.values(OUT) == [("a", (1, 2))]
+        topology.pipe(LEFT, Seen(3, 20_000), key="b")
+        topology.pipe(RIGHT, Seen(4, 10_000), key="b")
+        assert topology.values(OUT) == [("b", (3, 4))]
+        topology.pipe(RIGHT, Seen(5, 9_999), key="b", headers=(("h", b"1"),))
+        assert topology.table(joined)[stream_key(0)].late == 1
+        (late,) = topology.read(LATE)
+        assert (late.key, late.value, late.headers) == (b"b", b'{"number":5,"at":9999}', (("h", b"1"),))
+
+
+def test_a_partner_is_not_let_go_before_the_last_that_may_come() -> None:
+    joined = JoinWithin(name="joined", left=LEFT, right=RIGHT, join=pair, to=OUT, after=10, how="left")
+    with Topology([joined], partitions=1) as topology:
+        for source, seen, key in (
+            (RIGHT, Seen(1, 1_000), "a"),
+            (RIGHT, Seen(2, 1_001), "b"),
+            (LEFT, Seen(3, 999), "a"),
+        ):
+            topology.pipe(source, seen, key=key)
+        assert topology.values(OUT) == [("a", (3, 1))]
+        topology.pipe(RIGHT, Seen(4, 2_000), key="b")
+        assert topology.values(OUT) == [], "what has met one is not told alone"
+
+
+def test_without_times_of_their_own_none_is_late_when_the_log_s_clock_goes_back() -> None:
+    left, right = (Source(name, Json(int)) for name in ("left", "right"))
+    joined = JoinWithin(name="joined", left=left, right=right, join=both_numbers, to=OUT, after="1s")
+    with Topology([joined], partitions=1) as topology:
+        topology.pipe(left, 1, key="a", at=6_000)
+        topology.pipe(right, 2, key="a", at=1_000)
+        topology.pipe(left, 3, key="a", at=1_000)
+        topology.pipe(right, 4, key="a", at=6_500)
+        topology.pipe(right, 5, key="a", at=7_001)
+        assert topology.values(OUT) == [("a", each) for each in ((1, 2), (3, 2), (1, 4), (3, 4))]
+        assert topology.table(joined)[stream_key(0)].late == 0
+
+
+def both_numbers(one: int, other: int) -> tuple[int, int]:
+    return one, other

@@ -163,6 +163,22 @@ def test_internal_topics_bear_the_version_of_their_writer() -> None:
             lambda: DECLARED["Branch"](name="b", source=CENTS, into={"x": None}),
             "the test of branch 'x' is None",
         ),
+        (
+            lambda: DECLARED["Branch"](
+                name="b", source=CENTS, into={"a": large, Stream("b-a.v1", Json(int)): large}
+            ),
+            "two branches send to 'b-a.v1'",
+        ),
+        (
+            lambda: DECLARED["Map"](name="m", source=CENTS, each=int, to=Stream("cents", Json(int))),
+            "it emits to 'cents', which it reads",
+        ),
+        (
+            lambda: DECLARED["Merge"](
+                name="m", sources=[CENTS, Source("euros", Json(int))], to=Stream("euros", Json(int))
+            ),
+            "it emits to 'euros', which it reads",
+        ),
         (lambda: DECLARED["Merge"](name="m", sources=[CENTS]), "write a list of two or more"),
         (
             lambda: DECLARED["Merge"](name="m", sources=[CENTS, LINES]),
