@@ -341,7 +341,7 @@ def test_the_answers_of_contributings_quiz_are_right() -> None:
     [
         ("`RowCodec` in", "`RowCoder` in"),
         ("`COLUMNS` in", "`COLUMN` in"),
-        ("](tables/transactions.py)", "](tables/transaction.py)"),
+        ("](holdfast/kafka/transactional_client.py)", "](holdfast/kafka/transaction_client.py)"),
         ("`unready` in [", "["),
     ],
 )
