@@ -311,9 +311,9 @@ class Publisher:
         if fences(why.code()):
             raise self._fenced(why) from error
         # A record that failed while others were still being handed over makes the client refuse those:
-        # _STATE.
-        if why.fatal() or not (
-            why.txn_requires_abort() or why.retriable() or why.code() == KafkaError._STATE
+        # _STATE, or _FATAL after a fence. The abort then says whether it was a fence.
+        if why.code() not in (KafkaError._STATE, KafkaError._FATAL) and (
+            why.fatal() or not (why.txn_requires_abort() or why.retriable())
         ):
             raise BrokerError(f"{self.transactional_id}: {why.name()}: {why.str()}") from error
         self._abort()

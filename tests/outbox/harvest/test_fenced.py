@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from holdfast.core.outbox.pacing import LEAST_S
 from holdfast.dev.databases.servers import Postgres
@@ -135,6 +135,36 @@ def test_a_fenced_leader_that_is_still_elected_takes_its_shard_back(rig: Rig) ->
         rig.fill(50)
         rig.wait_empty()
         assert first.stats.fenced == 1
+    rig.prove()
+
+
+class FatalProducer(Producer):
+    """A client that met its fence while records were handed over: `produce` says that it cannot go on, and only the
+    end of the transaction says why.
+    """
+
+    armed = False
+
+    def produce(self, *args: Any, **more: Any) -> None:
+        if self.armed:
+            raise KafkaException(KafkaError(KafkaError._FATAL, "Unable to produce message", fatal=True))
+        super().produce(*args, **more)
+
+    def abort_transaction(self, *args: Any) -> None:
+        if self.armed:
+            FatalProducer.armed = False
+            raise KafkaException(KafkaError(KafkaError._FENCED, "fenced by a newer instance", fatal=True))
+        super().abort_transaction(*args)
+
+
+def test_a_fence_met_while_records_are_handed_over_is_a_fence(rig: Rig) -> None:
+    rig.fill(50)
+    with Alone(rig.settings(), {"make_producer": FatalProducer}) as leader:
+        rig.wait_empty()
+        FatalProducer.armed = True
+        rig.fill(50)
+        rig.wait_empty()
+        assert leader.stats.fenced == 1, leader.stats.last_error
     rig.prove()
 
 
