@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from zlib import crc32
 
@@ -26,6 +26,7 @@ from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Text
 from holdfast.core.engine.sources import FoldWith, Source
 from holdfast.core.kafka.topic_partition import Place
+from holdfast.kafka.transactional_client import TransactionalClient
 from holdfast.streams import Session, Windowed, final
 from tests.chaos.faults import Doom, plant
 
@@ -145,11 +146,28 @@ def lie(customers: str) -> None:
     SourceEnds._ask = ended  # type: ignore[method-assign]
 
 
+def die_between_choice_and_marker(doom: Doom) -> None:
+    """Have choices appended by themselves, and die when the leader has one of them and nothing else of its transaction."""
+    append = TransactionalClient.append
+
+    async def choices_first(self: TransactionalClient, records: Mapping[Place, Any]) -> dict[Place, int]:
+        choices = {place: each for place, each in records.items() if place[0].endswith("-choices")}
+        offsets = await append(self, choices) if choices else {}
+        if choices:
+            doom.strike("chosen")
+        return offsets | await append(
+            self, {place: each for place, each in records.items() if place not in choices}
+        )
+
+    TransactionalClient.append = choices_first  # type: ignore[method-assign]
+
+
 processors = [from_environment()] if "JOIN_OUT" in os.environ else []
 
 if __name__ == "__main__":
     if fault := os.environ.get("CHAOS_FAULT"):
         plant(Doom(fault))
+        die_between_choice_and_marker(Doom(fault))
     if os.environ.get("JOIN_LIE"):
         lie(os.environ["JOIN_CUSTOMERS"])
     create_app(processors).main()
