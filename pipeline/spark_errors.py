@@ -19,6 +19,8 @@ _GIVEN_UP = (
 )
 _ERRORS = (" ERROR ", " FATAL ", "Exception in thread ")
 GONE = "Py4JNetworkError"
+_CUT_OFF = "An error occurred while calling "
+"""How py4j's plain error begins when the JVM has ended in the middle of a call; an answer has a trace with it."""
 _RACES = (
     "ConcurrentTransactionException",
     "ConcurrentAppendException",
@@ -84,7 +86,7 @@ def failed(error: Exception, what: str) -> PipelineError:
             return LakeError(
                 f"{what}: another writer changed this table at the same time; run one landing per topic and lake"
             )
-        if isinstance(error, ConnectionError) or GONE in name:
+        if isinstance(error, ConnectionError) or GONE in name or _is_cut_off(name, message):
             return SparkError(
                 f"{what}: Spark's JVM is gone: it was killed, or out of memory (see --memory), or gave up"
             )
@@ -104,6 +106,10 @@ def failed(error: Exception, what: str) -> PipelineError:
         ((name, message) for name, message in reversed(chain) if message and message != "None"), chain[-1]
     )
     return SparkError(f"{what}: {name.rpartition('.')[2]}: {_telling(message)}")
+
+
+def _is_cut_off(name: str, message: str) -> bool:
+    return name == "Py4JError" and message.startswith(_CUT_OFF) and "Trace:" not in message
 
 
 def session_failed(error: Exception, log: Path) -> SparkError:

@@ -233,6 +233,17 @@ class Gone(Java):
         raise ConnectionRefusedError(111, "Connection refused")
 
 
+def test_a_call_in_whose_middle_the_jvm_ended_is_told_as_that() -> None:
+    from py4j.protocol import Py4JError
+
+    gone, answered = (
+        Py4JError("An error occurred while calling o55.sc"),
+        Py4JError("An error occurred while calling o1.x. Trace:\nE"),
+    )
+    assert "t: Spark's JVM is gone" in str(failed(gone, "t"))
+    assert "gone" not in str(failed(answered, "t"))
+
+
 def test_an_error_whose_jvm_is_gone_is_told_as_that() -> None:
     for java in (Gone("a.B", None), Java("a.SparkException", "Job aborted", Gone("a.B", None))):
         assert "t: Spark's JVM is gone" in str(failed(spark_failure(java), "t"))
