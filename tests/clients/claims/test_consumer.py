@@ -445,7 +445,7 @@ async def test_of_ten_that_race_one_wins_and_nine_know_at_once_that_they_lost(gr
             )
             return len(lost) == 9 and sum(each.load for each in consumers) == 1
 
-        with at_most(10.0, "nine losses and a win"):
+        with at_most(5.0, "nine losses and a win"):
             await until("nine losses and a win", all_know)
         (winner,) = [each for each in consumers if each.load]
         assert next(frame.instance_id for frame in ground.frames(ClaimingPartition)) == winner.instance
