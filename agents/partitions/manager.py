@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from holdfast.agents.cluster import Survey, survey
+from holdfast.agents.globals.copies import GlobalCopies
+from holdfast.agents.globals.intake import GlobalIntake
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.adoption import Adoption
 from holdfast.agents.partitions.announcer import Announcer
 from holdfast.agents.partitions.flow import FlowControl
 from holdfast.agents.partitions.gate import FoldGate
-from holdfast.agents.partitions.global_intake import GlobalIntake
-from holdfast.agents.partitions.global_tables import GlobalCopies
 from holdfast.agents.partitions.holdings import Holdings
 from holdfast.agents.partitions.intake import Intake, SingleIntake
 from holdfast.agents.partitions.losses import Losses

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from holdfast.agents.partitions.global_intake import GlobalIntake
+from holdfast.agents.globals.intake import GlobalIntake
 from holdfast.agents.partitions.intake import BACKLOG_S
 from holdfast.agents.partitions.types import FoldEvent, MergingIntakeHost
 from holdfast.clock import Clock, system_clock

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaException
 
-from holdfast.agents.partitions.global_feed import GlobalFeed, gather, partitions_of, stalled
+from holdfast.agents.globals.feed import GlobalFeed, gather, partitions_of, stalled
 from holdfast.config import Settings
 from holdfast.core.engine.global_copies import GlobalCopy, WorkerGlobals
 from holdfast.core.engine.global_tables import Global, globals_by_name

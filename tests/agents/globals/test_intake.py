@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.agents.partitions.global_intake import GlobalIntake
-from holdfast.agents.partitions.global_tables import ALL, GlobalCopies
+from holdfast.agents.globals.copies import ALL, GlobalCopies
+from holdfast.agents.globals.intake import GlobalIntake
 from holdfast.agents.partitions.merging_intake import MergingIntake
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import GlobalsChoice, GlobalsMarker

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from holdfast.agents.partitions.global_feed import GlobalFeed, stalled
-from holdfast.agents.partitions.global_tables import GlobalCopies
+from holdfast.agents.globals.copies import GlobalCopies
+from holdfast.agents.globals.feed import GlobalFeed, stalled
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.global_copies import GlobalLog, GlobalReplay, folded_by
 from holdfast.core.engine.global_rows import Vector

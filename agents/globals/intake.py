@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from holdfast.agents.partitions.global_history import GlobalHistory
-from holdfast.agents.partitions.global_tables import GlobalCopies
+from holdfast.agents.globals.copies import GlobalCopies
+from holdfast.agents.globals.history import GlobalHistory
 from holdfast.core.engine.choices import GlobalsChoice, VectorMarker, globals_of
 from holdfast.core.engine.global_copies import WorkerGlobals
 from holdfast.core.engine.global_rows import Vector
