@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -285,9 +286,10 @@ async def test_the_log_of_wishes_stays_short_and_who_finds_only_its_end_goes_on_
     field.fill(300, 1)
     seen: list[tuple[int, int]] = []
     done: list[int] = []
-    async with field.consumer("a") as a, field.consumer("b") as b:
+    long = partial(field.consumer, lease_s=60.0)  # no block is another's because the machine is busy
+    async with long("a") as a, long("b") as b:
         tasks = [asyncio.create_task(work(each, seen, done=done)) for each in (a, b)]
-        await until("all to be done", lambda: sum(done) >= 600, within_s=40)
+        await until("all to be done", lambda: sum(done) >= 600)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -300,7 +302,7 @@ async def test_the_log_of_wishes_stays_short_and_who_finds_only_its_end_goes_on_
     assert written > 150
     assert kept < 100, f"{ends}: what nobody needs is deleted"
     field.fill(40, 0)
-    async with field.consumer("newcomer") as newcomer:
+    async with long("newcomer") as newcomer:
         task = asyncio.create_task(work(newcomer, seen))
         await until("what came later", lambda: len(set(seen)) >= 640)
         task.cancel()
