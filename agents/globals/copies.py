@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from confluent_kafka import KafkaException
 
 from holdfast.agents.globals.feed import GlobalFeed, gather, partitions_of, stalled
+from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.global_copies import GlobalCopy, WorkerGlobals
 from holdfast.core.engine.global_tables import Global, globals_by_name
@@ -161,8 +162,7 @@ class GlobalCopies:
 
     async def _follow(self, feed: GlobalFeed) -> None:
         await self._assign(feed)
-        ends, idle, loop = await self._ends(), Stopwatch(), asyncio.get_running_loop()
-        counted_s = loop.time()
+        ends, idle, counted_s = await self._ends(), Stopwatch(), system_clock.monotonic_s()
         while True:
             lots = await feed.fetch()
             for each in lots:
@@ -177,8 +177,8 @@ class GlobalCopies:
             if not self.whole and all(self._positions[place] >= end for place, end in ends.items()):
                 self.whole = True
             self._look(feed, idle, ends)
-            if loop.time() - counted_s > COUNT_EVERY_S:
-                counted_s = loop.time()
+            if system_clock.monotonic_s() - counted_s > COUNT_EVERY_S:
+                counted_s = system_clock.monotonic_s()
                 await self._recount(feed)
 
     async def _assign(self, feed: GlobalFeed) -> None:

@@ -47,6 +47,10 @@ class GlobalFeed:
         """Return what has come, one item per partition; waits for WAIT_S at most."""
         return await self._feed.fetch(0, WAIT_S)
 
+    def hold(self, place: Place, held: bool) -> None:
+        """Fetch no more of a partition while it is *held*."""
+        self._feed.hold(place, held)
+
     def reached(self, place: Place) -> int:
         """Return the offset up to which a partition was read."""
         return self._feed.position(place)

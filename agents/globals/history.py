@@ -36,7 +36,8 @@ class _Buffer:
 class GlobalHistory:
     """Copies of one partition's own, which read the topics again and come to each recorded position in turn.
 
-    `stage` positions while no transaction is open; then folds find them without waiting.
+    `stage` positions while no transaction is open; then folds find them without waiting. Records are applied as they
+    come, and a partition that has come to its position is fetched no more: what is held is a fetch or two.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class GlobalHistory:
             await self._begin()
         idle = Stopwatch()
         while behind := self._behind(vectors):
+            self._hold_what_is_there(vectors)
             lots = await self._feed.fetch()
             for each in lots:
                 for number, table in enumerate(self._processor.reads):
@@ -68,6 +70,7 @@ class GlobalHistory:
             idle.tick()
             if lots:
                 idle.reset()
+                await self._work(self._read, vectors)
             if idle.s > stall_timeout_s:
                 table, vector = self._processor.reads[behind - 1], vectors[behind - 1]
                 raise stalled(
@@ -106,6 +109,22 @@ class GlobalHistory:
                 if last >= 0 and (partition not in parts or parts[partition][1].end <= last):
                     return number + 1
         return 0
+
+    def _hold_what_is_there(self, vectors: Sequence[Vector]) -> None:
+        """Fetch those partitions alone of which some global needs more."""
+        needed: dict[Place, bool] = {}
+        for table, parts, vector in zip(self._processor.reads, self._buffers, vectors, strict=True):
+            for partition, (_, log) in parts.items():
+                last = vector[partition] if partition < len(vector) else -1
+                place = (table.topic, partition)
+                needed[place] = needed.get(place, False) or log.end <= last
+        for place, more in needed.items():
+            self._feed.hold(place, not more)
+
+    def _read(self, vectors: tuple[Vector, ...]) -> None:
+        assert self.replay is not None, "begin first"
+        for number, vector in enumerate(vectors):
+            self.replay.read(number, vector)
 
     def _advance(self, vectors: tuple[Vector, ...]) -> None:
         assert self.replay is not None, "begin first"

@@ -298,6 +298,10 @@ class GlobalReplay:
     def settle(self, number: int, vector: Vector) -> None:
         self._tables[number].settle(vector)
 
+    def read(self, number: int, vector: Vector) -> None:
+        """Apply the records up to *vector* that the logs hold now. Positions of the open transaction stay readable."""
+        self._tables[number].read(vector)
+
 
 class _ReplayedTable:
     """One global of a replay, with the positions from the beginning of the transaction on: *path*."""
@@ -334,22 +338,26 @@ class _ReplayedTable:
                 f"global table {copy.table.name} was read up to {list(copy.vector)} and cannot be shown at {list(vector)}: positions never go back; "
                 "give the processor another name"
             )
-        if self._logs is None:
-            self._logs = {number: _Cursor(log) for number, log in self._open_logs().items()}
+        logs = self.read(vector)
         for partition, last in enumerate(vector):
-            if last < 0:
-                continue
-            cursor = self._logs.get(partition)
-            if cursor is not None:
-                for batch in cursor.upto(last):
-                    copy.apply(partition, batch)
-            if cursor is None or not cursor.has_read(last):
+            cursor = logs.get(partition)
+            if last >= 0 and (cursor is None or not cursor.has_read(last)):
                 raise GlobalsError(
                     f"{copy.table.topic} partition {partition} ends before offset {last}, up to which global table {copy.table.name} had been read: "
                     "its topic must be kept whole (retention.ms=-1, cleanup.policy=delete), as long as the sources"
                 )
         copy.passed(vector)
         return copy.view()
+
+    def read(self, vector: Vector) -> Mapping[int, _Cursor]:
+        """Apply what the logs hold up to *vector*, and return what is left of them."""
+        if self._logs is None:
+            self._logs = {number: _Cursor(log) for number, log in self._open_logs().items()}
+        for partition, last in enumerate(vector):
+            if partition in self._logs:
+                for batch in self._logs[partition].upto(last):
+                    self._copy.apply(partition, batch)
+        return self._logs
 
 
 class WorkerGlobals:

@@ -45,7 +45,7 @@ PRICED: Processor[Any, str] = Processor(
 )
 
 
-class GlobalsDesk(MergingHost):
+class GlobalsHost(MergingHost):
     """What the intake and the copies ask of their host."""
 
     def __init__(self) -> None:
@@ -64,8 +64,8 @@ class Bench:
     """An intake with its folder, and a copy of the global that is read by hand."""
 
     def __init__(self, marker: GlobalsMarker | None = None) -> None:
-        self.desk = GlobalsDesk()
-        views = self.desk.globals.views(PRICED)
+        self.host = GlobalsHost()
+        views = self.host.globals.views(PRICED)
         assert isinstance(views, WorkerGlobals)
         self.folder: MergingFolder[str] = MergingFolder(PRICED, DictStore(), marker=marker, views=views)
         part: Any = SimpleNamespace(
@@ -77,19 +77,19 @@ class Bench:
             choices_topic="app-priced-choices",
             views=views,
         )
-        self.intake = MergingIntake(self.desk, part, GlobalIntake(self.desk, part, self.desk.globals))  # type: ignore[arg-type]
+        self.intake = MergingIntake(self.host, part, GlobalIntake(self.host, part, self.host.globals))  # type: ignore[arg-type]
         self.following = 0
         self.choices: list[tuple[int, ...]] = []
 
     def rate(self, text: str, offset: int) -> None:
-        self.desk.copy.apply(0, Batch([offset], [offset], ([text.encode()],)))
+        self.host.copy.apply(0, Batch([offset], [offset], ([text.encode()],)))
 
     def fetch(self, text: str) -> None:
         offset = self.following
         self.following += 1
         self.intake.hand(
             event_of(
-                offset, [text.encode()], topic="orders", epoch=self.desk.epoch, at_ms=offset, size_bytes=1
+                offset, [text.encode()], topic="orders", epoch=self.host.epoch, at_ms=offset, size_bytes=1
             )
         )
 
@@ -115,64 +115,64 @@ def test_nothing_is_folded_before_the_topic_was_read_once() -> None:
     bench.rate("a", 0)
     bench.fetch("1")
     assert bench.turn() == ""
-    assert "must come to their ends first" in bench.desk.held["priced", 0]
+    assert "must come to their ends first" in bench.host.held["priced", 0]
     bench.rate("b", 1)
-    bench.desk.globals.whole = True
+    bench.host.globals.whole = True
     assert bench.turn() == "1b"
-    assert bench.desk.held == {}
+    assert bench.host.held == {}
     assert bench.choices == [(1,)]
 
 
 def test_a_transaction_sees_the_copy_as_it_was_when_it_began() -> None:
     bench = Bench()
-    bench.desk.globals.whole = True
+    bench.host.globals.whole = True
     bench.rate("a", 0)
     bench.fetch("1")
     bench.fetch("2")
-    assert bench.turn(lambda: bench.rate("b", bench.desk.copy.vector[0] + 1)) == "1a2a"
+    assert bench.turn(lambda: bench.rate("b", bench.host.copy.vector[0] + 1)) == "1a2a"
     bench.fetch("3")
     assert bench.turn() == "1a2a3b"
-    assert bench.choices == [(0,), bench.desk.copy.vector]
+    assert bench.choices == [(0,), bench.host.copy.vector]
 
 
 def test_no_choice_is_made_while_the_copy_stands_still() -> None:
     bench = Bench()
-    bench.desk.globals.whole = True
+    bench.host.globals.whole = True
     bench.rate("a", 0)
     for text in "123":
         bench.fetch(text)
         bench.turn()
     assert bench.choices == [(0,)]
-    assert not [*bench.desk.copy._views], "nothing is kept for a partition that rests"
+    assert not [*bench.host.copy._views], "nothing is kept for a partition that rests"
 
 
 def test_a_new_owner_waits_until_its_copy_is_where_the_one_before_it_was() -> None:
     start: Any = start_of(PRICED)
     marker = GlobalsMarker(*[getattr(start, each) for each in start.__struct_fields__[:-1]], globals=((4,),))
     bench = Bench(marker)
-    bench.desk.globals.whole = True
+    bench.host.globals.whole = True
     bench.rate("a", 3)
     bench.fetch("1")
     assert bench.turn() == ""
-    assert "are at {'rates': [3]} and must come to {'rates': [4]} first" in bench.desk.held["priced", 0]
-    assert bench.desk.globals.waited_for == {"rates": (4,)}
+    assert "are at {'rates': [3]} and must come to {'rates': [4]} first" in bench.host.held["priced", 0]
+    assert bench.host.globals.waited_for == {"rates": (4,)}
     bench.rate("b", 4)
     assert bench.turn() == "1b"
-    assert (bench.choices, bench.desk.held, bench.desk.globals.waited_for) == ([], {}, {})
+    assert (bench.choices, bench.host.held, bench.host.globals.waited_for) == ([], {}, {})
 
 
 def test_what_is_given_up_leaves_no_word_behind() -> None:
     bench = Bench()
     bench.fetch("1")
     bench.turn()
-    bench.desk.owned = False
+    bench.host.owned = False
     bench.intake.revoked()
-    assert (bench.desk.held, bench.desk.globals.waited_for) == ({}, {})
+    assert (bench.host.held, bench.host.globals.waited_for) == ({}, {})
 
 
 def test_a_copy_that_does_not_come_there_ends_the_worker() -> None:
     bench = Bench()
-    tables, ends = bench.desk.globals, {("rates", 0): 3}
+    tables, ends = bench.host.globals, {("rates", 0): 3}
     feed: Any = SimpleNamespace(unreadable=lambda: None)
 
     def look(idle_s: float) -> bool:
@@ -192,10 +192,10 @@ def test_a_copy_that_does_not_come_there_ends_the_worker() -> None:
     tables.waited_for.clear()
     feed.unreadable = lambda: "rates partition 0: offset 3 cannot be read"
     look(0.0)
-    assert "stand still: rates partition 0" in bench.desk.held[ALL]
+    assert "stand still: rates partition 0" in bench.host.held[ALL]
     feed.unreadable = lambda: None
     look(0.0)
-    assert bench.desk.held == {}
+    assert bench.host.held == {}
 
 
 def test_a_worker_without_globals_follows_nothing() -> None:
