@@ -1,5 +1,5 @@
-"""The rows of a worker's copy of a global table: a RocksDB store that is made anew at each start and lies in no memory but
-the worker's budget.
+"""The rows of a worker's copy of a global table: a RocksDB store that each start makes anew, within the worker's memory
+budget.
 """
 
 from __future__ import annotations

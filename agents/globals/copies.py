@@ -32,11 +32,11 @@ from holdfast.tables.partition import Environment
 logger = logging.getLogger(__name__)
 
 FOLDER = "globals"
-"""Where in data_dir the copies lie; nothing there outlives the worker."""
+"""The folder of the copies in data_dir. The next worker removes it."""
 ALL = ("global tables", -1)
-"""Where readiness is told of what holds up every copy."""
+"""The entry of readiness for a cause that holds up every copy."""
 COUNT_EVERY_S = 30.0
-"""How soon partitions are seen that were added to a topic."""
+"""How often the partitions of the topics are counted: some may have been added."""
 
 
 class Skipped(Protocol):
@@ -48,7 +48,7 @@ class Skipped(Protocol):
 
 
 class GlobalsHost(Protocol):
-    """What is asked of the manager."""
+    """What the copies ask of the manager."""
 
     settings: Settings
     processors: dict[str, Processor[Any, Any]]
@@ -70,7 +70,7 @@ class GlobalsHost(Protocol):
 
 
 class GlobalCopies:
-    """The copies by name, and what follows their topics."""
+    """The copies by name. `run` follows their topics."""
 
     def __init__(self, host: GlobalsHost) -> None:
         self._host = host
@@ -86,9 +86,9 @@ class GlobalCopies:
         self.counts: dict[str, int] = {}
         """How many partitions each topic has."""
         self.whole = not self._reads
-        """Whether each topic was read once to where it ended: before that nothing is folded that reads a global."""
+        """Whether each topic was read to its end once. Until then no processor that reads a global folds."""
         self.waited_for: dict[str, Any] = {}
-        """Positions that copies must come to before a partition goes on, by the global's name."""
+        """Positions that copies must reach before a partition goes on, by the global's name."""
         self.why = ""
         self._applying: asyncio.Future[Any] | None = None
         self._closed = False
@@ -117,7 +117,7 @@ class GlobalCopies:
     def store(self, name: str) -> GlobalStore:
         """Return an empty store for a copy. Blocks."""
         assert self.environment is not None, "open first"
-        # Numbered, since a copy that is being removed and the next of its name are not to meet.
+        # Numbered, so that a copy that is being removed and the next one of its name have different folders.
         folder = f"{name}.{next(self._numbers)}"
         return GlobalStore(self.environment.data_dir / FOLDER / folder, self.environment.budget)
 
@@ -128,7 +128,7 @@ class GlobalCopies:
         return WorkerGlobals([self.copies[each.name] for each in processor.reads])
 
     def feed(self) -> GlobalFeed:
-        """Return what reads the topics anew."""
+        """Return a feed that reads the topics from the beginning."""
         host = self._host
         return GlobalFeed(host.settings, host.pool, host.skipping.ranges)
 
@@ -188,7 +188,7 @@ class GlobalCopies:
         await feed.assign(self._positions)
 
     async def _recount(self, feed: GlobalFeed) -> None:
-        """See partitions that were added; a broker that does not answer now is asked again."""
+        """Read partitions that were added. If no broker answers, the next round asks again."""
         try:
             counts = await self._host.thread(partitions_of, self._host.settings, sorted(self._topics))
         except (BrokerError, TopicError) as error:
@@ -206,7 +206,7 @@ class GlobalCopies:
                 await asyncio.shield(self._applying)
 
     async def _ends(self) -> dict[Place, int]:
-        """Return where the topics end now, however long brokers take to tell."""
+        """Return the ends of the topics; raises GlobalsError when brokers do not tell them within the stall deadline."""
         client, ends = EndsClient(self._host.settings.consumer(), committed=True), dict[Place, int]()
         idle = Stopwatch()
         while missing := [place for place in self._positions if place not in ends]:
@@ -216,13 +216,15 @@ class GlobalCopies:
                 logger.info("ends of global tables cannot be asked for: %(error)s", {"error": error})
             idle.tick()
             if idle.s > self._host.settings.stall_timeout_s:
-                raise GlobalsError(f"ends of {missing} were not told for {idle.s:.0f} s: check the broker")
+                raise GlobalsError(
+                    f"no broker told the ends of {missing} for {idle.s:.0f} s: check the broker"
+                )
             if len(ends) < len(self._positions):
                 await asyncio.sleep(0.2)
         return ends
 
     def _look(self, feed: GlobalFeed, idle: Stopwatch, ends: Mapping[Place, int]) -> None:
-        """See what keeps partitions from going on; raises GlobalsError when that has lasted too long."""
+        """Report what holds partitions up; raises GlobalsError when that has lasted for the stall deadline."""
         self._tell(feed.unreadable())
         if self.whole and not self.waited_for:
             idle.reset()
@@ -239,7 +241,7 @@ class GlobalCopies:
         )
 
     def _tell(self, unreadable: str | None) -> None:
-        """Let readiness say what cannot be read: folds would go on and see nothing that comes later."""
+        """Report an unreadable batch in readiness: folds would go on and never see the records behind it."""
         self.why = unreadable or ""
         if unreadable is None:
             self._host.held.pop(ALL, None)
@@ -247,7 +249,7 @@ class GlobalCopies:
             self._host.held[ALL] = f"global tables stand still: {unreadable}"
 
     async def close(self) -> None:
-        """Remove the copies; nobody folds any more."""
+        """Remove the copies, after all folds have ended."""
         self._closed = True
         if self._applying is not None and not self._applying.done():
             await asyncio.wait([self._applying])
@@ -257,7 +259,7 @@ class GlobalCopies:
 
 
 class _Refusals:
-    """Says of records that change nothing in a copy what is wrong with them: nobody quarantines them, since every worker meets them."""
+    """Logs records that a copy refuses. They are not quarantined: each worker would send its own copy of them."""
 
     def __init__(self, table: Global[Any]) -> None:
         self._table = table

@@ -61,8 +61,8 @@ class GlobalFeed:
         if found is None:
             return None
         return (
-            f"{found}; raise unpacked_batch_bytes and restart the workers. What nobody can read cannot be skipped in the topic of a global: have its "
-            "producers write it anew under another name"
+            f"{found}; raise unpacked_batch_bytes and restart the workers. A batch of a global's topic cannot be skipped: if it stays unreadable, have "
+            "its producers write the topic anew under another name"
         )
 
     async def close(self) -> None:

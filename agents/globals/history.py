@@ -1,4 +1,4 @@
-"""Globals as they were: what a partition sees of them while it obeys choices that another version recorded."""
+"""Earlier positions of globals, for a partition that obeys choices which another version recorded."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class GlobalHistory:
             self.replay.view(number, vector)
 
     async def close(self) -> None:
-        """Let go of the broker and remove the copies, once nothing works on them."""
+        """Close the feed and remove the copies, once no thread works on them."""
         if self._working is not None and not self._working.done():
             await asyncio.wait([self._working])
         await self._feed.close()

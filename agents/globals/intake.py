@@ -1,4 +1,4 @@
-"""At which positions a partition's next transaction sees its globals, and when it must wait for them."""
+"""Chooses the positions of global tables that a partition's next transaction sees, and waits for copies that are behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.tables.partition import Partition
 
 
 class GlobalIntakeHost(Protocol):
-    """What is asked of the manager."""
+    """What the intake asks of the manager."""
 
     @property
     def held(self) -> dict[tuple[str, int], str]:
@@ -50,7 +50,7 @@ class GlobalIntake:
         self._staging: asyncio.Task[None] | None = None
         self._holding = False
         self.waiting = False
-        """Whether something kept the last transaction from beginning."""
+        """Whether the next transaction waits for a copy."""
 
     def begin(self, merger: Merger, marker: VectorMarker) -> bool:
         """Choose what the next transaction sees; False when it must wait."""
@@ -114,7 +114,7 @@ class GlobalIntake:
             self.waiting = True
 
     def look(self) -> bool:
-        """Return whether it may be worth while to begin again."""
+        """Return whether the waiting transaction can try to begin again."""
         return self.waiting and self._staging is None
 
     def _stage(self) -> None:
@@ -138,7 +138,7 @@ class GlobalIntake:
                 self._views.history, self._staging = history.replay, None
 
     def reset(self) -> None:
-        """Begin anew: the partition, or its position, is another's."""
+        """Forget everything: the partition was revoked, or its position changed."""
         self._views.release()
         self._wanted, self.waiting = None, False
         self._forget_history()
@@ -159,7 +159,7 @@ _closing: set[asyncio.Task[None]] = set()
 
 
 def _keep(work: Coroutine[Any, Any, None]) -> None:
-    """Run *work* beside all else; a task that nobody holds may be collected before it ends."""
+    """Run *work* as a task, and hold it until it ends: Python may collect a task that has no reference."""
     task = asyncio.ensure_future(work)
     _closing.add(task)
     task.add_done_callback(_closing.discard)

@@ -26,7 +26,7 @@ from holdfast.core.engine.stepping import Refused
 from holdfast.errors import FoldError, GlobalsError
 
 FOLD_RECORDS = 1_000
-"""So many records of a partition change a copy at once: readers wait meanwhile."""
+"""Records of a partition that change a copy at once. Readers wait for the whole change."""
 CACHE_ROWS = 2_000
 """How many rows the fold of each partition remembers decoded."""
 
@@ -125,7 +125,7 @@ def _overlaid(
 class GlobalCopy:
     """The rows of a global up to a position, which only goes on; `view` keeps the one of now readable.
 
-    One thread applies; any may read, where a *lock* is given. *on_refused* is told what changed nothing, with its partition.
+    One thread applies; any may read, where a *lock* is given. *on_refused* gets refused records with their partition.
 
     >>> from holdfast.core.engine.serdes import Text
     >>> from holdfast.core.engine.sources import FoldWith, Source
@@ -209,13 +209,13 @@ class GlobalCopy:
         self._applied[partition] = applied
 
     def passed(self, vector: Vector) -> None:
-        """Be told that nothing is left to apply up to *vector*: its last record of a partition may be compacted away."""
+        """Move the position to *vector*. All records up to it are applied; the last one of a partition may be compacted away."""
         with self.lock:
             for partition, applied in enumerate(vector):
                 self._note(partition, max(applied, trimmed_at(self._applied, partition)))
 
     def in_two(self, key: bytes) -> FoldError:
-        """Return the error of a key whose row cannot be told."""
+        """Return the error of a key that has rows in two partitions."""
         return FoldError(
             f"global table {self.table.name} has rows of {text_key(key)!r:.200} in two partitions of {self.table.topic}, and no order between them: "
             "records of one key must lie in one partition; write the topic anew, since partitions that are added move keys"
