@@ -11,7 +11,7 @@ import msgspec
 from holdfast import Emit, FoldWith, Global, Json, Processor, Rows, Source, Stream, by_key, create_app
 
 
-class Order(msgspec.Struct, frozen=True):
+class ForeignOrder(msgspec.Struct, frozen=True):
     """The value of a record of `foreign-orders`: {"id": "o-7", "currency": "usd", "amount": 1999}."""
 
     id: str
@@ -30,16 +30,16 @@ def set_rate(rows: Rows[float], rate: float, at_ms: int, currency: str) -> None:
     rows[currency] = rate
 
 
-def convert(rows: Rows[InEuros], order: Order, at_ms: int) -> Iterator[Emit]:
+def convert(rows: Rows[InEuros], order: ForeignOrder, at_ms: int) -> Iterator[Emit]:
     rate = rows.globals[rates].get(order.currency)
     rows[order.id] = converted = InEuros(order.id, None if rate is None else round(order.amount * rate, 2))
     yield in_euros.emit(order.id, converted)
 
 
 rates: Global[float] = Global("rates", Source("rates", Json(float)), FoldWith(set_rate, ("key",)), row=float)
-orders = Source("foreign-orders", Json(Order))
+orders = Source("foreign-orders", Json(ForeignOrder))
 in_euros = Stream("orders-in-euros", Json(InEuros))
-converted: Processor[Order, InEuros] = Processor(
+converted: Processor[ForeignOrder, InEuros] = Processor(
     name="in-euros", on={orders: convert}, row=InEuros, reads=(rates,), route=by_key, emits=(in_euros,)
 )
 app = create_app(processors=[converted])

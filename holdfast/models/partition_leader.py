@@ -29,6 +29,7 @@ from holdfast.core.kafka.producer_state import (
     MAX_TRANSACTION_TIMEOUT_MS,
     AbortedTransaction,
     Append,
+    AppendOutcome,
     AppendVerdict,
     CachedBatch,
     Code,
@@ -39,7 +40,6 @@ from holdfast.core.kafka.producer_state import (
     LogEntry,
     OpenTransaction,
     Origin,
-    Outcome,
     ProducerEntry,
     Sweep,
     Verification,
@@ -72,7 +72,7 @@ def decide(
     if client and known.epoch == batch.epoch:
         for each in known.batches:
             if (each.first_sequence, each.last_sequence) == (batch.first_sequence, batch.last_sequence):
-                return _verdict(Outcome.DUPLICATE, 1, batch, each)
+                return _verdict(AppendOutcome.DUPLICATE, 1, batch, each)
     unknown_transaction = batch.transactional and not (open_here and known.epoch == batch.epoch)
     if (
         batch.origin is not Origin.REPLICATION
@@ -98,7 +98,7 @@ def decide(
         return _refused(
             11, Code.INVALID_TXN_STATE, batch, "a write outside of the producer's open transaction"
         )
-    return _verdict(Outcome.ACCEPTED, rule, batch, None)
+    return _verdict(AppendOutcome.ACCEPTED, rule, batch, None)
 
 
 _OUT_OF_ORDER = frozenset({4, 7, 9, 10})
@@ -137,11 +137,11 @@ def decide_marker(entry: ProducerEntry | None, marker: EndMarker) -> AppendVerdi
     if marker.coordinator_epoch < known.coordinator_epoch and checked:
         text = f"coordinator epoch {marker.coordinator_epoch} was replaced by {known.coordinator_epoch}"
         return _refused(12, Code.TRANSACTION_COORDINATOR_FENCED, marker, text)
-    return _verdict(Outcome.ACCEPTED, 13 if marker.epoch > known.epoch else 12, marker, None)
+    return _verdict(AppendOutcome.ACCEPTED, 13 if marker.epoch > known.epoch else 12, marker, None)
 
 
 def _verdict(
-    outcome: Outcome, rule: int, event: Append | EndMarker, where: CachedBatch | None
+    outcome: AppendOutcome, rule: int, event: Append | EndMarker, where: CachedBatch | None
 ) -> AppendVerdict:
     if where is not None:
         first, last, at_ms = where.first_offset, where.last_offset, where.max_timestamp_ms
@@ -161,7 +161,7 @@ def _verdict(
 
 def _refused(rule: int, code: Code, event: Append | EndMarker, reason: str) -> AppendVerdict:
     return AppendVerdict(
-        outcome=Outcome.REFUSED,
+        outcome=AppendOutcome.REFUSED,
         rule=rule,
         producer_id=event.producer_id,
         base_offset=-1,
@@ -225,7 +225,7 @@ def verification_of(rows: Rows[LeaderRow], producer_id: int) -> Verification | N
 def _append(rows: Rows[LeaderRow], batch: Append) -> AppendVerdict:
     entry, verification = producer_of(rows, batch.producer_id), verification_of(rows, batch.producer_id)
     verdict = decide(entry, batch, verification)
-    if verdict.outcome is not Outcome.ACCEPTED:
+    if verdict.outcome is not AppendOutcome.ACCEPTED:
         return verdict
     known, log = _NEW if entry is None else entry, log_of(rows)
     kept = known.batches if known.epoch == batch.epoch else ()
@@ -250,7 +250,7 @@ def _append(rows: Rows[LeaderRow], batch: Append) -> AppendVerdict:
 def _end(rows: Rows[LeaderRow], marker: EndMarker) -> AppendVerdict:
     entry = producer_of(rows, marker.producer_id)
     verdict = decide_marker(entry, marker)
-    if verdict.outcome is not Outcome.ACCEPTED:
+    if verdict.outcome is not AppendOutcome.ACCEPTED:
         return verdict
     known, log = _NEW if entry is None else entry, log_of(rows)
     rows[producer_key(marker.producer_id)] = ProducerEntry(

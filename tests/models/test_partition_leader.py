@@ -21,6 +21,7 @@ from holdfast.core.kafka.producer_state import (
     EXPIRATION_MS,
     AbortedTransaction,
     Append,
+    AppendOutcome,
     AppendVerdict,
     Code,
     EndMarker,
@@ -28,7 +29,6 @@ from holdfast.core.kafka.producer_state import (
     LeaderEvent,
     LeaderRow,
     Origin,
-    Outcome,
     Sweep,
     VerificationBegun,
     aborted_key,
@@ -57,7 +57,7 @@ def check_golden(rules: ModuleType = partition_leader) -> None:
     for each in VECTORS["duplicate_appends"]:
         verdict = log.append(*each["append"])
         assert (verdict.outcome.value, verdict.error) == (each["outcome"], each.get("error", 0)), each
-        if verdict.outcome is not Outcome.REFUSED:
+        if verdict.outcome is not AppendOutcome.REFUSED:
             assert (verdict.base_offset, verdict.last_offset) == (each["base_offset"], each["last_offset"]), (
                 each
             )
@@ -72,9 +72,9 @@ def test_duplicate_appends_are_answered_as_kafka_does() -> None:
 def test_a_basic_id_mapping_is_answered_as_kafka_does() -> None:
     """I2: UnifiedLogTest / ProducerStateManagerTest.testBasicIdMapping."""
     log = Log()
-    assert [log.append(0).outcome, log.append(1).outcome] == [Outcome.ACCEPTED] * 2
+    assert [log.append(0).outcome, log.append(1).outcome] == [AppendOutcome.ACCEPTED] * 2
     assert log.append(5).error is Code.OUT_OF_ORDER_SEQUENCE_NUMBER
-    assert log.append(0, epoch=1).outcome is Outcome.ACCEPTED
+    assert log.append(0, epoch=1).outcome is AppendOutcome.ACCEPTED
     assert log.append(2, epoch=0).error is Code.INVALID_PRODUCER_EPOCH
 
 
@@ -92,12 +92,12 @@ def stable_offsets(rules: ModuleType = partition_leader) -> list[tuple[int | Non
                 log.rows["log"] = msgspec.structs.replace(log.log, end_offset=offset)
                 assert (
                     log.append(0, epoch=5, pid=pid, transactional=True, verified=True).outcome
-                    is Outcome.ACCEPTED
+                    is AppendOutcome.ACCEPTED
                 )
             case event:
                 log.rows["log"] = msgspec.structs.replace(log.log, end_offset=offset)
                 verdict = log.marker(commit=event == "commit_marker", epoch=5, pid=pids[each["producer"]])
-                assert verdict.outcome is Outcome.ACCEPTED
+                assert verdict.outcome is AppendOutcome.ACCEPTED
         undecided = log.log.ongoing[0].first_offset if log.log.ongoing else None
         found.append((log.log.first_unstable, undecided))
     return found
@@ -136,9 +136,9 @@ def begun(log: Log, pid: int = PID, epoch: int = 0, first: int = 0, **more: Any)
 def test_a_transaction_needs_one_verification_and_leaves_none() -> None:
     log = Log()
     assert log.append(0, transactional=True, verified=True).error is Code.INVALID_TXN_STATE
-    assert begun(log).outcome is Outcome.ACCEPTED
+    assert begun(log).outcome is AppendOutcome.ACCEPTED
     assert verification_of(log.rows, PID) is None
-    assert log.append(1, transactional=True).outcome is Outcome.ACCEPTED
+    assert log.append(1, transactional=True).outcome is AppendOutcome.ACCEPTED
     log.apply(VerificationBegun(producer_id=PID, epoch=0, sequence=2, at_ms=0))
     assert verification_of(log.rows, PID) is None, "an open transaction has nothing left to verify"
     log.marker()
@@ -191,9 +191,9 @@ def test_what_is_replicated_was_checked_before() -> None:
     log = Log()
     log.append(0, epoch=5)
     replica: dict[str, Any] = {"origin": Origin.REPLICATION}
-    assert log.append(77, 78, epoch=5, **replica).outcome is Outcome.ACCEPTED
-    assert log.append(3, epoch=4, transactional=True, **replica).outcome is Outcome.ACCEPTED
-    assert log.marker(epoch=3, **replica).outcome is Outcome.ACCEPTED
+    assert log.append(77, 78, epoch=5, **replica).outcome is AppendOutcome.ACCEPTED
+    assert log.append(3, epoch=4, transactional=True, **replica).outcome is AppendOutcome.ACCEPTED
+    assert log.marker(epoch=3, **replica).outcome is AppendOutcome.ACCEPTED
 
 
 def test_the_coordinators_own_writes_have_epochs_and_no_sequences() -> None:
@@ -201,8 +201,8 @@ def test_the_coordinators_own_writes_have_epochs_and_no_sequences() -> None:
     own: dict[str, Any] = {"origin": Origin.COORDINATOR, "transactional": True}
     assert log.append(-1, epoch=2, **own).error is Code.INVALID_TXN_STATE
     log.apply(VerificationBegun(producer_id=PID, epoch=2, sequence=-1, at_ms=0))
-    assert log.append(-1, epoch=2, verified=True, **own).outcome is Outcome.ACCEPTED
-    assert log.append(-1, epoch=2, **own).outcome is Outcome.ACCEPTED, (
+    assert log.append(-1, epoch=2, verified=True, **own).outcome is AppendOutcome.ACCEPTED
+    assert log.append(-1, epoch=2, **own).outcome is AppendOutcome.ACCEPTED, (
         "no duplicate: it has no sequences to compare"
     )
     assert log.append(-1, epoch=1, verified=True, **own).error is not Code.NONE
@@ -255,10 +255,10 @@ def test_sequences_go_on_at_0_after_the_largest_wherever_batches_are_cut(before_
     sent = []
     for size in (3, 2, 4, 1, 5):
         span = sequences(at, size)
-        assert log.append(*span).outcome is Outcome.ACCEPTED
+        assert log.append(*span).outcome is AppendOutcome.ACCEPTED
         sent.append(span)
         at = advance(at, size)
-    assert all(log.append(*span).outcome is Outcome.DUPLICATE for span in sent[-4:])
+    assert all(log.append(*span).outcome is AppendOutcome.DUPLICATE for span in sent[-4:])
     assert log.append(advance(at, 1)).error is Code.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
@@ -353,7 +353,7 @@ def test_the_incremental_fold_answers_as_a_rescan_of_the_log_does(
             batch,
             log.entry(pid),
         )
-        if verdict.outcome is Outcome.ACCEPTED:
+        if verdict.outcome is AppendOutcome.ACCEPTED:
             at[pid] = (epoch, advance(span[1], 1))
             sent[pid].append((epoch, *span))
 

@@ -20,8 +20,8 @@ from holdfast.core.kafka.producer_state import (
     EXPIRATION_MS,
     LATE_TRANSACTION_BUFFER_MS,
     MAX_TRANSACTION_TIMEOUT_MS,
+    AppendOutcome,
     Code,
-    Outcome,
 )
 from holdfast.core.kafka.transaction_state import (
     ALLOWED_PREVIOUS,
@@ -72,7 +72,7 @@ def check_leader(row: Row, rules: ModuleType = partition_leader) -> None:
     entry = log.entry()
     match row["Answer"].replace(",", "").split(" "):
         case ["accepted", *more]:
-            assert (verdict.outcome, verdict.error) == (Outcome.ACCEPTED, Code.NONE)
+            assert (verdict.outcome, verdict.error) == (AppendOutcome.ACCEPTED, Code.NONE)
             assert entry is not None
             assert entry.epoch == event.epoch
             assert log.log.end_offset == verdict.last_offset + 1
@@ -88,7 +88,7 @@ def check_leader(row: Row, rules: ModuleType = partition_leader) -> None:
                 if entry
                 else []
             )
-            assert verdict.outcome is Outcome.DUPLICATE
+            assert verdict.outcome is AppendOutcome.DUPLICATE
             assert (verdict.base_offset, verdict.last_offset, verdict.timestamp_ms) == (
                 found.first_offset,
                 found.last_offset,
@@ -97,7 +97,7 @@ def check_leader(row: Row, rules: ModuleType = partition_leader) -> None:
             assert log.state() == before
         case [code]:
             assert (verdict.outcome, verdict.error.name, verdict.reason != "") == (
-                Outcome.REFUSED,
+                AppendOutcome.REFUSED,
                 code,
                 True,
             ), row

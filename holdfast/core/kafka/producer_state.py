@@ -195,7 +195,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
 LeaderEvent: TypeAlias = Append | EndMarker | VerificationBegun | HighWatermark | Sweep
 
 
-class Outcome(StrEnum):
+class AppendOutcome(StrEnum):
     """What became of a batch or marker."""
 
     ACCEPTED = "accepted"
@@ -209,7 +209,7 @@ class AppendVerdict(msgspec.Struct, frozen=True, kw_only=True):
     *rule* is the row of the table that decided (0: nothing to check); a duplicate has its first offsets.
     """
 
-    outcome: Outcome
+    outcome: AppendOutcome
     rule: int
     producer_id: int
     base_offset: int

@@ -25,7 +25,7 @@ READ_DEADLINE_S = 30.0
 SHOWN = 5
 
 
-class Order(msgspec.Struct, frozen=True):
+class DemoOrder(msgspec.Struct, frozen=True):
     """An order as the database has it and as its message tells it."""
 
     order: int
@@ -39,22 +39,22 @@ class Published:
 
     partition: int
     offset: int
-    order: Order
+    order: DemoOrder
     stamp: Stamp | None
 
     def __str__(self) -> str:
         return f"order {self.order.order} at {self.partition}/{self.offset}"
 
 
-def flaws(orders: Mapping[int, Order], published: Iterable[Published]) -> list[str]:
+def flaws(orders: Mapping[int, DemoOrder], published: Iterable[Published]) -> list[str]:
     """Return what is wrong with *published*, which is in offset order in each partition, for the *orders*
     that were kept.
 
-    >>> kept = {1: Order(1, "ada", 500), 2: Order(2, "ada", 900)}
+    >>> kept = {1: DemoOrder(1, "ada", 500), 2: DemoOrder(2, "ada", 900)}
     >>> def told(*found): return [Published(partition=0, offset=at, order=each, stamp=None) for at, each in enumerate(found)]
     >>> flaws(kept, told(kept[2], kept[1]))
     ['order 1 at 0/1 comes after order 2 of ada']
-    >>> flaws(kept, told(kept[1], kept[1], Order(2, "ada", 13)))  # doctest: +NORMALIZE_WHITESPACE
+    >>> flaws(kept, told(kept[1], kept[1], DemoOrder(2, "ada", 13)))  # doctest: +NORMALIZE_WHITESPACE
     ['order 1 at 0/1 comes twice, first at 0/0', 'order 2 at 0/2 is not what the database has: 13 cents of ada',
      'order 2 was never published']
     """
@@ -149,5 +149,5 @@ def _decoded(message: Message) -> Published:
     assert partition is not None
     assert offset is not None
     headers: Any = tuple(message.headers() or ())
-    order = msgspec.json.decode(message.value() or b"", type=Order)
+    order = msgspec.json.decode(message.value() or b"", type=DemoOrder)
     return Published(partition=partition, offset=offset, order=order, stamp=read_stamp(headers))

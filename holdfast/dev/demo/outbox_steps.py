@@ -16,7 +16,7 @@ from holdfast.dev.demo import outbox_proof
 from holdfast.dev.demo.claim_steps import new_topic
 from holdfast.dev.demo.environment import DemoEnvironment
 from holdfast.dev.demo.narrator import OutboxFindings, Teller
-from holdfast.dev.demo.outbox_proof import Order, Published, PublishedReader
+from holdfast.dev.demo.outbox_proof import DemoOrder, Published, PublishedReader
 from holdfast.dev.demo.procfile import Process
 from holdfast.dev.waits import wait_until
 from holdfast.errors import DemoError
@@ -184,10 +184,10 @@ class OutboxSteps:
 
     # -- within
 
-    def _orders(self) -> dict[int, Order]:
+    def _orders(self) -> dict[int, DemoOrder]:
         with closing(sqlite3.connect(self._database, timeout=BUSY_S)) as connection:
             found = connection.execute("SELECT id, customer, cents FROM orders").fetchall()
-        return {number: Order(number, customer, cents) for number, customer, cents in found}
+        return {number: DemoOrder(number, customer, cents) for number, customer, cents in found}
 
     @staticmethod
     def _leader(rows: OutboxRows) -> ShardLeader:

@@ -120,10 +120,10 @@ def test_a_balance_is_what_was_paid_in_less_what_was_paid_out() -> None:
 def test_orders_are_converted_at_the_rate_that_was_known_then() -> None:
     of = example("currency_rates.py")
     with Topology([of.converted]) as topology:
-        topology.pipe(of.orders, of.Order("o-1", "usd", 100), key="ada")
+        topology.pipe(of.orders, of.ForeignOrder("o-1", "usd", 100), key="ada")
         topology.pipe(of.rates.source, 0.9, key="usd")
-        topology.pipe(of.orders, of.Order("o-2", "usd", 100), key="ada")
+        topology.pipe(of.orders, of.ForeignOrder("o-2", "usd", 100), key="ada")
         topology.pipe(of.rates.source, 0.8, key="usd")
-        topology.pipe(of.orders, of.Order("o-3", "usd", 100), key="bob")
+        topology.pipe(of.orders, of.ForeignOrder("o-3", "usd", 100), key="bob")
         assert [each.amount for _, each in topology.values(of.in_euros)] == [None, 90.0, 80.0]
         assert not topology.refused

@@ -9,15 +9,15 @@ import pytest
 
 from holdfast.core.producers.stamps import Stamp
 from holdfast.dev.demo.environment import SERVICE, DemoEnvironment
-from holdfast.dev.demo.outbox_proof import Order, Published, flaws, gaps
+from holdfast.dev.demo.outbox_proof import DemoOrder, Published, flaws, gaps
 from holdfast.dev.processes import is_alive
 from holdfast.dev.waits import wait_until
 from holdfast.errors import DemoError
 
-ORDERS = {number: Order(number, f"customer-{number % 3}", 100 + number) for number in range(1, 13)}
+ORDERS = {number: DemoOrder(number, f"customer-{number % 3}", 100 + number) for number in range(1, 13)}
 
 
-def published(orders: Sequence[Order]) -> list[Published]:
+def published(orders: Sequence[DemoOrder]) -> list[Published]:
     """Return records as two harvesters publish them, the second from the middle on; customers 0 and 2
     share a partition.
     """
@@ -49,11 +49,11 @@ def test_what_is_whole_and_in_order_is_found_so() -> None:
             ["order 4 at 1/2 comes after order 7 of customer-1"],
         ),
         (
-            lambda told: [*told, Order(13, "customer-1", 13)],
+            lambda told: [*told, DemoOrder(13, "customer-1", 13)],
             ["order 13 at 1/4 is not what the database has: 13 cents of customer-1"],
         ),
         (
-            lambda told: [Order(1, "customer-1", 13), *told[1:]],
+            lambda told: [DemoOrder(1, "customer-1", 13), *told[1:]],
             [
                 "order 1 at 1/0 is not what the database has: 13 cents of customer-1",
                 "order 1 was never published",
@@ -63,7 +63,7 @@ def test_what_is_whole_and_in_order_is_found_so() -> None:
     ids=["lost", "twice", "inverted", "rolled back", "rolled back and its number lost"],
 )
 def test_what_is_lost_doubled_inverted_or_rolled_back_is_found_with_its_offset(
-    plant: Callable[[list[Order]], list[Order]], found: list[str]
+    plant: Callable[[list[DemoOrder]], list[DemoOrder]], found: list[str]
 ) -> None:
     assert flaws(ORDERS, published(plant(WHOLE))) == found
 
