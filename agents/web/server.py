@@ -22,6 +22,8 @@ from holdfast.agents.web.inspection_routes import InspectionPages
 from holdfast.agents.web.port import Connection, ConnectionLimits, Door, PortRunner, Troubles
 from holdfast.agents.web.reaching import as_of, has_reached, shown_offsets, wanted_of
 from holdfast.agents.web.replies import (
+    OF_A_SCAN,
+    OF_WINDOWS,
     QueryTerms,
     RequestRefused,
     check_form,
@@ -32,7 +34,9 @@ from holdfast.agents.web.replies import (
     terms_of,
     wants_msgpack,
     whole,
+    windows_of,
 )
+from holdfast.agents.web.window_pages import page_of_windows
 from holdfast.clients.tables.web_tls import server_tls
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -40,6 +44,7 @@ from holdfast.core.engine import query_wire
 from holdfast.core.engine.codec import RowCodec
 from holdfast.core.engine.processor import Processor, table_name
 from holdfast.core.engine.query_wire import PageReply, Role, RowReply, RowsReply, Staleness, render
+from holdfast.core.streams.window_rows import holds_windows
 from holdfast.errors import ConfigError, StoreError
 
 logger = logging.getLogger(__name__)
@@ -144,6 +149,8 @@ def build_application(
             web.post(f"{here}/get", tables.counted("get_many", tables.rows)),
             web.post(f"{here}/scan", tables.counted("scan", tables.scan)),
             web.get(f"{here}/scan", tables.counted("scan", tables.scan)),
+            web.post(f"{here}/windows", tables.counted("windows", tables.windows)),
+            web.get(f"{here}/windows", tables.counted("windows", tables.windows)),
             web.get(here + r"/rows/{key:[\s\S]*}", tables.counted("get", tables.row)),
             web.post(f"{here}/digest", tables.counted("digest", inspections.digest)),
             web.post(f"{here}/stored", tables.counted("stored", inspections.stored)),
@@ -251,11 +258,11 @@ class _Tables:
             ],
         }
 
-    # -- the three reads
+    # -- the reads
 
     async def row(self, request: web.Request) -> web.Response:
         key = request.match_info["key"]
-        replica = await self._replica(request, terms_of(request.query, scan=False))
+        replica = await self._replica(request, terms_of(request.query))
         table = _named(request)
         about, value = _about(replica, table), replica.get(key, table)
         _still(replica)
@@ -267,7 +274,7 @@ class _Tables:
         )
 
     async def rows(self, request: web.Request) -> web.Response:
-        terms, keys = terms_of(request.query, scan=False), (await keys_of(request)).keys
+        terms, keys = terms_of(request.query), (await keys_of(request)).keys
         replica, table = await self._replica(request, terms), _named(request)
         about = _about(replica, table)
         values, _ = _bounded(
@@ -282,7 +289,8 @@ class _Tables:
         return respond(request, {**about, "values": shown})
 
     async def scan(self, request: web.Request) -> web.Response:
-        terms, page = terms_of(request.query, scan=request.method == "GET"), await page_of(request)
+        terms = terms_of(request.query, OF_A_SCAN if request.method == "GET" else frozenset())
+        page = await page_of(request)
         limit = min(page.limit, query_wire.LIMIT_PAGE_ROWS)
         replica, table = await self._replica(request, terms), _named(request)
         about = _about(replica, table)
@@ -292,9 +300,35 @@ class _Tables:
             _size_of_row,
         )
         _still(replica)
-        after = None if ended else rows[-1][0]
+        return self._page(request, replica, about, rows, None if ended else rows[-1][0])
+
+    async def windows(self, request: web.Request) -> web.Response:
+        terms = terms_of(request.query, OF_WINDOWS if request.method == "GET" else frozenset())
+        asked = await windows_of(request)
+        replica, table = await self._replica(request, terms), _named(request)
+        row, about = replica.processor.row_of(table), _about(replica, table)
+        if not holds_windows(row):
+            name = table_name(replica.processor, table)
+            raise RequestRefused(
+                404, "no_such_table", f"table {name} has no windows; read its rows by `get` and `scan`"
+            )
+        rows, after = page_of_windows(
+            lambda prefix, after, count: replica.scan(prefix, after, count, table), asked
+        )
+        _still(replica)
+        return self._page(request, replica, about, rows, after)
+
+    def _page(
+        self,
+        request: web.Request,
+        replica: Replica,
+        about: dict[str, Any],
+        rows: Sequence[tuple[str, bytes]],
+        after: str | None,
+    ) -> web.Response:
         if wants_msgpack(request):
-            return respond(request, PageReply(**about, rows=rows, after=after))
+            return respond(request, PageReply(**about, rows=[*rows], after=after))
+        table = _named(request)
         shown = [[key, self._rendered(replica, table, value)] for key, value in rows]
         return respond(request, {**about, "rows": shown, "after": after})
 

@@ -1,10 +1,11 @@
-"""`holdfast tables list | get | scan | watch`: an application's own tables, read from its workers."""
+"""`holdfast tables list | get | scan | windows | watch`: an application's own tables, read from its workers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from itertools import islice
 from time import sleep
 from typing import Annotated, Any
@@ -19,12 +20,15 @@ from holdfast.cli.output import Cell, Output, note, show
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.tables.directory import WorkersTopic
+from holdfast.core.claims.resets import parse_datetime_ms
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.query_wire import AtOffset
+from holdfast.core.streams.window_rows import WindowResult, why_no_range
 from holdfast.errors import ConfigError
 
 PLACES = ("table", "version", "partition", "owner", "standbys")
 ROWS = ("key", "partition", "as_of_offset", "role", "value")
+WINDOWS = ("key", "start", "end", "partition", "as_of_offset", "role", "value")
 LIMIT_ROWS = 100
 
 ProcessorArgument = Annotated[
@@ -45,11 +49,17 @@ AtLeastOption = Annotated[
 ]
 
 
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most this many rows.")]
+
+
 def add_commands(app: typer.Typer) -> None:
     """Make these commands of *app*."""
     app.command("list", help="List who serves which partition of each table.")(list_tables)
     app.command(help="Print one row with the offset it reflects. Exit code 1 when there is no such row.")(get)
     app.command(help="Print rows whose keys begin with PREFIX, in the order of their keys.")(scan)
+    app.command(
+        help="Print windows of KEY, or of all keys, in a table of windows, partition by partition, in the order of their keys and starts."
+    )(windows)
     app.command(help="Print a row now, and again each time it changes, until Ctrl-C.")(watch)
 
 
@@ -121,9 +131,7 @@ def scan(
     context: typer.Context,
     processor: ProcessorArgument,
     prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="The prefix of the keys.")] = "",
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, max=1_000_000, help="At most this many rows.")
-    ] = LIMIT_ROWS,
+    limit: LimitOption = LIMIT_ROWS,
     partition: PartitionOption = None,
     at_least: AtLeastOption = None,
     stale_ok: StaleOk = None,
@@ -144,6 +152,63 @@ def scan(
     show([_row(each, output) for each in found[:limit]], ROWS, output)
     if len(found) > limit:
         note(f"there are more than {limit} rows: ask for a longer prefix, or for more with --limit")
+
+
+def windows(
+    context: typer.Context,
+    processor: ProcessorArgument,
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="The key of the windows; without it, all keys.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Only windows that start at or after this: 2026-11-21T08:30:00Z, or ms since 1970.",
+        ),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="Only windows that start before this.")
+    ] = None,
+    limit: LimitOption = LIMIT_ROWS,
+    partition: PartitionOption = None,
+    at_least: AtLeastOption = None,
+    stale_ok: StaleOk = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+) -> None:
+    bound, written, output = staleness(stale_ok), _offsets(at_least), output_of(context)
+    since_ms, until_ms = _moment("--since", since), _moment("--until", until)
+    if why_no_range(since_ms, until_ms) is not None:
+        raise ConfigError(
+            f"--since {since} and --until {until}: no window can start between them; --until must be later, since it is exclusive"
+        )
+    with _asking(context, processor) as (table, client):
+        answers = client.windows(
+            table,
+            key,
+            since_ms=since_ms,
+            until_ms=until_ms,
+            partition=partition,
+            at_least=written,
+            timeout_s=timeout,
+            max_staleness=bound,
+            page_rows=min(limit + 1, 1_000),
+        )
+        found = list(islice(answers, limit + 1))
+    show([_window(each, output) for each in found[:limit]], WINDOWS, output)
+    if len(found) > limit:
+        note(f"there are more than {limit} windows: ask for a shorter time, or for more with --limit")
+
+
+def _moment(option: str, text: str | None) -> int | None:
+    """Read a time: ms since 1970, or as `parse_datetime_ms` does."""
+    if text is None or text.removeprefix("-").isdecimal():
+        return None if text is None else int(text)
+    try:
+        return parse_datetime_ms(text)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def watch(
@@ -217,6 +282,29 @@ def _row(answer: Answer[Any], output: Output) -> dict[str, Cell]:
         "role": str(answer.role),
         "value": value,
     }
+
+
+def _window(answer: Answer[WindowResult[Any]], output: Output) -> dict[str, Cell]:
+    window = answer.value
+    times: dict[str, Cell] = (
+        {"start": _utc(window.start_ms), "end": _utc(window.end_ms)}
+        if output is Output.TABLE
+        else {"start_ms": window.start_ms, "end_ms": window.end_ms}
+    )
+    row = _row(msgspec.structs.replace(answer, value=window.value), output)
+    return {**row, "key": window.key, **times}
+
+
+def _utc(at_ms: int) -> str:
+    """Return a time as people read it, in ms where calendars do not reach.
+
+    >>> _utc(1_700_000_000_250), _utc(10**15 - 1)
+    ('2023-11-14T22:13:20.250Z', '999999999999999')
+    """
+    try:
+        return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)
 
 
 def _json(row: Any) -> str:

@@ -1,4 +1,4 @@
-"""`holdfast tables list | get | scan | watch`: found by the workers topic of a real broker, asked over HTTP."""
+"""`holdfast tables list | get | scan | windows | watch`: found by the workers topic of a real broker, asked over HTTP."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from holdfast import Bytes, Processor, Rows, Settings, Source, by_key
 from holdfast.cli import tables_reading
 from holdfast.cli.__main__ import main
 from holdfast.core.engine.query_wire import encode_json
+from holdfast.core.streams.window_rows import WindowRow
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
-from holdfast.streams import Filter
+from holdfast.streams import Filter, Tumbling, Windowed, window_key
 
 DEADLINE_S = 30.0
 PARTITIONS = 3
@@ -39,6 +40,16 @@ def fold(rows: Rows[Total], event: bytes, at_ms: int) -> None: ...
 
 TOTALS = Processor(name="totals", source="orders", decode=bytes, fold=fold, row=Total, route=by_key)
 processors = [TOTALS]
+MINUTES: Windowed[str, int] = Windowed(
+    name="minutes",
+    source="orders",
+    decode=bytes.decode,
+    by=str,
+    window=Tumbling("1m"),
+    fold=lambda seen, event: (seen or 0) + 1,
+    row=int,
+)
+MINUTE_MS, AT_MS = 60_000, 1_700_000_040_000
 
 
 @pytest.fixture
@@ -172,6 +183,61 @@ def test_rows_come_in_the_order_of_their_keys_and_no_more_than_asked_for(
     assert "there are more than 2 rows" in said
 
 
+@pytest.fixture
+def with_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "processors", [TOTALS, MINUTES])
+
+
+def put_windows(worker: MemoryWorker) -> None:
+    for key, value in (("ada", 1), ("bob", 2)):
+        for number in range(3):
+            start_ms = AT_MS + number * MINUTE_MS
+            row = WindowRow(value + number, start_ms + MINUTE_MS)
+            worker.put(MINUTES, by_key(key, PARTITIONS), window_key(key, start_ms), row, offset=40)
+
+
+def test_windows_come_by_key_or_by_time(with_windows: None, announced: MemoryWorker, run: Run) -> None:
+    put_windows(announced)
+    code, out, said = run("windows", "minutes", "ada")
+    assert (code, said) == (0, "")
+    assert [line.split() for line in out.splitlines()][:2] == [
+        ["KEY", "START", "END", "PARTITION", "AS-OF-OFFSET", "ROLE", "VALUE"],
+        [
+            "ada",
+            "2023-11-14T22:14:00.000Z",
+            "2023-11-14T22:15:00.000Z",
+            str(by_key("ada", PARTITIONS)),
+            "40",
+            "active",
+            "1",
+        ],
+    ]
+    second = ("--since", "2023-11-14T22:15:00Z", "--until", str(AT_MS + 2 * MINUTE_MS))
+    code, out, _ = run("windows", "minutes", *second, "--output", "json")
+    found = sorted(json.loads(out), key=lambda each: str(each["key"]))
+    assert found == [
+        {
+            "key": key,
+            "partition": by_key(key, PARTITIONS),
+            "as_of_offset": 40,
+            "role": "active",
+            "value": value,
+            "start_ms": AT_MS + MINUTE_MS,
+            "end_ms": AT_MS + 2 * MINUTE_MS,
+        }
+        for key, value in (("ada", 2), ("bob", 3))
+    ]
+    code, out, said = run("windows", "minutes", "--limit", "4")
+    assert (code, len(out.splitlines())) == (0, 5)
+    assert "there are more than 4 windows" in said
+
+
+def test_a_table_without_windows_is_one_line(with_windows: None, announced: MemoryWorker, run: Run) -> None:
+    code, out, said = run("windows", "totals")
+    assert (code, out) == (1, "")
+    assert "table totals has no windows" in said
+
+
 def test_an_offset_can_be_waited_for(announced: MemoryWorker, run: Run) -> None:
     at = by_key("ada", PARTITIONS)
     assert run("get", "totals", "ada", "--at-least", f"{at}:40")[0] == 0
@@ -205,6 +271,9 @@ def test_a_row_is_watched_until_it_is_enough(
         (("get", "total", "ada"), "no processor total"),
         (("get", "totals", "ada", "--at-least", "1"), "--at-least 1: write PARTITION:OFFSET"),
         (("get", "totals", "ada", "--stale-ok", "soon"), "--stale-ok"),
+        (("windows", "total"), "no processor total"),
+        (("windows", "totals", "--since", "soon"), "--since: 'soon' is not a valid time"),
+        (("windows", "totals", "--since", "2", "--until", "2"), "--until must be later"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(run: Run, arguments: tuple[str, ...], told: str) -> None:

@@ -11,7 +11,16 @@ import msgspec
 
 from holdfast.clients.tables.query_router import Question
 from holdfast.core.engine.processor import Processor, table_name
-from holdfast.core.engine.query_wire import AtOffset, Keys, Page, Reply, Role, Staleness, encode
+from holdfast.core.engine.query_wire import (
+    AtOffset,
+    Keys,
+    Page,
+    Reply,
+    Role,
+    Staleness,
+    WindowsPage,
+    encode,
+)
 from holdfast.errors import QueryError
 
 T = TypeVar("T")
@@ -69,7 +78,12 @@ class ReadTerms:
             )
 
     def question(
-        self, processor: Processor[Any, Any], table: str, partition: int, verb: str, body: Keys | Page
+        self,
+        processor: Processor[Any, Any],
+        table: str,
+        partition: int,
+        verb: str,
+        body: Keys | Page | WindowsPage,
     ) -> Question:
         try:
             encoded = encode(body)

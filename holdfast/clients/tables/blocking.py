@@ -181,7 +181,7 @@ class BlockingTableClient:
     def windows(
         self,
         table: Processor[Any, Any] | str,
-        key: str,
+        key: str | None = None,
         *,
         since_ms: int | None = None,
         until_ms: int | None = None,
@@ -189,9 +189,12 @@ class BlockingTableClient:
         at_least: AtLeast | None = None,
         timeout_s: float = TIMEOUT_S,
         max_staleness: Bound | None = None,
+        page_rows: int = PAGE_ROWS,
     ) -> Iterator[Answer[WindowResult[Any]]]:
-        """Yield the windows of *key* that start at or after *since_ms* and before *until_ms*, in order of time."""
-        found = self._client.windows(
+        """Yield the windows of *key*, or of all keys, that start at or after *since_ms* and before *until_ms*; *timeout_s* is for
+        each page.
+        """
+        pages = self._client.window_pages(
             table,
             key,
             since_ms=since_ms,
@@ -200,8 +203,10 @@ class BlockingTableClient:
             at_least=at_least,
             timeout_s=timeout_s,
             max_staleness=max_staleness,
+            page_rows=page_rows,
         )
-        yield from self._paged(found, PAGE_ROWS, timeout_s)
+        while (page := self._wait(_page(pages), timeout_s * 2)) is not None:
+            yield from page
 
     def _paged(self, rows: AsyncIterator[T], page_rows: int, timeout_s: float) -> Iterator[T]:
         while True:
@@ -219,3 +224,8 @@ async def _next(rows: AsyncIterator[T], count: int) -> list[T]:
         if len(batch) >= count:
             break
     return batch
+
+
+async def _page(pages: AsyncIterator[list[T]]) -> list[T] | None:
+    """Take one page, None behind the last."""
+    return await anext(pages, None)

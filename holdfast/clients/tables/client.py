@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -16,7 +17,7 @@ import msgspec
 
 from holdfast.clients.tables.answers import NOWHERE, Answer, AtLeast, Bound, ReadTerms, answering, first_found
 from holdfast.clients.tables.directory import Directory, WorkersTopic
-from holdfast.clients.tables.query_router import QueryRouter
+from holdfast.clients.tables.query_router import QueryRouter, Question
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.codec import RowCodec
@@ -25,11 +26,20 @@ from holdfast.core.engine.query_wire import (
     LIMIT_PAGE_ROWS,
     Keys,
     Page,
+    PageReply,
     RowsReply,
+    WindowsPage,
     decode_page_reply,
     decode_rows_reply,
 )
-from holdfast.core.streams.window_rows import WindowResult, window_key, windows_of, windows_prefix
+from holdfast.core.streams.window_rows import (
+    WindowResult,
+    holds_windows,
+    why_no_range,
+    window_key,
+    windows_of,
+    windows_prefix,
+)
 from holdfast.errors import NoSuchTableError, QueryError
 
 __all__ = ["NOWHERE", "Answer", "AtLeast", "Bound", "TableClient"]
@@ -244,25 +254,36 @@ class TableClient:
             else range(await self._asker.partitions(found.processor, terms.deadline_s))
         )
         terms.check(partitions)
+        limit = min(max(1, page_rows), LIMIT_PAGE_ROWS)
+
+        def question(at: int, after: str | None) -> Question:
+            page = Page(prefix=prefix, after=after, limit=limit)
+            return terms.question(found.processor, found.name, at, "scan", page)
+
         for each in partitions:
-            after: str | None = None
-            while True:
-                page = Page(prefix=prefix, after=after, limit=min(max(1, page_rows), LIMIT_PAGE_ROWS))
-                question = terms.question(found.processor, found.name, each, "scan", page)
-                reply = await self._asker.ask(
-                    question, decode_page_reply, self._clock.monotonic_s() + timeout_s
-                )
+            async for reply in self._pages(partial(question, each), timeout_s):
                 answer = answering(found.decode, reply)
                 for key, value in reply.rows:
                     yield answer(key, value)
-                after = reply.after
-                if after is None:
-                    break
+
+    async def _pages(
+        self, question: Callable[[str | None], Question], timeout_s: float
+    ) -> AsyncIterator[PageReply]:
+        """Yield the pages of one partition, each asked for with the key that it begins after."""
+        after: str | None = None
+        while True:
+            reply = await self._asker.ask(
+                question(after), decode_page_reply, self._clock.monotonic_s() + timeout_s
+            )
+            yield reply
+            after = reply.after
+            if after is None:
+                return
 
     async def windows(
         self,
         table: Processor[Any, Any] | str,
-        key: str,
+        key: str | None = None,
         *,
         since_ms: int | None = None,
         until_ms: int | None = None,
@@ -270,28 +291,66 @@ class TableClient:
         at_least: AtLeast | None = None,
         timeout_s: float = TIMEOUT_S,
         max_staleness: Bound | None = None,
+        page_rows: int = PAGE_ROWS,
     ) -> AsyncIterator[Answer[WindowResult[Any]]]:
-        """Yield the windows of *key* in a table of windows (`holdfast.streams.Windowed`), by partition and start.
+        """Yield the windows of *key*, or of all keys, in a table of windows (`holdfast.streams.Windowed`): partition by partition, in
+        the order of their row keys (`window_key`), so that those of one key come by start.
 
-        Only those that start at or after *since_ms* and before *until_ms*, if given. The rest is as for `scan`; a partition
-        is found by the table's route, and all are asked where that does not tell.
+        Only those that start at or after *since_ms* and before *until_ms*, if given; sessions and sliding windows too count by their
+        start. The rest is as for `scan`: *timeout_s* is for each page. The partition of a *key* is found by the table's route, and all
+        are asked where that does not tell. Without a key, workers look at all windows that the table keeps. NoSuchTableError for a
+        table without windows, QueryError for a range in which no window can start.
         """
-        route = self._table(table).route
-        deadline_s = self._clock.monotonic_s() + timeout_s
-        if partition is None and route is not None:
-            processor = self._table(table).processor
-            partition = route(window_key(key, 0), await self._asker.partitions(processor, deadline_s))
-        found = self.scan(
+        pages = self.window_pages(
             table,
-            windows_prefix(key, since_ms, until_ms),
+            key,
+            since_ms=since_ms,
+            until_ms=until_ms,
             partition=partition,
             at_least=at_least,
             timeout_s=timeout_s,
             max_staleness=max_staleness,
+            page_rows=page_rows,
         )
-        async for each in found:
-            for window in windows_of([(each.key, each.value)], key, since_ms=since_ms, until_ms=until_ms):
-                yield msgspec.structs.replace(each, value=window)
+        async for page in pages:
+            for each in page:
+                yield each
+
+    async def window_pages(
+        self,
+        table: Processor[Any, Any] | str,
+        key: str | None = None,
+        *,
+        since_ms: int | None = None,
+        until_ms: int | None = None,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+        page_rows: int = PAGE_ROWS,
+    ) -> AsyncIterator[list[Answer[WindowResult[Any]]]]:
+        """Yield the windows of `windows` in lists: one for each page that a worker answers with, which may be empty."""
+        found = self._windowed(table, key, since_ms, until_ms)
+        terms = ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
+        partitions = await self._partitions_of(found, key, partition, terms.deadline_s)
+        terms.check(partitions)
+        limit = min(max(1, page_rows), LIMIT_PAGE_ROWS)
+
+        def question(at: int, after: str | None) -> Question:
+            if key is not None:  # as before workers knew of `windows`
+                page = Page(prefix=windows_prefix(key, since_ms, until_ms), after=after, limit=limit)
+                return terms.question(found.processor, found.name, at, "scan", page)
+            windows = WindowsPage(since_ms=since_ms, until_ms=until_ms, after=after, limit=limit)
+            return terms.question(found.processor, found.name, at, "windows", windows)
+
+        for each in partitions:
+            async for reply in self._pages(partial(question, each), timeout_s):
+                answer, windows = answering(found.decode, reply), []
+                for answered in (answer(name, value) for name, value in reply.rows):
+                    row = (answered.key, answered.value)
+                    for window in windows_of([row], key, since_ms=since_ms, until_ms=until_ms):
+                        windows.append(msgspec.structs.replace(answered, value=window))
+                yield windows
 
     # -- within
 
@@ -305,6 +364,30 @@ class TableClient:
                 f"this client was not given a table {name!r}, only: {', '.join(sorted(self._tables)) or 'none'}"
             )
         return found
+
+    def _windowed(
+        self, table: Processor[Any, Any] | str, key: str | None, since_ms: int | None, until_ms: int | None
+    ) -> _Table:
+        """Return a table of windows, of which *key* and the range may be asked."""
+        found = self._table(table)
+        name, row = table_name(found.processor, found.name), found.processor.row_of(found.name)
+        if not holds_windows(row):
+            raise NoSuchTableError(f"table {name} has no windows; read its rows by `get` and `scan`")
+        if key is not None:
+            _check_keys([key])
+        if (why := why_no_range(since_ms, until_ms)) is not None:
+            raise QueryError(f"windows of {name}: {why}")
+        return found
+
+    async def _partitions_of(
+        self, table: _Table, key: str | None, partition: int | None, deadline_s: float
+    ) -> Sequence[int]:
+        """Return the partitions in which windows of *key*, or of all keys, are looked for."""
+        if partition is not None:
+            return (partition,)
+        partitions = await self._asker.partitions(table.processor, deadline_s)
+        place = None if key is None else self._place(table, window_key(key, 0), partitions)
+        return range(partitions) if place is None else (place,)
 
     async def _routed(
         self, table: _Table, keys: Sequence[str], deadline_s: float

@@ -85,7 +85,8 @@ class RowsReply(Reply, frozen=True, kw_only=True):
 class PageReply(Reply, frozen=True, kw_only=True):
     """Rows in the order of their keys' UTF-8 bytes.
 
-    *after* continues the scan; None when there is no more.
+    *after* continues the scan; None when there is no more. A page of windows may be empty and have an *after*: it ends when so
+    many rows were looked at as a page may hold.
     """
 
     rows: Annotated[list[tuple[str, bytes]], msgspec.Meta(max_length=LIMIT_PAGE_ROWS)]
@@ -102,6 +103,18 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The body that asks for a page of a scan; for prefixes and keys that do not fit a URL."""
 
     prefix: str = ""
+    after: str | None = None
+    limit: int = PAGE_ROWS
+
+
+class WindowsPage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body that asks for a page of the windows of a table, of one *key* or of all: those that start at or after
+    *since_ms* and before *until_ms*, if given. The reply is a `PageReply`.
+    """
+
+    key: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
     after: str | None = None
     limit: int = PAGE_ROWS
 
@@ -224,6 +237,8 @@ decode_keys = careful(msgspec.msgpack.Decoder(Keys).decode)
 decode_keys_json = careful(msgspec.json.Decoder(Keys).decode)
 decode_page = careful(msgspec.msgpack.Decoder(Page).decode)
 decode_page_json = careful(msgspec.json.Decoder(Page).decode)
+decode_windows = careful(msgspec.msgpack.Decoder(WindowsPage).decode)
+decode_windows_json = careful(msgspec.json.Decoder(WindowsPage).decode)
 decode_inspect = careful(msgspec.msgpack.Decoder(Inspect).decode)
 decode_inspect_json = careful(msgspec.json.Decoder(Inspect).decode)
 decode_stored = careful(msgspec.msgpack.Decoder(Stored).decode)
