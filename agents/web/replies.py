@@ -37,6 +37,7 @@ BODY_TIMEOUT_S = 10.0
 LIMIT_INT = (1 << 63) - 1
 
 _COMMON = frozenset({"at-offset", "timeout-ms", "stale-ok", "version"})
+OF_A_COPY = frozenset({"at-offset", "timeout-ms"})
 OF_A_SCAN = frozenset({"prefix", "after", "limit"})
 OF_WINDOWS = frozenset({"key", "since-ms", "until-ms", "after", "limit"})
 
@@ -76,13 +77,15 @@ class QueryTerms:
     version: int | None
 
 
-def terms_of(query: MultiMapping[str], own: frozenset[str] = frozenset()) -> QueryTerms:
+def terms_of(
+    query: MultiMapping[str], own: frozenset[str] = frozenset(), common: frozenset[str] = _COMMON
+) -> QueryTerms:
     """Read the query string, in which the endpoint has names of its *own*; a name that means nothing here is refused, so that a slip
     cannot drop a condition.
     """
     if not query:
         return _NO_TERMS
-    known = _COMMON | own
+    known = common | own
     for name in query:
         if name not in known:
             raise malformed(

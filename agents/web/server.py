@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from aiohttp import web
 from mode import Service
@@ -18,6 +18,8 @@ from holdfast.agents import descriptors
 from holdfast.agents.metrics import Metrics, age_bound_ms, behind
 from holdfast.agents.serving import UNKNOWN, Replica, Serving
 from holdfast.agents.web.access import Access
+from holdfast.agents.web.bounding import bounded, size_of_row, size_of_value
+from holdfast.agents.web.global_routes import GlobalPages, described
 from holdfast.agents.web.inspection_routes import InspectionPages
 from holdfast.agents.web.port import Connection, ConnectionLimits, Door, PortRunner, Troubles
 from holdfast.agents.web.reaching import as_of, has_reached, shown_offsets, wanted_of
@@ -49,12 +51,9 @@ from holdfast.errors import ConfigError, StoreError
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 LIMIT_IN_FLIGHT = 2_000
 RETRY_AFTER_MS = 200
 SHUTDOWN_S = 2.0
-_FIRST_CHUNK = 16
 
 RouteHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -114,6 +113,7 @@ def build_application(
 ) -> web.Application:
     """Return the aiohttp application behind the web port."""
     access, tables = Access(settings), _Tables(settings, serving, metrics, clock)
+    copies = GlobalPages(settings.app, serving)
     health, inspections = _Health(serving, metrics), InspectionPages(tables.find)
 
     @web.middleware
@@ -154,6 +154,12 @@ def build_application(
             web.get(here + r"/rows/{key:[\s\S]*}", tables.counted("get", tables.row)),
             web.post(f"{here}/digest", tables.counted("digest", inspections.digest)),
             web.post(f"{here}/stored", tables.counted("stored", inspections.stored)),
+            web.post("/globals/{table}/get", tables.counted("get_many", copies.rows, copies.declares)),
+            web.post("/globals/{table}/scan", tables.counted("scan", copies.scan, copies.declares)),
+            web.get("/globals/{table}/scan", tables.counted("scan", copies.scan, copies.declares)),
+            web.get(
+                r"/globals/{table}/rows/{key:[\s\S]*}", tables.counted("get", copies.row, copies.declares)
+            ),
             web.get("/tables", tables.list),
             web.get("/health/live", health.live),
             web.get("/health/ready", health.ready),
@@ -196,8 +202,14 @@ class _Tables:
         self._codecs: dict[str, RowCodec[Any]] = {}
         self._in_flight = 0
 
-    def counted(self, verb: str, handler: RouteHandler) -> RouteHandler:
-        """Return *handler* with a limit on how many run, and its outcomes and times in the metrics."""
+    def counted(
+        self, verb: str, handler: RouteHandler, declares: Callable[[str], bool] | None = None
+    ) -> RouteHandler:
+        """Return *handler* with a limit on how many run, and its outcomes and times in the metrics.
+
+        *declares* tells whether a table that is asked for is one; a processor's, unless told otherwise.
+        """
+        known = self._declares if declares is None else declares
 
         async def count(request: web.Request) -> web.StreamResponse:
             if self._in_flight >= LIMIT_IN_FLIGHT:
@@ -208,7 +220,7 @@ class _Tables:
                     retry_after_ms=RETRY_AFTER_MS,
                 )
             asked, outcome = request.match_info["table"], "failed"
-            table = asked if self._declaring(asked) is not None else ""
+            table = asked if known(asked) else ""
             self._in_flight += 1
             began_s = self._clock.monotonic_s()
             try:
@@ -229,7 +241,10 @@ class _Tables:
             name: self._describe(name, processor)
             for name, processor in sorted(self._serving.tables().items())
         }
-        return respond(request, {"app": self._app, "url": self._url, "tables": tables})
+        found = {"app": self._app, "url": self._url, "tables": tables}
+        if copies := self._serving.global_tables():
+            found["globals"] = {name: described(each) for name, each in sorted(copies.items())}
+        return respond(request, found)
 
     def _describe(self, name: str, processor: Processor[Any, Any]) -> dict[str, Any]:
         partitions = self._serving.partitions(name)
@@ -277,10 +292,10 @@ class _Tables:
         terms, keys = terms_of(request.query), (await keys_of(request)).keys
         replica, table = await self._replica(request, terms), _named(request)
         about = _about(replica, table)
-        values, _ = _bounded(
+        values, _ = bounded(
             len(keys),
             lambda got, count: replica.get_many(keys[len(got) : len(got) + count], table),
-            _size_of_value,
+            size_of_value,
         )
         _still(replica)
         if wants_msgpack(request):
@@ -294,10 +309,10 @@ class _Tables:
         limit = min(page.limit, query_wire.LIMIT_PAGE_ROWS)
         replica, table = await self._replica(request, terms), _named(request)
         about = _about(replica, table)
-        rows, ended = _bounded(
+        rows, ended = bounded(
             limit,
             lambda got, count: replica.scan(page.prefix, got[-1][0] if got else page.after, count, table),
-            _size_of_row,
+            size_of_row,
         )
         _still(replica)
         return self._page(request, replica, about, rows, None if ended else rows[-1][0])
@@ -395,6 +410,9 @@ class _Tables:
         processor = self._serving.tables().get(name)
         return None if processor is None or (dot and named not in processor.tables) else processor
 
+    def _declares(self, asked: str) -> bool:
+        return self._declaring(asked) is not None
+
     def _names(self) -> str:
         tables = self._serving.tables()
         names = [table_name(each, table) for each in tables.values() for table in ("", *each.tables)]
@@ -483,38 +501,3 @@ def _too_stale(replica: Replica, bound: Staleness, now_ms: int) -> str | None:
         if age_ms > bound.ms:
             return f"up to {age_ms} ms old, {bound.ms} allowed"
     return None
-
-
-def _bounded(
-    limit: int, fetch: Callable[[list[T], int], Sequence[T]], size: Callable[[T], int]
-) -> tuple[list[T], bool]:
-    """Return up to *limit* items as far as the reply's limit in bytes lets them, at least one, and whether
-    there are no more.
-
-    *fetch(got, count)* returns the next *count* items. The chunks grow only as the items seen so far allow, so that a table of rows of 1 MB
-    is not read into memory to answer one page.
-    """
-    got: list[T] = []
-    size_bytes, count = 0, _FIRST_CHUNK
-    while len(got) < limit:
-        count = min(count, limit - len(got))
-        chunk = fetch(got, count)
-        for item in chunk:
-            size_bytes += size(item)
-            if size_bytes > query_wire.LIMIT_REPLY_BYTES and got:
-                return got, False
-            got.append(item)
-        if len(chunk) < count:
-            return got, True
-        average = size_bytes // len(got) + 1
-        count = max(1, min(count * 8, (query_wire.LIMIT_REPLY_BYTES - size_bytes) // average + 1))
-    return got, False
-
-
-def _size_of_value(value: bytes | None) -> int:
-    return len(value or b"") + 8
-
-
-def _size_of_row(row: tuple[str, bytes]) -> int:
-    key = row[0]
-    return (len(key) if key.isascii() else len(key.encode("utf-8", "surrogatepass"))) + len(row[1]) + 16

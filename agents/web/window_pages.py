@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from holdfast.agents.web.bounding import FIRST_CHUNK, size_of_row
 from holdfast.core.engine.query_wire import LIMIT_PAGE_ROWS, LIMIT_REPLY_BYTES, WindowsPage
 from holdfast.core.streams.window_rows import BEHIND_RESERVED, starts_within, windows_prefix
-
-FIRST_CHUNK = 16
 
 Scan = Callable[[str, str | None, int], Sequence[tuple[str, bytes]]]
 """Returns up to so many rows with a prefix and keys above another, in the order of their keys."""
@@ -31,7 +30,7 @@ def page_of_windows(scan: Scan, asked: WindowsPage) -> tuple[list[tuple[str, byt
     while True:
         chunk = scan(prefix, after, count)
         for row in chunk:
-            size_bytes = len(row[0].encode("utf-8", "surrogatepass")) + len(row[1]) + 16
+            size_bytes = size_of_row(row)
             if seen and seen_bytes + size_bytes > LIMIT_REPLY_BYTES:
                 return found, after
             seen, seen_bytes, after = seen + 1, seen_bytes + size_bytes, row[0]

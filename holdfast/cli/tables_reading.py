@@ -21,6 +21,7 @@ from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.tables.directory import WorkersTopic
 from holdfast.core.claims.resets import parse_datetime_ms
+from holdfast.core.engine.global_tables import Global
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.query_wire import AtOffset
 from holdfast.core.streams.window_rows import WindowResult, why_no_range
@@ -33,7 +34,10 @@ LIMIT_ROWS = 100
 
 ProcessorArgument = Annotated[
     str,
-    typer.Argument(metavar="TABLE", help="The processor of the table, or PROCESSOR.TABLE for a named table."),
+    typer.Argument(
+        metavar="TABLE",
+        help="The processor of the table, PROCESSOR.TABLE for a named table, or the name of a global table.",
+    ),
 ]
 PartitionOption = Annotated[
     int | None,
@@ -113,15 +117,12 @@ def get(
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     bound, written = staleness(stale_ok), _offsets(at_least)
-    with _asking(context, processor) as (table, client):
+    with _asking(context, processor, globals_too=True) as (table, client):
         answer = client.get(
             table, key, partition=partition, at_least=written, timeout_s=timeout, max_staleness=bound
         )
     if answer.value is None:
-        positions = ", ".join(f"{number}:{offset}" for number, offset in sorted(answer.positions.items()))
-        note(
-            f"{processor} has no row {key!r} (as of {positions or f'{answer.partition}:{answer.as_of_offset}'})"
-        )
+        note(f"{processor} has no row {key!r} (as of {_as_of(answer, ', ')})")
         raise typer.Exit(1)
     output = output_of(context)
     show([_row(answer, output)], ROWS, output)
@@ -138,7 +139,7 @@ def scan(
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     bound, written, output = staleness(stale_ok), _offsets(at_least), output_of(context)
-    with _asking(context, processor) as (table, client):
+    with _asking(context, processor, globals_too=True) as (table, client):
         answers = client.scan(
             table,
             prefix,
@@ -222,13 +223,13 @@ def watch(
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     before: object = _Unseen
-    with _asking(context, processor) as (table, client):
+    with _asking(context, processor, globals_too=True) as (table, client):
         while True:
             answer = client.get(table, key, partition=partition, timeout_s=timeout)
             if answer.value != before:
                 before = answer.value
                 text = "no row" if before is None else _json(before)
-                typer.echo(f"{answer.partition}:{answer.as_of_offset}  {text}")
+                typer.echo(f"{_as_of(answer)}  {text}")
             sleep(every)
 
 
@@ -237,9 +238,19 @@ class _Unseen:
 
 
 @contextmanager
-def _asking(context: typer.Context, name: str) -> Iterator[tuple[str, BlockingTableClient]]:
+def _asking(
+    context: typer.Context, name: str, *, globals_too: bool = False
+) -> Iterator[tuple[str | Global[Any], BlockingTableClient]]:
     application = _application(context)
     of, dot, table = name.partition(".")
+    if globals_too and all(each.name != of for each in application.processors):
+        # Below, a name that is none of either is told as one of a processor.
+        for reader in application.processors:
+            for read in reader.reads:
+                if read.name == name:
+                    with BlockingTableClient(application.settings, [reader]) as client:
+                        yield read, client
+                    return
     processor = application.processor(of)
     if dot:
         processor.row_of(table or name)  # raises for one that is not declared
@@ -275,13 +286,21 @@ def _row(answer: Answer[Any], output: Output) -> dict[str, Cell]:
     value: Cell = (
         _json(answer.value) if output is Output.TABLE else msgspec.to_builtins(answer.value, str_keys=True)
     )
-    return {
-        "key": answer.key,
-        "partition": answer.partition,
-        "as_of_offset": answer.as_of_offset,
-        "role": str(answer.role),
-        "value": value,
-    }
+    if answer.role == "copy":
+        positions: Cell = {str(partition): offset for partition, offset in answer.positions.items()}
+        as_of: dict[str, Cell] = (
+            {"partition": None, "as_of_offset": _as_of(answer)}
+            if output is Output.TABLE
+            else {"partition": None, "as_of_offset": answer.as_of_offset, "positions": positions}
+        )
+    else:
+        as_of = {"partition": answer.partition, "as_of_offset": answer.as_of_offset}
+    return {"key": answer.key, **as_of, "role": str(answer.role), "value": value}
+
+
+def _as_of(answer: Answer[Any], between: str = ",") -> str:
+    """Return how far an answer is true, as PARTITION:OFFSET of each partition that was asked."""
+    return between.join(f"{number}:{offset}" for number, offset in sorted(answer.positions.items()))
 
 
 def _window(answer: Answer[WindowResult[Any]], output: Output) -> dict[str, Cell]:

@@ -24,6 +24,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from holdfast.streams import Filter, Tumbling, Windowed, window_key
+from tests.clients.tables.test_globals import ORDERS, with_rates
 
 DEADLINE_S = 30.0
 PARTITIONS = 3
@@ -236,6 +237,38 @@ def test_a_table_without_windows_is_one_line(with_windows: None, announced: Memo
     code, out, said = run("windows", "totals")
     assert (code, out) == (1, "")
     assert "table totals has no windows" in said
+
+
+@pytest.fixture
+def with_a_global(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "processors", [TOTALS, ORDERS])
+
+
+def test_a_global_is_read_from_a_workers_copy(
+    with_a_global: None, announced: MemoryWorker, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_rates(announced)
+    code, out, said = run("get", "rates", "usd")
+    assert (code, said) == (0, "")
+    assert out.splitlines()[1].split() == ["usd", "-", "0:20,1:30,2:-1", "copy", "0.9"]
+    code, out, _ = run("scan", "rates", "u", "--output", "json")
+    assert json.loads(out) == [
+        {
+            "key": key,
+            "partition": None,
+            "as_of_offset": 51,
+            "positions": {"0": 20, "1": 30, "2": -1},
+            "role": "copy",
+            "value": rate,
+        }
+        for key, rate in (("usd", 0.9), ("usdt", 0.8))
+    ]
+    code, out, said = run("get", "rates", "eur")
+    assert (code, out) == (1, "")
+    assert "rates has no row 'eur' (as of 0:20, 1:30, 2:-1)" in said
+    assert run("get", "rates", "usd", "--partition", "0")[0] == 1
+    assert "no processor rates" in run("windows", "rates")[2]
+    assert "no processor rate" in run("get", "rate", "usd")[2]
 
 
 def test_an_offset_can_be_waited_for(announced: MemoryWorker, run: Run) -> None:

@@ -11,6 +11,7 @@ from holdfast.clients.tables.client import PAGE_ROWS, TIMEOUT_S, TableClient
 from holdfast.clients.tables.directory import Directory
 from holdfast.clients.tables.loop_thread import CLOSE_S, LoopThread
 from holdfast.config import Settings
+from holdfast.core.engine.global_tables import Global
 from holdfast.core.engine.processor import Processor
 from holdfast.core.streams.window_rows import WindowResult
 
@@ -48,7 +49,7 @@ class BlockingTableClient:
     @overload
     def get(
         self,
-        table: Processor[Any, R],
+        table: Processor[Any, R] | Global[R],
         key: str,
         *,
         partition: int | None = None,
@@ -69,7 +70,7 @@ class BlockingTableClient:
     ) -> Answer[Any]: ...
     def get(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         key: str,
         *,
         partition: int | None = None,
@@ -91,7 +92,7 @@ class BlockingTableClient:
     @overload
     def get_many(
         self,
-        table: Processor[Any, R],
+        table: Processor[Any, R] | Global[R],
         keys: Sequence[str],
         *,
         partition: int | None = None,
@@ -112,7 +113,7 @@ class BlockingTableClient:
     ) -> dict[str, Answer[Any]]: ...
     def get_many(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         keys: Sequence[str],
         *,
         partition: int | None = None,
@@ -134,7 +135,7 @@ class BlockingTableClient:
     @overload
     def scan(
         self,
-        table: Processor[Any, R],
+        table: Processor[Any, R] | Global[R],
         prefix: str = "",
         *,
         partition: int | None = None,
@@ -157,7 +158,7 @@ class BlockingTableClient:
     ) -> Iterator[Answer[Any]]: ...
     def scan(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         prefix: str = "",
         *,
         partition: int | None = None,
@@ -180,7 +181,7 @@ class BlockingTableClient:
 
     def windows(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         key: str | None = None,
         *,
         since_ms: int | None = None,

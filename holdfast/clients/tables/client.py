@@ -10,17 +10,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 import msgspec
 
-from holdfast.clients.tables.answers import NOWHERE, Answer, AtLeast, Bound, ReadTerms, answering, first_found
+from holdfast.clients.tables.answers import (
+    NOWHERE,
+    Answer,
+    AtLeast,
+    Bound,
+    ReadTerms,
+    answering,
+    answering_of_copy,
+    first_found,
+)
 from holdfast.clients.tables.directory import Directory, WorkersTopic
-from holdfast.clients.tables.query_router import QueryRouter, Question
+from holdfast.clients.tables.query_router import QueryRouter
+from holdfast.clients.tables.questions import Question
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.codec import RowCodec
+from holdfast.core.engine.global_tables import Global, globals_by_name
 from holdfast.core.engine.processor import Processor, table_name
 from holdfast.core.engine.query_wire import (
     LIMIT_PAGE_ROWS,
@@ -29,6 +41,8 @@ from holdfast.core.engine.query_wire import (
     PageReply,
     RowsReply,
     WindowsPage,
+    decode_global_page_reply,
+    decode_global_rows_reply,
     decode_page_reply,
     decode_rows_reply,
 )
@@ -64,12 +78,26 @@ class _Table:
         self.decode: Callable[[bytes], Any] = codec.decode
 
 
+class _GlobalTable:
+    """A global table as its asker needs it."""
+
+    __slots__ = ("decode", "name")
+
+    def __init__(self, table: Global[Any]) -> None:
+        self.name = table.name
+        codec: RowCodec[Any] = RowCodec(table.row)
+        self.decode: Callable[[bytes], Any] = codec.decode
+
+
 class TableClient:
     """Reads the tables of *processors* from whichever worker holds each partition.
 
     A key's partition is the one given, else what the processor's `route` says, else that of *at_least* (a row
     changes only by records of its own partition), else every partition is asked. It is never guessed from the
     key. A table is a processor, or by name: "totals", and "totals.sessions" for its named table.
+
+    A `Global` that one of *processors* reads is a table too, by itself or by its name. Any worker answers from its copy, and the
+    answer's *positions* tell how far that was; *at_least* takes offsets of the global's topic.
 
     Every call ends by its *timeout_s*. Until then it is tried again while partitions move, restore or their
     workers restart; see the QueryErrors for what can be in the way at the end.
@@ -83,12 +111,19 @@ class TableClient:
         directory: Directory | None = None,
         clock: Clock = system_clock,
     ) -> None:
-        self._app, self._clock = settings.app, clock
+        self._app, self._clock, processors = settings.app, clock, [*processors]
         self._tables = {
             table_name(processor, table): _Table(processor, table)
             for processor in processors
             for table in ("", *processor.tables)
         }
+        self._globals = {
+            name: _GlobalTable(table)
+            for name, table in globals_by_name(
+                read for processor in processors for read in processor.reads
+            ).items()
+        }
+        self._turns = count()
         self._asker = QueryRouter(
             settings, WorkersTopic(settings, clock) if directory is None else directory, clock
         )
@@ -107,7 +142,7 @@ class TableClient:
     @overload
     async def get(
         self,
-        table: Processor[Any, R],
+        table: Processor[Any, R] | Global[R],
         key: str,
         *,
         partition: int | None = None,
@@ -128,7 +163,7 @@ class TableClient:
     ) -> Answer[Any]: ...
     async def get(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         key: str,
         *,
         partition: int | None = None,
@@ -152,7 +187,7 @@ class TableClient:
     @overload
     async def get_many(
         self,
-        table: Processor[Any, R],
+        table: Processor[Any, R] | Global[R],
         keys: Sequence[str],
         *,
         partition: int | None = None,
@@ -173,7 +208,7 @@ class TableClient:
     ) -> dict[str, Answer[Any]]: ...
     async def get_many(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         keys: Sequence[str],
         *,
         partition: int | None = None,
@@ -190,6 +225,9 @@ class TableClient:
             ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s),
         )
         _check_keys(keys)
+        if isinstance(found, _GlobalTable):
+            _refuse_partition(found, partition)
+            return await self._rows_of_global(found, keys, terms)
         if partition is None and isinstance(at_least, tuple) and found.route is None:
             partition = at_least[0]
         if partition is not None:
@@ -206,7 +244,7 @@ class TableClient:
     @overload
     def scan(
         self,
-        table: Processor[Any, R],
+        table: Processor[Any, R] | Global[R],
         prefix: str = "",
         *,
         partition: int | None = None,
@@ -229,7 +267,7 @@ class TableClient:
     ) -> AsyncIterator[Answer[Any]]: ...
     async def scan(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         prefix: str = "",
         *,
         partition: int | None = None,
@@ -239,7 +277,7 @@ class TableClient:
         page_rows: int = PAGE_ROWS,
     ) -> AsyncIterator[Answer[Any]]:
         """Yield the rows whose key begins with *prefix*, partition by partition, in the order of the keys'
-        UTF-8 bytes in each.
+        UTF-8 bytes in each; those of a global table, of all partitions in that order.
 
         It is read a page at a time, each as of its own moment; *timeout_s* is for each page, since between
         pages the time is yours.
@@ -248,13 +286,18 @@ class TableClient:
             self._table(table),
             ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s),
         )
+        limit = min(max(1, page_rows), LIMIT_PAGE_ROWS)
+        if isinstance(found, _GlobalTable):
+            _refuse_partition(found, partition)
+            async for row in self._scan_of_global(found, prefix, limit, terms, timeout_s):
+                yield row
+            return
         partitions: Iterable[int] = (
             [partition]
             if partition is not None
             else range(await self._asker.partitions(found.processor, terms.deadline_s))
         )
         terms.check(partitions)
-        limit = min(max(1, page_rows), LIMIT_PAGE_ROWS)
 
         def question(at: int, after: str | None) -> Question:
             page = Page(prefix=prefix, after=after, limit=limit)
@@ -282,7 +325,7 @@ class TableClient:
 
     async def windows(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         key: str | None = None,
         *,
         since_ms: int | None = None,
@@ -318,7 +361,7 @@ class TableClient:
 
     async def window_pages(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         key: str | None = None,
         *,
         since_ms: int | None = None,
@@ -354,22 +397,70 @@ class TableClient:
 
     # -- within
 
-    def _table(self, table: Processor[Any, Any] | str) -> _Table:
-        if not isinstance(table, str | Processor):
-            raise QueryError(f"a table is a Processor or its name, not {type(table).__name__}")
+    def _table(self, table: Processor[Any, Any] | Global[Any] | str) -> _Table | _GlobalTable:
+        if not isinstance(table, str | Processor | Global):
+            raise QueryError(f"a table is a Processor, a Global or a name, not {type(table).__name__}")
         name = table if isinstance(table, str) else table.name
-        found = self._tables.get(name)
+        found = None if isinstance(table, Global) else self._tables.get(name)
+        if found is None and not isinstance(table, Processor):
+            of_global = self._globals.get(name)
+            if of_global is not None:
+                return of_global
         if found is None:
-            raise NoSuchTableError(
-                f"this client was not given a table {name!r}, only: {', '.join(sorted(self._tables)) or 'none'}"
+            known = ", ".join(
+                [*sorted(self._tables), *(f"{each} (global)" for each in sorted(self._globals))]
             )
+            raise NoSuchTableError(f"this client was not given a table {name!r}, only: {known or 'none'}")
         return found
 
+    async def _rows_of_global(
+        self, table: _GlobalTable, keys: Sequence[str], terms: ReadTerms
+    ) -> dict[str, Answer[Any]]:
+        answers: dict[str, Answer[Any]] = {}
+        at, turn = 0, next(self._turns)
+        while at < len(keys):
+            question = terms.of_global(table.name, "get", Keys(_chunk(keys, at)), turn)
+            reply = await self._asker.ask(question, decode_global_rows_reply, terms.deadline_s)
+            if not reply.values:
+                raise QueryError(
+                    f"{question}: the worker answered for none of the keys asked; its version differs"
+                )
+            answer = answering_of_copy(table.decode, reply)
+            for key, value in zip(keys[at : at + len(reply.values)], reply.values, strict=False):
+                answers[key] = answer(key, value)
+            at += len(reply.values)
+        return answers
+
+    async def _scan_of_global(
+        self, table: _GlobalTable, prefix: str, limit: int, terms: ReadTerms, timeout_s: float
+    ) -> AsyncIterator[Answer[Any]]:
+        after, turn = None, next(self._turns)
+        while True:
+            page = Page(prefix=prefix, after=after, limit=limit)
+            question = terms.of_global(table.name, "scan", page, turn)
+            reply = await self._asker.ask(
+                question, decode_global_page_reply, self._clock.monotonic_s() + timeout_s
+            )
+            answer = answering_of_copy(table.decode, reply)
+            for key, value in reply.rows:
+                yield answer(key, value)
+            after = reply.after
+            if after is None:
+                return
+
     def _windowed(
-        self, table: Processor[Any, Any] | str, key: str | None, since_ms: int | None, until_ms: int | None
+        self,
+        table: Processor[Any, Any] | Global[Any] | str,
+        key: str | None,
+        since_ms: int | None,
+        until_ms: int | None,
     ) -> _Table:
         """Return a table of windows, of which *key* and the range may be asked."""
         found = self._table(table)
+        if isinstance(found, _GlobalTable):
+            raise NoSuchTableError(
+                f"global table {found.name} has no windows; read its rows by `get` and `scan`"
+            )
         name, row = table_name(found.processor, found.name), found.processor.row_of(found.name)
         if not holds_windows(row):
             raise NoSuchTableError(f"table {name} has no windows; read its rows by `get` and `scan`")
@@ -432,6 +523,13 @@ class TableClient:
                 answers[key] = answer(key, value)
             at += len(reply.values)
         return answers
+
+
+def _refuse_partition(table: _GlobalTable, partition: int | None) -> None:
+    if partition is not None:
+        raise QueryError(
+            f"global table {table.name}: a copy has all partitions and is read as one table; leave out partition"
+        )
 
 
 def _check_keys(keys: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ LIMIT_KEYS = 10_000
 LIMIT_PAGE_ROWS = 10_000
 PAGE_ROWS = 1_000
 LIMIT_INSPECTION = 64
+LIMIT_PARTITIONS = 100_000
 LIMIT_WAIT_MS = 60_000
 WAIT_MS = 10_000
 
@@ -88,6 +89,37 @@ class PageReply(Reply, frozen=True, kw_only=True):
     *after* continues the scan; None when there is no more. A page of windows may be empty and have an *after*: it ends when so
     many rows were looked at as a page may hold.
     """
+
+    rows: Annotated[list[tuple[str, bytes]], msgspec.Meta(max_length=LIMIT_PAGE_ROWS)]
+    after: str | None
+
+
+class GlobalReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What every reply of a worker's copy of a global table tells: its *position*, the last offset in it of each partition of the
+    table's topic (-1 for none), and *stream_ms*, the highest append time among those records, -1 for none.
+    """
+
+    table: str
+    position: Annotated[list[int], msgspec.Meta(max_length=LIMIT_PARTITIONS)]
+    stream_ms: int
+
+
+class GlobalRowReply(GlobalReply, frozen=True, kw_only=True):
+    """One row. A missing row is an answer: *found* is False."""
+
+    key: str
+    found: bool
+    value: bytes | None
+
+
+class GlobalRowsReply(GlobalReply, frozen=True, kw_only=True):
+    """Rows as those of `RowsReply`."""
+
+    values: Annotated[list[bytes | None], msgspec.Meta(max_length=LIMIT_KEYS)]
+
+
+class GlobalPageReply(GlobalReply, frozen=True, kw_only=True):
+    """Rows of all partitions in the order of their keys' UTF-8 bytes; *after* continues, None when there is no more."""
 
     rows: Annotated[list[tuple[str, bytes]], msgspec.Meta(max_length=LIMIT_PAGE_ROWS)]
     after: str | None
@@ -247,6 +279,8 @@ decode_inspect_reply = careful(msgspec.msgpack.Decoder(InspectReply).decode)
 decode_stored_reply = careful(msgspec.msgpack.Decoder(StoredReply).decode)
 decode_rows_reply = careful(msgspec.msgpack.Decoder(RowsReply).decode)
 decode_page_reply = careful(msgspec.msgpack.Decoder(PageReply).decode)
+decode_global_rows_reply = careful(msgspec.msgpack.Decoder(GlobalRowsReply).decode)
+decode_global_page_reply = careful(msgspec.msgpack.Decoder(GlobalPageReply).decode)
 decode_refusal = careful(msgspec.msgpack.Decoder(Refusal).decode)
 decode_worker = careful(msgspec.json.Decoder(WorkerClaims).decode)
 
