@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -35,7 +36,11 @@ from holdfast.core.engine.query_wire import (
 )
 from holdfast.errors import FoldError
 
+T = TypeVar("T")
+
 RETRY_AFTER_MS = 200
+READS_AT_ONCE = 4
+"""How many queries read copies at a time. They do so on the worker's threads, on which it commits and restores too."""
 
 
 class GlobalPages:
@@ -44,6 +49,7 @@ class GlobalPages:
     def __init__(self, app: str, serving: Serving) -> None:
         self._app, self._serving = app, serving
         self._codecs: dict[str, RowCodec[Any]] = {}
+        self._reading = asyncio.Semaphore(READS_AT_ONCE)
 
     def declares(self, asked: str) -> bool:
         """Return whether this application has such a global table."""
@@ -52,7 +58,7 @@ class GlobalPages:
     async def row(self, request: web.Request) -> web.Response:
         key = request.match_info["key"]
         copy = await self._copy(request, terms_of(request.query, common=OF_A_COPY))
-        about, (value,) = await _read(copy, lambda view: _values(view, [key]))
+        about, (value,) = await self._read(copy, lambda view: _values(view, [key]))
         if wants_msgpack(request):
             return respond(request, GlobalRowReply(**about, key=key, found=value is not None, value=value))
         shown = self._rendered(copy, value)
@@ -61,7 +67,7 @@ class GlobalPages:
     async def rows(self, request: web.Request) -> web.Response:
         terms, keys = terms_of(request.query, common=OF_A_COPY), (await keys_of(request)).keys
         copy = await self._copy(request, terms)
-        about, values = await _read(copy, lambda view: _values(view, keys))
+        about, values = await self._read(copy, lambda view: _values(view, keys))
         if wants_msgpack(request):
             return respond(request, GlobalRowsReply(**about, values=values))
         return respond(request, {**about, "values": [self._rendered(copy, value) for value in values]})
@@ -70,11 +76,27 @@ class GlobalPages:
         own = OF_A_SCAN if request.method == "GET" else frozenset[str]()
         terms, page = terms_of(request.query, own, OF_A_COPY), await page_of(request)
         copy = await self._copy(request, terms)
-        about, (rows, after) = await _read(copy, lambda view: _page(view, page))
+        about, (rows, after) = await self._read(copy, lambda view: _page(view, page))
         if wants_msgpack(request):
             return respond(request, GlobalPageReply(**about, rows=rows, after=after))
         shown = [[key, self._rendered(copy, value)] for key, value in rows]
         return respond(request, {**about, "rows": shown, "after": after})
+
+    async def _read(self, copy: GlobalReplica, work: Callable[[GlobalView], T]) -> tuple[dict[str, Any], T]:
+        """Return what a reply tells of the copy, and what *work* found in it, both of one position."""
+        count = len(copy.applied)
+
+        def read(view: GlobalView) -> tuple[dict[str, Any], T]:
+            position = [*view.vector, *[-1] * (count - len(view.vector))]
+            about = {"table": copy.table.name, "position": position, "stream_ms": view.stream_ms}
+            return about, work(view)
+
+        try:
+            async with self._reading:
+                _require_ready(copy)
+                return await copy.read(read)
+        except FoldError as error:  # a key has rows in two partitions
+            raise RequestRefused(500, "failed", str(error)) from None
 
     def _rendered(self, copy: GlobalReplica, value: bytes | None) -> Any:
         if value is None:
@@ -98,7 +120,6 @@ class GlobalPages:
         _require_ready(copy)
         wanted = _wanted(copy, terms)
         if not wanted or await copy.reached(wanted, terms.timeout_ms / 1000):
-            _require_ready(copy)
             return copy
         asked = ",".join(f"{partition}:{offset}" for partition, offset in wanted.items())
         raise RequestRefused(
@@ -143,21 +164,6 @@ def _wanted(copy: GlobalReplica, terms: QueryTerms) -> dict[int, int]:
 
 def _shown(offsets: Mapping[int, int]) -> str:
     return ",".join(f"{partition}:{offset}" for partition, offset in offsets.items())
-
-
-async def _read(copy: GlobalReplica, work: Any) -> tuple[dict[str, Any], Any]:
-    """Return what a reply tells of the copy, and what *work* found in it, both of one position."""
-    count = len(copy.applied)
-
-    def read(view: GlobalView) -> tuple[dict[str, Any], Any]:
-        position = [*view.vector, *[-1] * (count - len(view.vector))]
-        about = {"table": copy.table.name, "position": position, "stream_ms": view.stream_ms}
-        return about, work(view)
-
-    try:
-        return await copy.read(read)
-    except FoldError as error:  # a key has rows in two partitions
-        raise RequestRefused(500, "failed", str(error)) from None
 
 
 def _values(view: GlobalView, keys: list[str]) -> list[bytes | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -180,10 +181,8 @@ def windows(
 ) -> None:
     bound, written, output = staleness(stale_ok), _offsets(at_least), output_of(context)
     since_ms, until_ms = _moment("--since", since), _moment("--until", until)
-    if why_no_range(since_ms, until_ms) is not None:
-        raise ConfigError(
-            f"--since {since} and --until {until}: no window can start between them; --until must be later, since it is exclusive"
-        )
+    if (why := why_no_range(since_ms, until_ms)) is not None:
+        raise ConfigError(f"--since {since or 'not given'}, --until {until or 'not given'}: {why}")
     with _asking(context, processor) as (table, client):
         answers = client.windows(
             table,
@@ -204,7 +203,7 @@ def windows(
 
 def _moment(option: str, text: str | None) -> int | None:
     """Read a time: ms since 1970, or as `parse_datetime_ms` does."""
-    if text is None or text.removeprefix("-").isdecimal():
+    if text is None or re.fullmatch("-?[0-9]{1,18}", text):
         return None if text is None else int(text)
     try:
         return parse_datetime_ms(text)

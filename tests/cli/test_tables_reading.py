@@ -306,7 +306,9 @@ def test_a_row_is_watched_until_it_is_enough(
         (("get", "totals", "ada", "--stale-ok", "soon"), "--stale-ok"),
         (("windows", "total"), "no processor total"),
         (("windows", "totals", "--since", "soon"), "--since: 'soon' is not a valid time"),
-        (("windows", "totals", "--since", "2", "--until", "2"), "--until must be later"),
+        (("windows", "totals", "--since", "2", "--until", "2"), "--since 2, --until 2: since_ms is 2"),
+        (("windows", "totals", "--since", "9" * 17), "write a whole number of ms since 1970"),
+        (("windows", "totals", "--since", "9" * 30), "is not a valid time"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(run: Run, arguments: tuple[str, ...], told: str) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import Counter
+from typing import Any
 
 import pytest
 
-from holdfast.dev.memory_tables import MemoryWorker
+from holdfast.agents.web.global_routes import READS_AT_ONCE
+from holdfast.dev.memory_tables import MemoryGlobal, MemoryWorker
 from tests.agents.web.test_server import TOTALS, Asking, scenario, settings
 from tests.clients.tables.test_globals import ORDERS, with_rates
 
@@ -70,6 +74,38 @@ async def test_a_copy_that_is_not_caught_up_says_so_and_lists_itself_as_not_serv
             assert "not caught up" in refused["message"]
         _, listed, _ = await asking.ask("/tables")
         assert listed["globals"]["rates"]["serving"] is False
+
+
+@scenario
+async def test_few_queries_read_copies_at_once_and_those_that_waited_ask_again_whether_they_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, most = 0, 0
+    original, full, going = MemoryGlobal.read, asyncio.Event(), asyncio.Event()
+
+    async def slowly(self: MemoryGlobal, work: Any) -> Any:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        if reading == READS_AT_ONCE:
+            full.set()
+        await going.wait()
+        reading -= 1
+        return await original(self, work)
+
+    monkeypatch.setattr(MemoryGlobal, "read", slowly)
+    async with MemoryWorker(settings(), [ORDERS], partitions=2) as worker, Asking(worker) as asking:
+        rates = with_rates(worker).globals["rates"]
+        asked = [
+            asyncio.ensure_future(asking.ask("/globals/rates/rows/usd")) for _ in range(3 * READS_AT_ONCE)
+        ]
+        await full.wait()
+        await asyncio.sleep(0.2)  # for the others to come; one that comes later is refused as they are
+        rates.cause = "the worker is stopping"
+        going.set()
+        statuses = Counter([status for status, _, _ in await asyncio.gather(*asked)])
+    assert most == READS_AT_ONCE
+    assert statuses == {200: READS_AT_ONCE, 503: 2 * READS_AT_ONCE}
 
 
 @scenario
