@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from holdfast.agents.books_metrics import book_families
-from holdfast.agents.serving import UNKNOWN, Replica, Serving
+from holdfast.agents.serving import UNKNOWN, GlobalReplica, Replica, Serving
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.choices import Choice
 
@@ -250,6 +250,7 @@ class _Page(Collector):
         yield from self._group(replicas)
         yield from self._replicas(replicas)
         yield from book_families(replicas)
+        yield from global_families(self._serving.global_tables().values())
         yield from self._metrics.counters()
         yield from self._metrics.histograms()
 
@@ -345,6 +346,46 @@ def _source_positions(replica: Replica) -> Iterator[tuple[str, int, int]]:
     ends = replica.source_ends
     for topic, applied in replica.offsets.items():
         yield topic, applied, ends[topic]
+
+
+def global_families(copies: Collection[GlobalReplica]) -> Iterator[Metric]:
+    """Yield what is told of this worker's copies of global tables; nothing where no processor reads one."""
+    if not copies:
+        return
+    of_all, of_each = ("table",), ("table", "partition")
+    serving = GaugeMetricFamily(
+        "holdfast_global_serving",
+        "1 once the copy of a global table has caught up and is read",
+        labels=of_all,
+    )
+    rows = GaugeMetricFamily(
+        "holdfast_global_rows", "Keys in the copy of a global table, estimated", labels=of_all
+    )
+    applied = GaugeMetricFamily(
+        "holdfast_global_applied_offset",
+        "Last offset of the topic in the copy of a global table, -1 for none",
+        labels=of_each,
+    )
+    lag = GaugeMetricFamily(
+        "holdfast_global_lag",
+        "Offsets of the topic not yet in the copy of a global table, those of markers included",
+        labels=of_each,
+    )
+    failures = CounterMetricFamily(
+        "holdfast_global_failures",
+        "Records of a global table which its fold refused in this copy; they change nothing",
+        labels=of_each,
+    )
+    for copy in copies:
+        name, counts = copy.table.name, copy.failures
+        serving.add_metric((name,), int(copy.unready() is None))
+        rows.add_metric((name,), copy.approximate_rows())
+        for partition, offset in copy.applied.items():
+            applied.add_metric((name, str(partition)), offset)
+            failures.add_metric((name, str(partition)), counts.get(partition, 0))
+        for partition, count in copy.lags.items():
+            lag.add_metric((name, str(partition)), count)
+    yield from (serving, rows, applied, lag, failures)
 
 
 def behind(replica: Replica) -> int:

@@ -1,15 +1,19 @@
 """What the web port and the metrics need to know of the partitions a worker holds.
 `agents/partitions/manager.py` provides it.
 
-Everything here is called on the event loop, and nothing but `Replica.reached` waits.
+Everything here is called on the event loop, and nothing but `reached`, and `read` of a global, waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
+from holdfast.core.engine.global_copies import GlobalView
+from holdfast.core.engine.global_tables import Global
 from holdfast.core.engine.processor import Processor
+
+T = TypeVar("T")
 
 UNKNOWN = -1
 
@@ -136,11 +140,51 @@ class Replica(Protocol):
         ...
 
 
+class GlobalReplica(Protocol):
+    """This worker's copy of a global table. Reads see committed records only."""
+
+    @property
+    def table(self) -> Global[Any]: ...
+
+    @property
+    def applied(self) -> Mapping[int, int]:
+        """Return the last offset in the copy of each partition of the topic, -1 for none."""
+        ...
+
+    @property
+    def lags(self) -> Mapping[int, int]:
+        """Return how many offsets of each partition are not in the copy, as far as the ends are known."""
+        ...
+
+    @property
+    def failures(self) -> Mapping[int, int]:
+        """Return how many records of each partition the copy has refused."""
+        ...
+
+    def unready(self) -> str | None:
+        """Return why the copy may not be read yet, None when it may."""
+        ...
+
+    def approximate_rows(self) -> int: ...
+
+    async def read(self, work: Callable[[GlobalView], T]) -> T:
+        """Return what *work* makes of the copy as it is now, beside the event loop; StoreError once it is closed."""
+        ...
+
+    async def reached(self, wanted: Mapping[int, int], timeout_s: float) -> bool:
+        """Wait until the copy holds the offsets *wanted* by partition; False when time ran out first."""
+        ...
+
+
 class Serving(Protocol):
     """What this worker serves, and where the rest is."""
 
     def tables(self) -> Mapping[str, Processor[Any, Any]]:
         """Return every table of the application by its processor's name."""
+        ...
+
+    def global_tables(self) -> Mapping[str, GlobalReplica]:
+        """Return this worker's copies of the global tables that its processors read, by name."""
         ...
 
     def partitions(self, table: str) -> int:

@@ -33,15 +33,18 @@ class GlobalStore:
     def get(self, key: bytes) -> bytes | None:
         return cast("bytes | None", self._db.get(key))
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) with *prefix* in key order, as they are when this is called."""
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) with *prefix* in key order, from *start* on, as they are when this is called."""
         cursor = self._db.iter()
-        cursor.seek(prefix)
+        cursor.seek(max(prefix, start))
         return _walk(cursor, prefix)
 
     def apply(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Take changes, all at once; None removes."""
         self._db.write(batch_of([*puts]), UNLOGGED)
+
+    def approximate_rows(self) -> int:
+        return self._db.property_int_value("rocksdb.estimate-num-keys") or 0
 
     def destroy(self) -> None:
         """Close the store and remove its files."""

@@ -35,7 +35,7 @@ PAGES = sorted(
     ]
 )
 DEADLINE_S = 60
-FOLLOWED = ("tutorial", "tutorial-claims")
+FOLLOWED = ("tutorial", "tutorial-claims", "tutorial-streams")
 """Pages whose files test_tutorial.py saves and runs."""
 
 _FENCE = re.compile(

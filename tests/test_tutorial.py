@@ -1,4 +1,4 @@
-"""docs/tutorial.md and docs/tutorial-claims.md, each followed to the letter in one shell: its files saved,
+"""docs/tutorial.md, docs/tutorial-claims.md and docs/tutorial-streams.md, each followed to the letter in one shell: its files saved,
 its commands run in order, what they print compared.
 
 Only the ports differ: those that the page takes for free are exchanged for free ones.
@@ -129,7 +129,10 @@ def test_the_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize(("name", "file"), [("tutorial", "shop.py"), ("tutorial-claims", "billing.py")])
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("tutorial", "shop.py"), ("tutorial-claims", "billing.py"), ("tutorial-streams", "word_count.py")],
+)
 def test_the_program_of_the_tutorial_is_the_one_among_the_examples(name: str, file: str) -> None:
     assert files(PAGES[name].read_text())[file] == (ROOT / "examples" / file).read_text()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from itertools import count
@@ -35,6 +36,8 @@ FOLDER = "globals"
 """The folder of the copies in data_dir. The next worker removes it."""
 ALL = ("global tables", -1)
 """The entry of readiness for a cause that holds up every copy."""
+TOLD_PARTITIONS = 3
+"""How many partitions that are not caught up one cause names."""
 COUNT_EVERY_S = 30.0
 """How often the partitions of the topics are counted: some may have been added."""
 
@@ -74,28 +77,35 @@ class GlobalCopies:
 
     def __init__(self, host: GlobalsHost) -> None:
         self._host = host
-        self._reads: dict[str, Global[Any]] = globals_by_name(
+        self.reads: dict[str, Global[Any]] = globals_by_name(
             each for processor in host.processors.values() for each in processor.reads
         )
         self.copies: dict[str, GlobalCopy] = {}
-        self._stores: list[GlobalStore] = []
+        self.failures: dict[str, Counter[int]] = {name: Counter() for name in self.reads}
+        """How many records each copy has refused, by partition of its topic."""
+        self.moved = asyncio.Event()
+        """Set, and replaced, when copies may have moved."""
+        self._stores: dict[str, GlobalStore] = {}
         self._numbers = count()
         self._positions: dict[Place, int] = {}
+        self._goals: dict[Place, int] = {}
+        """Where the topics ended when the worker began to read them."""
+        self._feed: GlobalFeed | None = None
         self._opened = asyncio.Event()
         self.environment: Environment | None = None
         self.counts: dict[str, int] = {}
         """How many partitions each topic has."""
-        self.whole = not self._reads
+        self.whole = not self.reads
         """Whether each topic was read to its end once. Until then no processor that reads a global folds."""
         self.waited_for: dict[str, Any] = {}
         """Positions that copies must reach before a partition goes on, by the global's name."""
         self.why = ""
         self._applying: asyncio.Future[Any] | None = None
-        self._closed = False
+        self.closed = False
 
     async def open(self, environment: Environment) -> None:
         """Make the copies, empty; call it before partitions are opened."""
-        if not self._reads or self.copies:
+        if not self.reads or self.copies:
             return
         self.environment = environment
         self.counts = await self._host.thread(partitions_of, self._host.settings, sorted(self._topics))
@@ -104,15 +114,14 @@ class GlobalCopies:
 
     @property
     def _topics(self) -> set[str]:
-        return {each.topic for each in self._reads.values()}
+        return {each.topic for each in self.reads.values()}
 
     def _make(self) -> None:
         assert self.environment is not None, "open first"
         shutil.rmtree(self.environment.data_dir / FOLDER, ignore_errors=True)  # of a worker that was killed
-        for name, table in self._reads.items():
-            store = self.store(name)
-            self._stores.append(store)
-            self.copies[name] = GlobalCopy(table, store, _Refusals(table), RLock())
+        for name, table in self.reads.items():
+            store = self._stores[name] = self.store(name)
+            self.copies[name] = GlobalCopy(table, store, _Refusals(table, self.failures[name]), RLock())
 
     def store(self, name: str) -> GlobalStore:
         """Return an empty store for a copy. Blocks."""
@@ -140,15 +149,56 @@ class GlobalCopies:
     def stall_timeout_s(self) -> float:
         return self._host.settings.stall_timeout_s
 
+    # -- how far the copies are
+
+    def unready(self, table: Global[Any]) -> str | None:
+        """Return why the copy of a global may not be read, None when it may: its topic was read to where it ended at the start."""
+        if self.closed:
+            return "the worker is stopping"
+        if table.name not in self.copies or not (self.whole or self._goals):
+            return f"global table {table.name} is not caught up: the end of {table.topic} is not known yet"
+        if self.whole:
+            return None
+        behind = [
+            f"partition {partition} was read up to {self._positions[topic, partition]} of {goal}"
+            for (topic, partition), goal in sorted(self._goals.items())
+            if topic == table.topic and self._positions[topic, partition] < goal
+        ]
+        if not behind:
+            return None
+        more = f" and {len(behind) - TOLD_PARTITIONS} more" if len(behind) > TOLD_PARTITIONS else ""
+        return f"global table {table.name} is not caught up: {', '.join(behind[:TOLD_PARTITIONS])}{more} of {table.topic}"
+
+    def behind(self) -> list[str]:
+        """Return of each global that is not caught up why it is not."""
+        return [why for table in self.reads.values() if (why := self.unready(table)) is not None]
+
+    def position(self, topic: str, partition: int) -> int:
+        """Return the offset before which the copies have all records of a partition."""
+        return self._positions.get((topic, partition), 0)
+
+    def lags(self, topic: str) -> dict[int, int]:
+        """Return how many offsets of each partition the copies have not read, as far as the broker has told the ends."""
+        ends = {} if self._feed is None else self._feed.ends()
+        return {
+            place[1]: max(0, end - self.position(*place))
+            for place, end in sorted(ends.items())
+            if place[0] == topic
+        }
+
+    def approximate_rows(self, name: str) -> int:
+        store = None if self.closed else self._stores.get(name)
+        return 0 if store is None else store.approximate_rows()
+
     # -- following
 
     async def run(self) -> None:
         """Follow the topics until cancelled; returns at once where no processor reads a global."""
-        if not self._reads:
+        if not self.reads:
             return
         host = self._host
         await self._opened.wait()
-        feed = self.feed()
+        feed = self._feed = self.feed()
         try:
             await host.skipping.refresh()
             await self._follow(feed)
@@ -163,6 +213,7 @@ class GlobalCopies:
     async def _follow(self, feed: GlobalFeed) -> None:
         await self._assign(feed)
         ends, idle, counted_s = await self._ends(), Stopwatch(), system_clock.monotonic_s()
+        self._goals = ends
         while True:
             lots = await feed.fetch()
             for each in lots:
@@ -176,10 +227,15 @@ class GlobalCopies:
                 self._positions[place] = max(self._positions[place], feed.reached(place))
             if not self.whole and all(self._positions[place] >= end for place, end in ends.items()):
                 self.whole = True
+            self._notify()
             self._look(feed, idle, ends)
             if system_clock.monotonic_s() - counted_s > COUNT_EVERY_S:
                 counted_s = system_clock.monotonic_s()
                 await self._recount(feed)
+
+    def _notify(self) -> None:
+        moved, self.moved = self.moved, asyncio.Event()
+        moved.set()
 
     async def _assign(self, feed: GlobalFeed) -> None:
         for topic, partitions in self.counts.items():
@@ -200,7 +256,7 @@ class GlobalCopies:
 
     async def _apply(self, fetched: Fetched) -> None:
         for copy in self.copies.values():
-            if copy.table.topic == fetched.topic and not self._closed:
+            if copy.table.topic == fetched.topic and not self.closed:
                 batch = fetched.records.batch(fetched.partition, copy.inputs)
                 self._applying = self._host.thread(copy.apply, fetched.partition, batch)
                 await asyncio.shield(self._applying)
@@ -250,21 +306,23 @@ class GlobalCopies:
 
     async def close(self) -> None:
         """Remove the copies, after all folds have ended."""
-        self._closed = True
+        self.closed = True
+        self._notify()
         if self._applying is not None and not self._applying.done():
             await asyncio.wait([self._applying])
-        for store in self._stores:
+        stores, self._stores = self._stores, {}
+        for store in stores.values():
             await self._host.thread(store.destroy)
-        self._stores = []
 
 
 class _Refusals:
-    """Logs records that a copy refuses. They are not quarantined: each worker would send its own copy of them."""
+    """Logs and counts records that a copy refuses. They are not quarantined: each worker would send its own copy of them."""
 
-    def __init__(self, table: Global[Any]) -> None:
-        self._table = table
+    def __init__(self, table: Global[Any], failures: Counter[int]) -> None:
+        self._table, self._failures = table, failures
 
     def __call__(self, partition: int, refused: Refused) -> None:
+        self._failures[partition] += 1
         logger.warning(
             "record of global %(table)s changes nothing: %(topic)s/%(partition)d/%(offset)d at %(stage)s: %(error)s: %(reason)s",
             {

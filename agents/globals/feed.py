@@ -55,6 +55,10 @@ class GlobalFeed:
         """Return the offset up to which a partition was read."""
         return self._feed.position(place)
 
+    def ends(self) -> dict[Place, int]:
+        """Return where the committed log of each partition ends, as far as the broker has told."""
+        return self._feed.ends()
+
     def unreadable(self) -> str | None:
         """Return what cannot be read, and what can be done; None while all can."""
         found = next(iter(self._feed.unreadable.values()), None)

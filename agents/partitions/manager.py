@@ -13,6 +13,7 @@ from typing import Any
 from holdfast.agents.cluster import Survey, survey
 from holdfast.agents.globals.copies import GlobalCopies
 from holdfast.agents.globals.intake import GlobalIntake
+from holdfast.agents.globals.served import ServedGlobal
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.adoption import Adoption
 from holdfast.agents.partitions.announcer import Announcer
@@ -144,6 +145,9 @@ class PartitionManager:
         settings, gate, holdings = self.settings, self.gate, self.holdings
         self.source_ends = SourceEnds(settings, self.processors, gate=gate, holdings=holdings)
         self.globals = GlobalCopies(self)
+        self.served_globals = {
+            name: ServedGlobal(table, self.globals) for name, table in self.globals.reads.items()
+        }
         self.trimming = Trimming(settings, self.processors, self.thread, gate=gate, holdings=holdings)
 
     async def start(self) -> None:
@@ -299,6 +303,9 @@ class PartitionManager:
     def tables(self) -> Mapping[str, Processor[Any, Any]]:
         return self.processors
 
+    def global_tables(self) -> Mapping[str, ServedGlobal]:
+        return self.served_globals
+
     def lookup(self, table: str, partition: int) -> Partition | None:
         return self.holdings.lookup(table, partition)
 
@@ -321,7 +328,10 @@ class PartitionManager:
 
     def unready(self) -> str | None:
         return self.readiness.unready(
-            folding=self.gate.open, lost=self.holdings.unserved(), standby_failure=self.standby_failure
+            folding=self.gate.open,
+            lost=self.holdings.unserved(),
+            standby_failure=self.standby_failure,
+            behind=self.globals.behind(),
         )
 
     def touch(self) -> None:

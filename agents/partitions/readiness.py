@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from holdfast.agents.partitions.membership import Membership
 from holdfast.agents.partitions.types import Held
@@ -27,9 +27,14 @@ class Readiness:
         """
 
     def unready(
-        self, *, folding: bool, lost: Collection[Held], standby_failure: Exception | None
+        self,
+        *,
+        folding: bool,
+        lost: Collection[Held],
+        standby_failure: Exception | None,
+        behind: Sequence[str] = (),
     ) -> str | None:
-        """Return why this worker is not ready, None when it is."""
+        """Return why this worker is not ready, None when it is. *behind* are the causes of global tables that are not caught up."""
         if standby_failure is not None:
             return f"standby failed: {standby_failure}"
         if not folding:
@@ -38,7 +43,7 @@ class Readiness:
             return "the group has not confirmed this worker for a session, or does not know it: another may own these partitions by now"
         if self._feed.broker_down:
             return "broker unreachable"
-        if standing := [*self.held.values(), *map(self._unreadable, self._feed.standing.values())]:
+        if standing := [*behind, *self.held.values(), *map(self._unreadable, self._feed.standing.values())]:
             return "; ".join(standing)
         return f"lost to a newer owner: {sorted(lost)}" if lost else None
 

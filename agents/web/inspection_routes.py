@@ -28,7 +28,7 @@ class InspectionPages:
 
     async def digest(self, request: web.Request) -> web.Response:
         asked = await inspect_of(request)
-        replica = await self._find(request, terms_of(request.query, scan=False))
+        replica = await self._find(request, terms_of(request.query))
         state, found = await self._inspections.digest(replica, asked.inspection, WAIT_S)
         reply = InspectReply(
             **_about(replica, state),
@@ -43,7 +43,7 @@ class InspectionPages:
 
     async def stored(self, request: web.Request) -> web.Response:
         asked = await stored_of(request)
-        replica = await self._find(request, terms_of(request.query, scan=False))
+        replica = await self._find(request, terms_of(request.query))
         state, rows, ended = self._inspections.stored(replica, asked.inspection, asked.after, asked.limit)
         after = None if ended else rows[-1][0]
         if wants_msgpack(request):

@@ -26,7 +26,9 @@ from holdfast.core.engine.query_wire import (
     Refusal,
     Staleness,
     Stored,
+    WindowsPage,
 )
+from holdfast.core.streams.window_rows import why_no_range
 
 B = TypeVar("B")
 N = TypeVar("N", Inspect, Stored)
@@ -35,7 +37,9 @@ BODY_TIMEOUT_S = 10.0
 LIMIT_INT = (1 << 63) - 1
 
 _COMMON = frozenset({"at-offset", "timeout-ms", "stale-ok", "version"})
-_OF_A_SCAN = _COMMON | {"prefix", "after", "limit"}
+OF_A_COPY = frozenset({"at-offset", "timeout-ms"})
+OF_A_SCAN = frozenset({"prefix", "after", "limit"})
+OF_WINDOWS = frozenset({"key", "since-ms", "until-ms", "after", "limit"})
 
 
 class RequestRefused(Exception):
@@ -73,13 +77,15 @@ class QueryTerms:
     version: int | None
 
 
-def terms_of(query: MultiMapping[str], *, scan: bool) -> QueryTerms:
-    """Read the query string; a name that means nothing here is refused, so that a slip cannot drop a
-    condition.
+def terms_of(
+    query: MultiMapping[str], own: frozenset[str] = frozenset(), common: frozenset[str] = _COMMON
+) -> QueryTerms:
+    """Read the query string, in which the endpoint has names of its *own*; a name that means nothing here is refused, so that a slip
+    cannot drop a condition.
     """
     if not query:
         return _NO_TERMS
-    known = _OF_A_SCAN if scan else _COMMON
+    known = common | own
     for name in query:
         if name not in known:
             raise malformed(
@@ -196,6 +202,34 @@ async def page_of(request: web.Request) -> Page:
     if page.limit < 1:
         raise malformed(f"limit is {page.limit}; ask for 1 to {query_wire.LIMIT_PAGE_ROWS} rows a page")
     return page
+
+
+async def windows_of(request: web.Request) -> WindowsPage:
+    """Read what a request for windows asks for, from the query string (GET) or the body (POST)."""
+    if request.method == "POST":
+        asked = await _body(request, query_wire.decode_windows, query_wire.decode_windows_json)
+    else:
+        query, limit = request.query, number(request.query, "limit")
+        asked = WindowsPage(
+            key=query.get("key"),
+            since_ms=_moment(query, "since-ms"),
+            until_ms=_moment(query, "until-ms"),
+            after=query.get("after"),
+            limit=query_wire.PAGE_ROWS if limit is None else limit,
+        )
+    if asked.limit < 1:
+        raise malformed(f"limit is {asked.limit}; ask for 1 to {query_wire.LIMIT_PAGE_ROWS} rows a page")
+    if (why := why_no_range(asked.since_ms, asked.until_ms)) is not None:
+        raise malformed(why)
+    return asked
+
+
+def _moment(query: MultiMapping[str], name: str) -> int | None:
+    """Return a parameter that must be a time in ms since 1970, None when it is not given."""
+    text = query.get(name)
+    if text is not None and text.startswith("-"):
+        return -whole(text[1:], name)  # a sliding window may start before 1970
+    return None if text is None else whole(text, name)
 
 
 async def inspect_of(request: web.Request) -> Inspect:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from aiohttp import web
 from mode import Service
@@ -18,10 +18,14 @@ from holdfast.agents import descriptors
 from holdfast.agents.metrics import Metrics, age_bound_ms, behind
 from holdfast.agents.serving import UNKNOWN, Replica, Serving
 from holdfast.agents.web.access import Access
+from holdfast.agents.web.bounding import bounded, size_of_row, size_of_value
+from holdfast.agents.web.global_routes import GlobalPages, described
 from holdfast.agents.web.inspection_routes import InspectionPages
 from holdfast.agents.web.port import Connection, ConnectionLimits, Door, PortRunner, Troubles
 from holdfast.agents.web.reaching import as_of, has_reached, shown_offsets, wanted_of
 from holdfast.agents.web.replies import (
+    OF_A_SCAN,
+    OF_WINDOWS,
     QueryTerms,
     RequestRefused,
     check_form,
@@ -32,7 +36,9 @@ from holdfast.agents.web.replies import (
     terms_of,
     wants_msgpack,
     whole,
+    windows_of,
 )
+from holdfast.agents.web.window_pages import page_of_windows
 from holdfast.clients.tables.web_tls import server_tls
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -40,16 +46,14 @@ from holdfast.core.engine import query_wire
 from holdfast.core.engine.codec import RowCodec
 from holdfast.core.engine.processor import Processor, table_name
 from holdfast.core.engine.query_wire import PageReply, Role, RowReply, RowsReply, Staleness, render
+from holdfast.core.streams.window_rows import holds_windows
 from holdfast.errors import ConfigError, StoreError
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 LIMIT_IN_FLIGHT = 2_000
 RETRY_AFTER_MS = 200
 SHUTDOWN_S = 2.0
-_FIRST_CHUNK = 16
 
 RouteHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -109,6 +113,7 @@ def build_application(
 ) -> web.Application:
     """Return the aiohttp application behind the web port."""
     access, tables = Access(settings), _Tables(settings, serving, metrics, clock)
+    copies = GlobalPages(settings.app, serving)
     health, inspections = _Health(serving, metrics), InspectionPages(tables.find)
 
     @web.middleware
@@ -144,9 +149,17 @@ def build_application(
             web.post(f"{here}/get", tables.counted("get_many", tables.rows)),
             web.post(f"{here}/scan", tables.counted("scan", tables.scan)),
             web.get(f"{here}/scan", tables.counted("scan", tables.scan)),
+            web.post(f"{here}/windows", tables.counted("windows", tables.windows)),
+            web.get(f"{here}/windows", tables.counted("windows", tables.windows)),
             web.get(here + r"/rows/{key:[\s\S]*}", tables.counted("get", tables.row)),
             web.post(f"{here}/digest", tables.counted("digest", inspections.digest)),
             web.post(f"{here}/stored", tables.counted("stored", inspections.stored)),
+            web.post("/globals/{table}/get", tables.counted("get_many", copies.rows, copies.declares)),
+            web.post("/globals/{table}/scan", tables.counted("scan", copies.scan, copies.declares)),
+            web.get("/globals/{table}/scan", tables.counted("scan", copies.scan, copies.declares)),
+            web.get(
+                r"/globals/{table}/rows/{key:[\s\S]*}", tables.counted("get", copies.row, copies.declares)
+            ),
             web.get("/tables", tables.list),
             web.get("/health/live", health.live),
             web.get("/health/ready", health.ready),
@@ -189,8 +202,14 @@ class _Tables:
         self._codecs: dict[str, RowCodec[Any]] = {}
         self._in_flight = 0
 
-    def counted(self, verb: str, handler: RouteHandler) -> RouteHandler:
-        """Return *handler* with a limit on how many run, and its outcomes and times in the metrics."""
+    def counted(
+        self, verb: str, handler: RouteHandler, declares: Callable[[str], bool] | None = None
+    ) -> RouteHandler:
+        """Return *handler* with a limit on how many run, and its outcomes and times in the metrics.
+
+        *declares* tells whether a table that is asked for is one; a processor's, unless told otherwise.
+        """
+        known = self._declares if declares is None else declares
 
         async def count(request: web.Request) -> web.StreamResponse:
             if self._in_flight >= LIMIT_IN_FLIGHT:
@@ -201,7 +220,7 @@ class _Tables:
                     retry_after_ms=RETRY_AFTER_MS,
                 )
             asked, outcome = request.match_info["table"], "failed"
-            table = asked if self._declaring(asked) is not None else ""
+            table = asked if known(asked) else ""
             self._in_flight += 1
             began_s = self._clock.monotonic_s()
             try:
@@ -222,7 +241,10 @@ class _Tables:
             name: self._describe(name, processor)
             for name, processor in sorted(self._serving.tables().items())
         }
-        return respond(request, {"app": self._app, "url": self._url, "tables": tables})
+        found = {"app": self._app, "url": self._url, "tables": tables}
+        if copies := self._serving.global_tables():
+            found["globals"] = {name: described(each) for name, each in sorted(copies.items())}
+        return respond(request, found)
 
     def _describe(self, name: str, processor: Processor[Any, Any]) -> dict[str, Any]:
         partitions = self._serving.partitions(name)
@@ -251,11 +273,11 @@ class _Tables:
             ],
         }
 
-    # -- the three reads
+    # -- the reads
 
     async def row(self, request: web.Request) -> web.Response:
         key = request.match_info["key"]
-        replica = await self._replica(request, terms_of(request.query, scan=False))
+        replica = await self._replica(request, terms_of(request.query))
         table = _named(request)
         about, value = _about(replica, table), replica.get(key, table)
         _still(replica)
@@ -267,13 +289,13 @@ class _Tables:
         )
 
     async def rows(self, request: web.Request) -> web.Response:
-        terms, keys = terms_of(request.query, scan=False), (await keys_of(request)).keys
+        terms, keys = terms_of(request.query), (await keys_of(request)).keys
         replica, table = await self._replica(request, terms), _named(request)
         about = _about(replica, table)
-        values, _ = _bounded(
+        values, _ = bounded(
             len(keys),
             lambda got, count: replica.get_many(keys[len(got) : len(got) + count], table),
-            _size_of_value,
+            size_of_value,
         )
         _still(replica)
         if wants_msgpack(request):
@@ -282,19 +304,46 @@ class _Tables:
         return respond(request, {**about, "values": shown})
 
     async def scan(self, request: web.Request) -> web.Response:
-        terms, page = terms_of(request.query, scan=request.method == "GET"), await page_of(request)
+        terms = terms_of(request.query, OF_A_SCAN if request.method == "GET" else frozenset())
+        page = await page_of(request)
         limit = min(page.limit, query_wire.LIMIT_PAGE_ROWS)
         replica, table = await self._replica(request, terms), _named(request)
         about = _about(replica, table)
-        rows, ended = _bounded(
+        rows, ended = bounded(
             limit,
             lambda got, count: replica.scan(page.prefix, got[-1][0] if got else page.after, count, table),
-            _size_of_row,
+            size_of_row,
         )
         _still(replica)
-        after = None if ended else rows[-1][0]
+        return self._page(request, replica, about, rows, None if ended else rows[-1][0])
+
+    async def windows(self, request: web.Request) -> web.Response:
+        terms = terms_of(request.query, OF_WINDOWS if request.method == "GET" else frozenset())
+        asked = await windows_of(request)
+        replica, table = await self._replica(request, terms), _named(request)
+        row, about = replica.processor.row_of(table), _about(replica, table)
+        if not holds_windows(row):
+            name = table_name(replica.processor, table)
+            raise RequestRefused(
+                404, "no_such_table", f"table {name} has no windows; read its rows by `get` and `scan`"
+            )
+        rows, after = page_of_windows(
+            lambda prefix, after, count: replica.scan(prefix, after, count, table), asked
+        )
+        _still(replica)
+        return self._page(request, replica, about, rows, after)
+
+    def _page(
+        self,
+        request: web.Request,
+        replica: Replica,
+        about: dict[str, Any],
+        rows: Sequence[tuple[str, bytes]],
+        after: str | None,
+    ) -> web.Response:
         if wants_msgpack(request):
-            return respond(request, PageReply(**about, rows=rows, after=after))
+            return respond(request, PageReply(**about, rows=[*rows], after=after))
+        table = _named(request)
         shown = [[key, self._rendered(replica, table, value)] for key, value in rows]
         return respond(request, {**about, "rows": shown, "after": after})
 
@@ -360,6 +409,9 @@ class _Tables:
         name, dot, named = asked.partition(".")
         processor = self._serving.tables().get(name)
         return None if processor is None or (dot and named not in processor.tables) else processor
+
+    def _declares(self, asked: str) -> bool:
+        return self._declaring(asked) is not None
 
     def _names(self) -> str:
         tables = self._serving.tables()
@@ -449,38 +501,3 @@ def _too_stale(replica: Replica, bound: Staleness, now_ms: int) -> str | None:
         if age_ms > bound.ms:
             return f"up to {age_ms} ms old, {bound.ms} allowed"
     return None
-
-
-def _bounded(
-    limit: int, fetch: Callable[[list[T], int], Sequence[T]], size: Callable[[T], int]
-) -> tuple[list[T], bool]:
-    """Return up to *limit* items as far as the reply's limit in bytes lets them, at least one, and whether
-    there are no more.
-
-    *fetch(got, count)* returns the next *count* items. The chunks grow only as the items seen so far allow, so that a table of rows of 1 MB
-    is not read into memory to answer one page.
-    """
-    got: list[T] = []
-    size_bytes, count = 0, _FIRST_CHUNK
-    while len(got) < limit:
-        count = min(count, limit - len(got))
-        chunk = fetch(got, count)
-        for item in chunk:
-            size_bytes += size(item)
-            if size_bytes > query_wire.LIMIT_REPLY_BYTES and got:
-                return got, False
-            got.append(item)
-        if len(chunk) < count:
-            return got, True
-        average = size_bytes // len(got) + 1
-        count = max(1, min(count * 8, (query_wire.LIMIT_REPLY_BYTES - size_bytes) // average + 1))
-    return got, False
-
-
-def _size_of_value(value: bytes | None) -> int:
-    return len(value or b"") + 8
-
-
-def _size_of_row(row: tuple[str, bytes]) -> int:
-    key = row[0]
-    return (len(key) if key.isascii() else len(key.encode("utf-8", "surrogatepass"))) + len(row[1]) + 16

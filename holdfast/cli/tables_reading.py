@@ -1,10 +1,12 @@
-"""`holdfast tables list | get | scan | watch`: an application's own tables, read from its workers."""
+"""`holdfast tables list | get | scan | windows | watch`: an application's own tables, read from its workers."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from itertools import islice
 from time import sleep
 from typing import Annotated, Any
@@ -19,17 +21,24 @@ from holdfast.cli.output import Cell, Output, note, show
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.tables.directory import WorkersTopic
+from holdfast.core.claims.resets import parse_datetime_ms
+from holdfast.core.engine.global_tables import Global
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.query_wire import AtOffset
+from holdfast.core.streams.window_rows import WindowResult, why_no_range
 from holdfast.errors import ConfigError
 
 PLACES = ("table", "version", "partition", "owner", "standbys")
 ROWS = ("key", "partition", "as_of_offset", "role", "value")
+WINDOWS = ("key", "start", "end", "partition", "as_of_offset", "role", "value")
 LIMIT_ROWS = 100
 
 ProcessorArgument = Annotated[
     str,
-    typer.Argument(metavar="TABLE", help="The processor of the table, or PROCESSOR.TABLE for a named table."),
+    typer.Argument(
+        metavar="TABLE",
+        help="The processor of the table, PROCESSOR.TABLE for a named table, or the name of a global table.",
+    ),
 ]
 PartitionOption = Annotated[
     int | None,
@@ -45,11 +54,17 @@ AtLeastOption = Annotated[
 ]
 
 
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most this many rows.")]
+
+
 def add_commands(app: typer.Typer) -> None:
     """Make these commands of *app*."""
     app.command("list", help="List who serves which partition of each table.")(list_tables)
     app.command(help="Print one row with the offset it reflects. Exit code 1 when there is no such row.")(get)
     app.command(help="Print rows whose keys begin with PREFIX, in the order of their keys.")(scan)
+    app.command(
+        help="Print windows of KEY, or of all keys, in a table of windows, partition by partition, in the order of their keys and starts."
+    )(windows)
     app.command(help="Print a row now, and again each time it changes, until Ctrl-C.")(watch)
 
 
@@ -103,15 +118,12 @@ def get(
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     bound, written = staleness(stale_ok), _offsets(at_least)
-    with _asking(context, processor) as (table, client):
+    with _asking(context, processor, globals_too=True) as (table, client):
         answer = client.get(
             table, key, partition=partition, at_least=written, timeout_s=timeout, max_staleness=bound
         )
     if answer.value is None:
-        positions = ", ".join(f"{number}:{offset}" for number, offset in sorted(answer.positions.items()))
-        note(
-            f"{processor} has no row {key!r} (as of {positions or f'{answer.partition}:{answer.as_of_offset}'})"
-        )
+        note(f"{processor} has no row {key!r} (as of {_as_of(answer, ', ')})")
         raise typer.Exit(1)
     output = output_of(context)
     show([_row(answer, output)], ROWS, output)
@@ -121,16 +133,14 @@ def scan(
     context: typer.Context,
     processor: ProcessorArgument,
     prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="The prefix of the keys.")] = "",
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, max=1_000_000, help="At most this many rows.")
-    ] = LIMIT_ROWS,
+    limit: LimitOption = LIMIT_ROWS,
     partition: PartitionOption = None,
     at_least: AtLeastOption = None,
     stale_ok: StaleOk = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     bound, written, output = staleness(stale_ok), _offsets(at_least), output_of(context)
-    with _asking(context, processor) as (table, client):
+    with _asking(context, processor, globals_too=True) as (table, client):
         answers = client.scan(
             table,
             prefix,
@@ -146,6 +156,61 @@ def scan(
         note(f"there are more than {limit} rows: ask for a longer prefix, or for more with --limit")
 
 
+def windows(
+    context: typer.Context,
+    processor: ProcessorArgument,
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="The key of the windows; without it, all keys.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Only windows that start at or after this: 2026-11-21T08:30:00Z, or ms since 1970.",
+        ),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="Only windows that start before this.")
+    ] = None,
+    limit: LimitOption = LIMIT_ROWS,
+    partition: PartitionOption = None,
+    at_least: AtLeastOption = None,
+    stale_ok: StaleOk = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+) -> None:
+    bound, written, output = staleness(stale_ok), _offsets(at_least), output_of(context)
+    since_ms, until_ms = _moment("--since", since), _moment("--until", until)
+    if (why := why_no_range(since_ms, until_ms)) is not None:
+        raise ConfigError(f"--since {since or 'not given'}, --until {until or 'not given'}: {why}")
+    with _asking(context, processor) as (table, client):
+        answers = client.windows(
+            table,
+            key,
+            since_ms=since_ms,
+            until_ms=until_ms,
+            partition=partition,
+            at_least=written,
+            timeout_s=timeout,
+            max_staleness=bound,
+            page_rows=min(limit + 1, 1_000),
+        )
+        found = list(islice(answers, limit + 1))
+    show([_window(each, output) for each in found[:limit]], WINDOWS, output)
+    if len(found) > limit:
+        note(f"there are more than {limit} windows: ask for a shorter time, or for more with --limit")
+
+
+def _moment(option: str, text: str | None) -> int | None:
+    """Read a time: ms since 1970, or as `parse_datetime_ms` does."""
+    if text is None or re.fullmatch("-?[0-9]{1,18}", text):
+        return None if text is None else int(text)
+    try:
+        return parse_datetime_ms(text)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
+
+
 def watch(
     context: typer.Context,
     processor: ProcessorArgument,
@@ -157,13 +222,13 @@ def watch(
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     before: object = _Unseen
-    with _asking(context, processor) as (table, client):
+    with _asking(context, processor, globals_too=True) as (table, client):
         while True:
             answer = client.get(table, key, partition=partition, timeout_s=timeout)
             if answer.value != before:
                 before = answer.value
                 text = "no row" if before is None else _json(before)
-                typer.echo(f"{answer.partition}:{answer.as_of_offset}  {text}")
+                typer.echo(f"{_as_of(answer)}  {text}")
             sleep(every)
 
 
@@ -172,9 +237,19 @@ class _Unseen:
 
 
 @contextmanager
-def _asking(context: typer.Context, name: str) -> Iterator[tuple[str, BlockingTableClient]]:
+def _asking(
+    context: typer.Context, name: str, *, globals_too: bool = False
+) -> Iterator[tuple[str | Global[Any], BlockingTableClient]]:
     application = _application(context)
     of, dot, table = name.partition(".")
+    if globals_too and all(each.name != of for each in application.processors):
+        # Below, a name that is none of either is told as one of a processor.
+        for reader in application.processors:
+            for read in reader.reads:
+                if read.name == name:
+                    with BlockingTableClient(application.settings, [reader]) as client:
+                        yield read, client
+                    return
     processor = application.processor(of)
     if dot:
         processor.row_of(table or name)  # raises for one that is not declared
@@ -210,13 +285,44 @@ def _row(answer: Answer[Any], output: Output) -> dict[str, Cell]:
     value: Cell = (
         _json(answer.value) if output is Output.TABLE else msgspec.to_builtins(answer.value, str_keys=True)
     )
-    return {
-        "key": answer.key,
-        "partition": answer.partition,
-        "as_of_offset": answer.as_of_offset,
-        "role": str(answer.role),
-        "value": value,
-    }
+    if answer.role == "copy":
+        positions: Cell = {str(partition): offset for partition, offset in answer.positions.items()}
+        as_of: dict[str, Cell] = (
+            {"partition": None, "as_of_offset": _as_of(answer)}
+            if output is Output.TABLE
+            else {"partition": None, "as_of_offset": answer.as_of_offset, "positions": positions}
+        )
+    else:
+        as_of = {"partition": answer.partition, "as_of_offset": answer.as_of_offset}
+    return {"key": answer.key, **as_of, "role": str(answer.role), "value": value}
+
+
+def _as_of(answer: Answer[Any], between: str = ",") -> str:
+    """Return how far an answer is true, as PARTITION:OFFSET of each partition that was asked."""
+    return between.join(f"{number}:{offset}" for number, offset in sorted(answer.positions.items()))
+
+
+def _window(answer: Answer[WindowResult[Any]], output: Output) -> dict[str, Cell]:
+    window = answer.value
+    times: dict[str, Cell] = (
+        {"start": _utc(window.start_ms), "end": _utc(window.end_ms)}
+        if output is Output.TABLE
+        else {"start_ms": window.start_ms, "end_ms": window.end_ms}
+    )
+    row = _row(msgspec.structs.replace(answer, value=window.value), output)
+    return {**row, "key": window.key, **times}
+
+
+def _utc(at_ms: int) -> str:
+    """Return a time as people read it, in ms where calendars do not reach.
+
+    >>> _utc(1_700_000_000_250), _utc(10**15 - 1)
+    ('2023-11-14T22:13:20.250Z', '999999999999999')
+    """
+    try:
+        return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)
 
 
 def _json(row: Any) -> str:

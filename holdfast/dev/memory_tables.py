@@ -10,9 +10,9 @@ async with MemoryWorker(settings, [totals], partitions=2) as worker:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.serving import UNKNOWN
@@ -20,9 +20,13 @@ from holdfast.agents.web.server import WebService
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.codec import NOTHING_APPLIED, RowCodec, key_in_table
+from holdfast.core.engine.codec import NOTHING_APPLIED, RowCodec, key_in_table, row_key
+from holdfast.core.engine.global_copies import GlobalCopy, GlobalView, key_in_copy, trimmed_at
+from holdfast.core.engine.global_tables import Global, globals_by_name
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
+
+T = TypeVar("T")
 
 
 class MemoryReplica:
@@ -117,6 +121,51 @@ class MemoryState:
         self._items = []
 
 
+class MemoryGlobal:
+    """A copy of a global table, which holds what the test puts; *cause* is why it may not be read yet."""
+
+    def __init__(self, table: Global[Any], partitions: int) -> None:
+        self.table, self.copy, self._partitions = table, GlobalCopy(table), partitions
+        self.cause: str | None = None
+        self.lags: dict[int, int] = {}
+        self.failures: dict[int, int] = {}
+        self._moved = asyncio.Event()
+
+    def put(self, key: str, row: Any, *, offset: int, partition: int = 0) -> None:
+        """Set a row, or remove it with None, as the fold of the record at *offset* of *partition* would."""
+        value = None if row is None else RowCodec[Any](self.table.row).encode(row)
+        self.copy.store.apply([(key_in_copy(partition, row_key(key)), value)])
+        self.copy.passed((*[-1] * partition, offset))
+        self._moved.set()
+
+    @property
+    def applied(self) -> Mapping[int, int]:
+        vector = self.copy.vector
+        return {at: trimmed_at(vector, at) for at in range(max(self._partitions, len(vector)))}
+
+    def unready(self) -> str | None:
+        return self.cause
+
+    def approximate_rows(self) -> int:
+        return sum(1 for _ in self.copy.store.scan(b""))
+
+    async def read(self, work: Callable[[GlobalView], T]) -> T:
+        return work(self.copy.view())
+
+    async def reached(self, wanted: Mapping[int, int], timeout_s: float) -> bool:
+        def there() -> bool:
+            return all(self.applied[partition] >= offset for partition, offset in wanted.items())
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not there():
+                    self._moved.clear()
+                    await self._moved.wait()
+        except TimeoutError:
+            pass
+        return there()
+
+
 class MemoryWorker:
     """A worker without Kafka: it serves what it is told to hold, at `settings.advertised_url`."""
 
@@ -143,6 +192,12 @@ class MemoryWorker:
                 self.owners[name, partition] = self.url
             for partition in standby:
                 self.replicas[name, partition] = MemoryReplica(processor, partition, active=False)
+        self.globals = {
+            name: MemoryGlobal(table, partitions)
+            for name, table in globals_by_name(
+                read for processor in self._processors.values() for read in processor.reads
+            ).items()
+        }
         self._web = WebService(settings, self, self.metrics, clock=clock)
 
     async def __aenter__(self) -> Self:
@@ -197,6 +252,9 @@ class MemoryWorker:
 
     def tables(self) -> Mapping[str, Processor[Any, Any]]:
         return self._processors
+
+    def global_tables(self) -> Mapping[str, MemoryGlobal]:
+        return self.globals
 
     def partitions(self, table: str) -> int:
         return self._count

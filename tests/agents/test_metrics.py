@@ -15,6 +15,8 @@ from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
 from holdfast.dev.memory_tables import MemoryWorker
+from tests.clients.tables.test_globals import ORDERS, with_rates
+from tests.test_operating_page import check, metrics_table
 
 NOW_MS = 1_700_000_000_000
 
@@ -136,6 +138,28 @@ def test_replicas_tell_their_state_at_the_moment_of_the_scrape(worker: MemoryWor
     assert sample(samples, "holdfast_standby_age_seconds", table="totals", partition="2") == 2
     assert sample(samples, "holdfast_standby_age_seconds", table="maxima", partition="2") is None
     assert sample(samples, "holdfast_ready") == 0
+
+
+def test_copies_of_global_tables_are_told_and_documented() -> None:
+    worker = MemoryWorker(Settings(app="shop"), [ORDERS], partitions=2)
+    rates = with_rates(worker).globals["rates"]
+    rates.lags, rates.failures = {0: 3, 1: 0}, {1: 2}
+    samples = scrape(worker)
+    for name, value in (("serving", 1), ("rows", 4)):
+        assert sample(samples, f"holdfast_global_{name}", table="rates") == value
+    for name, values in (("applied_offset", (20, 30)), ("lag", (3, 0)), ("failures_total", (0, 2))):
+        for partition, value in enumerate(values):
+            labels = {"table": "rates", "partition": str(partition)}
+            assert sample(samples, f"holdfast_global_{name}", **labels) == value
+    rates.cause = "global table rates is not caught up"
+    assert sample(scrape(worker), "holdfast_global_serving", table="rates") == 0
+    body, _ = worker.metrics.exposition(worker, "")
+    page = "".join(line for line in body.decode().splitlines(keepends=True) if "holdfast_global_" in line)
+    check("global-metrics", metrics_table(page))
+
+
+def test_a_worker_without_globals_tells_nothing_of_them(worker: MemoryWorker) -> None:
+    assert not [name for name, _ in scrape(worker) if name.startswith("holdfast_global_")]
 
 
 def test_worker_wide_counts_are_there(worker: MemoryWorker) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
+from holdfast import BlockingTableClient
 from holdfast.core.engine.choices import Choice, GlobalsChoice, GlobalsMarker
 from holdfast.core.engine.global_rows import covers
 from tests.chaos.conftest import MakeJoin
-from tests.support.joining_app import JoinOutcome
+from tests.support.joining_app import JoinApplication, JoinOutcome
+from tests.support.proof import read_topic
 
 
 def positions(choices: list[Choice]) -> list[tuple[int, ...]]:
@@ -26,6 +28,28 @@ def told(outcomes: dict[int, JoinOutcome]) -> dict[int, list[tuple[int, ...]]]:
     return found
 
 
+def answered(app: JoinApplication) -> dict[str, int]:
+    """Return the rows of the global as a worker's copy has them, once it holds the whole log."""
+    written = {
+        number: messages[-1].offset() or 0 for number, messages in read_topic(app.broker, app.rates).items()
+    }
+    with BlockingTableClient(app.settings, [app.joined]) as tables:
+        rows = [*tables.scan("rates", at_least=written, timeout_s=30, page_rows=7)]
+        for each in rows:
+            assert all(each.positions[number] >= offset for number, offset in written.items())
+            assert tables.get("rates", each.key).value == each.value
+    return {each.key: each.value for each in rows}
+
+
+def folded(app: JoinApplication) -> dict[str, int]:
+    """Return the rows of the global by the test's own fold of its log."""
+    (table,), copy = app.joined.reads, dict[str, int]()
+    for messages in read_topic(app.broker, app.rates).values():
+        for message in messages:
+            table.fold(copy, (message.value() or b"").decode(), 0)  # type: ignore[operator, arg-type]
+    return copy
+
+
 def test_folds_see_a_global_as_recorded_past_kills_and_takeovers(join: MakeJoin) -> None:
     app = join(rates=True)
     app.write(200, seed=1)
@@ -35,6 +59,9 @@ def test_folds_see_a_global_as_recorded_past_kills_and_takeovers(join: MakeJoin)
     second = app.worker().start().wait_ready()
     app.write(600, seed=3, rest_s=0.1)
     found = told(app.prove())
+    assert answered(app) == folded(app)
+    assert set(second.metric("holdfast_global_lag").values()) == {0.0}
+    assert second.metric("holdfast_global_serving") == {'table="rates"': 1.0}
     assert all(len(vectors) > 5 for vectors in found.values()), found
 
     # A new owner whose copy is empty comes to where the one before it was before it goes on.

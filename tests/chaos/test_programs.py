@@ -8,13 +8,17 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
+from holdfast import BlockingTableClient
 from holdfast.clients.topics.application import create_topics
-from holdfast.core.engine.codec import APPLIED
+from holdfast.core.engine.codec import APPLIED, ROW, text_key
 from holdfast.core.engine.positions import offsets_of, position_format
+from holdfast.core.engine.processor import Processor
+from holdfast.core.streams.window_rows import holds_windows, parse_window_key
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.verify import verify
@@ -134,6 +138,30 @@ def test_each_program_goes_on_exactly_once_past_a_kill_and_a_thawed_owner(
             assert verify(processor, app.settings).equal, processor.name
 
 
+def _read_windows(app: Programs, processor: Processor[Any, Any]) -> None:
+    """Ask the workers for the windows of all keys, and of the later half of all starts: they are those of the changelog."""
+    rows = {
+        (number, each.key() or b""): each.value()
+        for number, log in read_topic(app.broker, processor.changelog(app.name)).items()
+        for each in log
+    }
+    found = {
+        parse_window_key(text_key(key))
+        for (_, key), value in rows.items()
+        if key[:1] == ROW and value is not None
+    }
+    windows = {each for each in found if each is not None}
+    middle_ms = sorted(start_ms for _, start_ms in windows)[len(windows) // 2]
+    with BlockingTableClient(app.settings, [processor]) as tables:
+        for since_ms in (None, middle_ms):
+            told = [
+                each.value for each in tables.windows(processor, since_ms=since_ms, page_rows=3, timeout_s=30)
+            ]
+            assert sorted((each.key, each.start_ms) for each in told) == sorted(
+                (key, start_ms) for key, start_ms in windows if since_ms is None or start_ms >= since_ms
+            ), processor.name
+
+
 def _go_through_it(app: Programs) -> None:
     """Kill an owner in the midst of a phase, freeze the next, and wake it when another has its partitions."""
     app.write(0)
@@ -152,5 +180,8 @@ def _go_through_it(app: Programs) -> None:
         second.signal(signal.SIGCONT)
     app.write(3)
     app.wait_through()
+    for processor in app.processors:
+        if holds_windows(processor.row):
+            _read_windows(app, processor)
     for each in app.live:
         each.stop()

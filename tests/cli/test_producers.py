@@ -283,6 +283,7 @@ def test_every_metric_of_the_alert_rules_is_one_that_a_worker_tells() -> None:
     known = {name for name, _ in operating} | {
         f"{name}_sum" for name, kind in operating if kind == "histogram"
     }
+    assert "holdfast_global_lag" in known
     known |= {row[0] for row in table((DOCS / "producers.md").read_text(), "producer-metrics")}
     known |= {f"holdfast_outbox_{name}" for name in harvested_metrics()}
     rules = (DOCS / "alerts.yml").read_text()

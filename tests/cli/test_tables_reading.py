@@ -1,4 +1,4 @@
-"""`holdfast tables list | get | scan | watch`: found by the workers topic of a real broker, asked over HTTP."""
+"""`holdfast tables list | get | scan | windows | watch`: found by the workers topic of a real broker, asked over HTTP."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from holdfast import Bytes, Processor, Rows, Settings, Source, by_key
 from holdfast.cli import tables_reading
 from holdfast.cli.__main__ import main
 from holdfast.core.engine.query_wire import encode_json
+from holdfast.core.streams.window_rows import WindowRow
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
-from holdfast.streams import Filter
+from holdfast.streams import Filter, Tumbling, Windowed, window_key
+from tests.clients.tables.test_globals import ORDERS, with_rates
 
 DEADLINE_S = 30.0
 PARTITIONS = 3
@@ -39,6 +41,16 @@ def fold(rows: Rows[Total], event: bytes, at_ms: int) -> None: ...
 
 TOTALS = Processor(name="totals", source="orders", decode=bytes, fold=fold, row=Total, route=by_key)
 processors = [TOTALS]
+MINUTES: Windowed[str, int] = Windowed(
+    name="minutes",
+    source="orders",
+    decode=bytes.decode,
+    by=str,
+    window=Tumbling("1m"),
+    fold=lambda seen, event: (seen or 0) + 1,
+    row=int,
+)
+MINUTE_MS, AT_MS = 60_000, 1_700_000_040_000
 
 
 @pytest.fixture
@@ -172,6 +184,93 @@ def test_rows_come_in_the_order_of_their_keys_and_no_more_than_asked_for(
     assert "there are more than 2 rows" in said
 
 
+@pytest.fixture
+def with_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "processors", [TOTALS, MINUTES])
+
+
+def put_windows(worker: MemoryWorker) -> None:
+    for key, value in (("ada", 1), ("bob", 2)):
+        for number in range(3):
+            start_ms = AT_MS + number * MINUTE_MS
+            row = WindowRow(value + number, start_ms + MINUTE_MS)
+            worker.put(MINUTES, by_key(key, PARTITIONS), window_key(key, start_ms), row, offset=40)
+
+
+def test_windows_come_by_key_or_by_time(with_windows: None, announced: MemoryWorker, run: Run) -> None:
+    put_windows(announced)
+    code, out, said = run("windows", "minutes", "ada")
+    assert (code, said) == (0, "")
+    assert [line.split() for line in out.splitlines()][:2] == [
+        ["KEY", "START", "END", "PARTITION", "AS-OF-OFFSET", "ROLE", "VALUE"],
+        [
+            "ada",
+            "2023-11-14T22:14:00.000Z",
+            "2023-11-14T22:15:00.000Z",
+            str(by_key("ada", PARTITIONS)),
+            "40",
+            "active",
+            "1",
+        ],
+    ]
+    second = ("--since", "2023-11-14T22:15:00Z", "--until", str(AT_MS + 2 * MINUTE_MS))
+    code, out, _ = run("windows", "minutes", *second, "--output", "json")
+    found = sorted(json.loads(out), key=lambda each: str(each["key"]))
+    assert found == [
+        {
+            "key": key,
+            "partition": by_key(key, PARTITIONS),
+            "as_of_offset": 40,
+            "role": "active",
+            "value": value,
+            "start_ms": AT_MS + MINUTE_MS,
+            "end_ms": AT_MS + 2 * MINUTE_MS,
+        }
+        for key, value in (("ada", 2), ("bob", 3))
+    ]
+    code, out, said = run("windows", "minutes", "--limit", "4")
+    assert (code, len(out.splitlines())) == (0, 5)
+    assert "there are more than 4 windows" in said
+
+
+def test_a_table_without_windows_is_one_line(with_windows: None, announced: MemoryWorker, run: Run) -> None:
+    code, out, said = run("windows", "totals")
+    assert (code, out) == (1, "")
+    assert "table totals has no windows" in said
+
+
+@pytest.fixture
+def with_a_global(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "processors", [TOTALS, ORDERS])
+
+
+def test_a_global_is_read_from_a_workers_copy(
+    with_a_global: None, announced: MemoryWorker, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_rates(announced)
+    code, out, said = run("get", "rates", "usd")
+    assert (code, said) == (0, "")
+    assert out.splitlines()[1].split() == ["usd", "-", "0:20,1:30,2:-1", "copy", "0.9"]
+    code, out, _ = run("scan", "rates", "u", "--output", "json")
+    assert json.loads(out) == [
+        {
+            "key": key,
+            "partition": None,
+            "as_of_offset": 51,
+            "positions": {"0": 20, "1": 30, "2": -1},
+            "role": "copy",
+            "value": rate,
+        }
+        for key, rate in (("usd", 0.9), ("usdt", 0.8))
+    ]
+    code, out, said = run("get", "rates", "eur")
+    assert (code, out) == (1, "")
+    assert "rates has no row 'eur' (as of 0:20, 1:30, 2:-1)" in said
+    assert run("get", "rates", "usd", "--partition", "0")[0] == 1
+    assert "no processor rates" in run("windows", "rates")[2]
+    assert "no processor rate" in run("get", "rate", "usd")[2]
+
+
 def test_an_offset_can_be_waited_for(announced: MemoryWorker, run: Run) -> None:
     at = by_key("ada", PARTITIONS)
     assert run("get", "totals", "ada", "--at-least", f"{at}:40")[0] == 0
@@ -205,6 +304,11 @@ def test_a_row_is_watched_until_it_is_enough(
         (("get", "total", "ada"), "no processor total"),
         (("get", "totals", "ada", "--at-least", "1"), "--at-least 1: write PARTITION:OFFSET"),
         (("get", "totals", "ada", "--stale-ok", "soon"), "--stale-ok"),
+        (("windows", "total"), "no processor total"),
+        (("windows", "totals", "--since", "soon"), "--since: 'soon' is not a valid time"),
+        (("windows", "totals", "--since", "2", "--until", "2"), "--since 2, --until 2: since_ms is 2"),
+        (("windows", "totals", "--since", "9" * 17), "write a whole number of ms since 1970"),
+        (("windows", "totals", "--since", "9" * 30), "is not a valid time"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(run: Run, arguments: tuple[str, ...], told: str) -> None:

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from holdfast.clients.tables.query_router import Question
+from holdfast.clients.tables.questions import GlobalQuestion, Question
 from holdfast.core.engine.processor import Processor, table_name
-from holdfast.core.engine.query_wire import AtOffset, Keys, Page, Reply, Role, Staleness, encode
+from holdfast.core.engine.query_wire import (
+    AtOffset,
+    GlobalReply,
+    Keys,
+    Page,
+    Reply,
+    Role,
+    Staleness,
+    WindowsPage,
+    encode,
+)
 from holdfast.errors import QueryError
 
 T = TypeVar("T")
@@ -31,7 +41,8 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """A row and the offset it reflects: everything in source *partition* up to *as_of_offset*, perhaps more.
 
     *value* is None when there is no such row. When every partition was asked and none has it, *partition* and *as_of_offset* are
-    NOWHERE (-1), and *positions* tells by partition how far each was. *stream_ms* is the highest append time the answer reflects
+    NOWHERE (-1), and *positions* tells by partition how far each was. So it is for a global table, where *role* is "copy", *positions* are those of the
+    copy in the partitions of its topic, and *as_of_offset* is how many offsets these are in all, less one. *stream_ms* is the highest append time the answer reflects
     (the lowest of those, when several partitions were asked), -1 for none. Of a table of several sources, *as_of* tells
     the offset of each, and *as_of_offset* how many offsets these are in all, less one.
     """
@@ -41,7 +52,7 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     partition: int
     as_of_offset: int
     stream_ms: int
-    role: Role
+    role: Role | Literal["copy"]
     positions: Mapping[int, int]
     as_of: Mapping[str, int] = {}
 
@@ -69,14 +80,14 @@ class ReadTerms:
             )
 
     def question(
-        self, processor: Processor[Any, Any], table: str, partition: int, verb: str, body: Keys | Page
+        self,
+        processor: Processor[Any, Any],
+        table: str,
+        partition: int,
+        verb: str,
+        body: Keys | Page | WindowsPage,
     ) -> Question:
-        try:
-            encoded = encode(body)
-        except UnicodeEncodeError as error:
-            raise QueryError(
-                f"table {table_name(processor, table)}: keys are Unicode text, this one is not ({error.reason})"
-            ) from error
+        encoded = _encoded(f"table {table_name(processor, table)}", body)
         at_offset = self.at_least.get(partition)
         return Question(
             processor=processor,
@@ -87,6 +98,28 @@ class ReadTerms:
             at_offset=_not_below_0(at_offset),
             staleness=self.staleness,
         )
+
+    def of_global(self, name: str, verb: str, body: Keys | Page, first: int) -> GlobalQuestion:
+        """Return a question about a global table; QueryError for terms that copies do not know."""
+        if self.staleness is not None:
+            raise QueryError(
+                f"global table {name}: each worker has a copy and none is a standby, so max_staleness says nothing; leave it out"
+            )
+        offsets = {at: max(0, offset) for at, offset in self.at_least.items() if isinstance(offset, int)}
+        if len(offsets) < len(self.at_least):
+            raise QueryError(
+                f"global table {name} has one topic: write at_least as an offset by partition, as in {{0: 17}}"
+            )
+        return GlobalQuestion(
+            table=name, verb=verb, body=_encoded(f"global table {name}", body), at_offset=offsets, first=first
+        )
+
+
+def _encoded(whose: str, body: Keys | Page | WindowsPage) -> bytes:
+    try:
+        return encode(body)
+    except UnicodeEncodeError as error:
+        raise QueryError(f"{whose}: keys are Unicode text, this one is not ({error.reason})") from error
 
 
 def _not_below_0(offset: AtOffset | None) -> AtOffset | None:
@@ -109,6 +142,27 @@ def answering(decode: Callable[[bytes], Any], reply: Reply) -> Callable[[str, by
             role=reply.role,
             positions=positions,
             as_of=reply.as_of,
+        )
+
+    return answer
+
+
+def answering_of_copy(
+    decode: Callable[[bytes], Any], reply: GlobalReply
+) -> Callable[[str, bytes | None], Answer[Any]]:
+    """Return what makes an answer of each row of a copy's *reply*."""
+    positions = MappingProxyType(dict(enumerate(reply.position)))
+    counted = sum(offset + 1 for offset in reply.position) - 1
+
+    def answer(key: str, value: bytes | None) -> Answer[Any]:
+        return Answer(
+            key=key,
+            value=None if value is None else decode(value),
+            partition=NOWHERE,
+            as_of_offset=counted,
+            stream_ms=reply.stream_ms,
+            role="copy",
+            positions=positions,
         )
 
     return answer

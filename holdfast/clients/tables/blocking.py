@@ -11,6 +11,7 @@ from holdfast.clients.tables.client import PAGE_ROWS, TIMEOUT_S, TableClient
 from holdfast.clients.tables.directory import Directory
 from holdfast.clients.tables.loop_thread import CLOSE_S, LoopThread
 from holdfast.config import Settings
+from holdfast.core.engine.global_tables import Global
 from holdfast.core.engine.processor import Processor
 from holdfast.core.streams.window_rows import WindowResult
 
@@ -48,7 +49,7 @@ class BlockingTableClient:
     @overload
     def get(
         self,
-        table: Processor[Any, R],
+        table: Processor[Any, R] | Global[R],
         key: str,
         *,
         partition: int | None = None,
@@ -69,7 +70,7 @@ class BlockingTableClient:
     ) -> Answer[Any]: ...
     def get(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         key: str,
         *,
         partition: int | None = None,
@@ -91,7 +92,7 @@ class BlockingTableClient:
     @overload
     def get_many(
         self,
-        table: Processor[Any, R],
+        table: Processor[Any, R] | Global[R],
         keys: Sequence[str],
         *,
         partition: int | None = None,
@@ -112,7 +113,7 @@ class BlockingTableClient:
     ) -> dict[str, Answer[Any]]: ...
     def get_many(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         keys: Sequence[str],
         *,
         partition: int | None = None,
@@ -134,7 +135,7 @@ class BlockingTableClient:
     @overload
     def scan(
         self,
-        table: Processor[Any, R],
+        table: Processor[Any, R] | Global[R],
         prefix: str = "",
         *,
         partition: int | None = None,
@@ -157,7 +158,7 @@ class BlockingTableClient:
     ) -> Iterator[Answer[Any]]: ...
     def scan(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         prefix: str = "",
         *,
         partition: int | None = None,
@@ -180,8 +181,8 @@ class BlockingTableClient:
 
     def windows(
         self,
-        table: Processor[Any, Any] | str,
-        key: str,
+        table: Processor[Any, Any] | Global[Any] | str,
+        key: str | None = None,
         *,
         since_ms: int | None = None,
         until_ms: int | None = None,
@@ -189,9 +190,12 @@ class BlockingTableClient:
         at_least: AtLeast | None = None,
         timeout_s: float = TIMEOUT_S,
         max_staleness: Bound | None = None,
+        page_rows: int = PAGE_ROWS,
     ) -> Iterator[Answer[WindowResult[Any]]]:
-        """Yield the windows of *key* that start at or after *since_ms* and before *until_ms*, in order of time."""
-        found = self._client.windows(
+        """Yield the windows of *key*, or of all keys, that start at or after *since_ms* and before *until_ms*; *timeout_s* is for
+        each page.
+        """
+        pages = self._client.window_pages(
             table,
             key,
             since_ms=since_ms,
@@ -200,8 +204,10 @@ class BlockingTableClient:
             at_least=at_least,
             timeout_s=timeout_s,
             max_staleness=max_staleness,
+            page_rows=page_rows,
         )
-        yield from self._paged(found, PAGE_ROWS, timeout_s)
+        while (page := self._wait(_page(pages), timeout_s * 2)) is not None:
+            yield from page
 
     def _paged(self, rows: AsyncIterator[T], page_rows: int, timeout_s: float) -> Iterator[T]:
         while True:
@@ -219,3 +225,8 @@ async def _next(rows: AsyncIterator[T], count: int) -> list[T]:
         if len(batch) >= count:
             break
     return batch
+
+
+async def _page(pages: AsyncIterator[list[T]]) -> list[T] | None:
+    """Take one page, None behind the last."""
+    return await anext(pages, None)

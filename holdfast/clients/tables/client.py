@@ -9,27 +9,51 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 import msgspec
 
-from holdfast.clients.tables.answers import NOWHERE, Answer, AtLeast, Bound, ReadTerms, answering, first_found
+from holdfast.clients.tables.answers import (
+    NOWHERE,
+    Answer,
+    AtLeast,
+    Bound,
+    ReadTerms,
+    answering,
+    answering_of_copy,
+    first_found,
+)
 from holdfast.clients.tables.directory import Directory, WorkersTopic
 from holdfast.clients.tables.query_router import QueryRouter
+from holdfast.clients.tables.questions import Question
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.codec import RowCodec
+from holdfast.core.engine.global_tables import Global, globals_by_name
 from holdfast.core.engine.processor import Processor, table_name
 from holdfast.core.engine.query_wire import (
     LIMIT_PAGE_ROWS,
     Keys,
     Page,
+    PageReply,
     RowsReply,
+    WindowsPage,
+    decode_global_page_reply,
+    decode_global_rows_reply,
     decode_page_reply,
     decode_rows_reply,
 )
-from holdfast.core.streams.window_rows import WindowResult, window_key, windows_of, windows_prefix
+from holdfast.core.streams.window_rows import (
+    WindowResult,
+    holds_windows,
+    why_no_range,
+    window_key,
+    windows_of,
+    windows_prefix,
+)
 from holdfast.errors import NoSuchTableError, QueryError
 
 __all__ = ["NOWHERE", "Answer", "AtLeast", "Bound", "TableClient"]
@@ -54,12 +78,26 @@ class _Table:
         self.decode: Callable[[bytes], Any] = codec.decode
 
 
+class _GlobalTable:
+    """A global table as its asker needs it."""
+
+    __slots__ = ("decode", "name")
+
+    def __init__(self, table: Global[Any]) -> None:
+        self.name = table.name
+        codec: RowCodec[Any] = RowCodec(table.row)
+        self.decode: Callable[[bytes], Any] = codec.decode
+
+
 class TableClient:
     """Reads the tables of *processors* from whichever worker holds each partition.
 
     A key's partition is the one given, else what the processor's `route` says, else that of *at_least* (a row
     changes only by records of its own partition), else every partition is asked. It is never guessed from the
     key. A table is a processor, or by name: "totals", and "totals.sessions" for its named table.
+
+    A `Global` that one of *processors* reads is a table too, by itself or by its name. Any worker answers from its copy, and the
+    answer's *positions* tell how far that was; *at_least* takes offsets of the global's topic.
 
     Every call ends by its *timeout_s*. Until then it is tried again while partitions move, restore or their
     workers restart; see the QueryErrors for what can be in the way at the end.
@@ -73,12 +111,19 @@ class TableClient:
         directory: Directory | None = None,
         clock: Clock = system_clock,
     ) -> None:
-        self._app, self._clock = settings.app, clock
+        self._app, self._clock, processors = settings.app, clock, [*processors]
         self._tables = {
             table_name(processor, table): _Table(processor, table)
             for processor in processors
             for table in ("", *processor.tables)
         }
+        self._globals = {
+            name: _GlobalTable(table)
+            for name, table in globals_by_name(
+                read for processor in processors for read in processor.reads
+            ).items()
+        }
+        self._turns = count()
         self._asker = QueryRouter(
             settings, WorkersTopic(settings, clock) if directory is None else directory, clock
         )
@@ -97,7 +142,7 @@ class TableClient:
     @overload
     async def get(
         self,
-        table: Processor[Any, R],
+        table: Processor[Any, R] | Global[R],
         key: str,
         *,
         partition: int | None = None,
@@ -118,7 +163,7 @@ class TableClient:
     ) -> Answer[Any]: ...
     async def get(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         key: str,
         *,
         partition: int | None = None,
@@ -142,7 +187,7 @@ class TableClient:
     @overload
     async def get_many(
         self,
-        table: Processor[Any, R],
+        table: Processor[Any, R] | Global[R],
         keys: Sequence[str],
         *,
         partition: int | None = None,
@@ -163,7 +208,7 @@ class TableClient:
     ) -> dict[str, Answer[Any]]: ...
     async def get_many(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         keys: Sequence[str],
         *,
         partition: int | None = None,
@@ -180,6 +225,9 @@ class TableClient:
             ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s),
         )
         _check_keys(keys)
+        if isinstance(found, _GlobalTable):
+            _refuse_partition(found, partition)
+            return await self._rows_of_global(found, keys, terms)
         if partition is None and isinstance(at_least, tuple) and found.route is None:
             partition = at_least[0]
         if partition is not None:
@@ -196,7 +244,7 @@ class TableClient:
     @overload
     def scan(
         self,
-        table: Processor[Any, R],
+        table: Processor[Any, R] | Global[R],
         prefix: str = "",
         *,
         partition: int | None = None,
@@ -219,7 +267,7 @@ class TableClient:
     ) -> AsyncIterator[Answer[Any]]: ...
     async def scan(
         self,
-        table: Processor[Any, Any] | str,
+        table: Processor[Any, Any] | Global[Any] | str,
         prefix: str = "",
         *,
         partition: int | None = None,
@@ -229,7 +277,7 @@ class TableClient:
         page_rows: int = PAGE_ROWS,
     ) -> AsyncIterator[Answer[Any]]:
         """Yield the rows whose key begins with *prefix*, partition by partition, in the order of the keys'
-        UTF-8 bytes in each.
+        UTF-8 bytes in each; those of a global table, of all partitions in that order.
 
         It is read a page at a time, each as of its own moment; *timeout_s* is for each page, since between
         pages the time is yours.
@@ -238,31 +286,47 @@ class TableClient:
             self._table(table),
             ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s),
         )
+        limit = min(max(1, page_rows), LIMIT_PAGE_ROWS)
+        if isinstance(found, _GlobalTable):
+            _refuse_partition(found, partition)
+            async for row in self._scan_of_global(found, prefix, limit, terms, timeout_s):
+                yield row
+            return
         partitions: Iterable[int] = (
             [partition]
             if partition is not None
             else range(await self._asker.partitions(found.processor, terms.deadline_s))
         )
         terms.check(partitions)
+
+        def question(at: int, after: str | None) -> Question:
+            page = Page(prefix=prefix, after=after, limit=limit)
+            return terms.question(found.processor, found.name, at, "scan", page)
+
         for each in partitions:
-            after: str | None = None
-            while True:
-                page = Page(prefix=prefix, after=after, limit=min(max(1, page_rows), LIMIT_PAGE_ROWS))
-                question = terms.question(found.processor, found.name, each, "scan", page)
-                reply = await self._asker.ask(
-                    question, decode_page_reply, self._clock.monotonic_s() + timeout_s
-                )
+            async for reply in self._pages(partial(question, each), timeout_s):
                 answer = answering(found.decode, reply)
                 for key, value in reply.rows:
                     yield answer(key, value)
-                after = reply.after
-                if after is None:
-                    break
+
+    async def _pages(
+        self, question: Callable[[str | None], Question], timeout_s: float
+    ) -> AsyncIterator[PageReply]:
+        """Yield the pages of one partition, each asked for with the key that it begins after."""
+        after: str | None = None
+        while True:
+            reply = await self._asker.ask(
+                question(after), decode_page_reply, self._clock.monotonic_s() + timeout_s
+            )
+            yield reply
+            after = reply.after
+            if after is None:
+                return
 
     async def windows(
         self,
-        table: Processor[Any, Any] | str,
-        key: str,
+        table: Processor[Any, Any] | Global[Any] | str,
+        key: str | None = None,
         *,
         since_ms: int | None = None,
         until_ms: int | None = None,
@@ -270,41 +334,151 @@ class TableClient:
         at_least: AtLeast | None = None,
         timeout_s: float = TIMEOUT_S,
         max_staleness: Bound | None = None,
+        page_rows: int = PAGE_ROWS,
     ) -> AsyncIterator[Answer[WindowResult[Any]]]:
-        """Yield the windows of *key* in a table of windows (`holdfast.streams.Windowed`), by partition and start.
+        """Yield the windows of *key*, or of all keys, in a table of windows (`holdfast.streams.Windowed`): partition by partition, in
+        the order of their row keys (`window_key`), so that those of one key come by start.
 
-        Only those that start at or after *since_ms* and before *until_ms*, if given. The rest is as for `scan`; a partition
-        is found by the table's route, and all are asked where that does not tell.
+        Only those that start at or after *since_ms* and before *until_ms*, if given; sessions and sliding windows too count by their
+        start. The rest is as for `scan`: *timeout_s* is for each page. The partition of a *key* is found by the table's route, and all
+        are asked where that does not tell. Without a key, workers look at all windows that the table keeps. NoSuchTableError for a
+        table without windows, QueryError for a range in which no window can start.
         """
-        route = self._table(table).route
-        deadline_s = self._clock.monotonic_s() + timeout_s
-        if partition is None and route is not None:
-            processor = self._table(table).processor
-            partition = route(window_key(key, 0), await self._asker.partitions(processor, deadline_s))
-        found = self.scan(
+        pages = self.window_pages(
             table,
-            windows_prefix(key, since_ms, until_ms),
+            key,
+            since_ms=since_ms,
+            until_ms=until_ms,
             partition=partition,
             at_least=at_least,
             timeout_s=timeout_s,
             max_staleness=max_staleness,
+            page_rows=page_rows,
         )
-        async for each in found:
-            for window in windows_of([(each.key, each.value)], key, since_ms=since_ms, until_ms=until_ms):
-                yield msgspec.structs.replace(each, value=window)
+        async for page in pages:
+            for each in page:
+                yield each
+
+    async def window_pages(
+        self,
+        table: Processor[Any, Any] | Global[Any] | str,
+        key: str | None = None,
+        *,
+        since_ms: int | None = None,
+        until_ms: int | None = None,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+        page_rows: int = PAGE_ROWS,
+    ) -> AsyncIterator[list[Answer[WindowResult[Any]]]]:
+        """Yield the windows of `windows` in lists: one for each page that a worker answers with, which may be empty."""
+        found = self._windowed(table, key, since_ms, until_ms)
+        terms = ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
+        partitions = await self._partitions_of(found, key, partition, terms.deadline_s)
+        terms.check(partitions)
+        limit = min(max(1, page_rows), LIMIT_PAGE_ROWS)
+
+        def question(at: int, after: str | None) -> Question:
+            if key is not None:  # as before workers knew of `windows`
+                page = Page(prefix=windows_prefix(key, since_ms, until_ms), after=after, limit=limit)
+                return terms.question(found.processor, found.name, at, "scan", page)
+            windows = WindowsPage(since_ms=since_ms, until_ms=until_ms, after=after, limit=limit)
+            return terms.question(found.processor, found.name, at, "windows", windows)
+
+        for each in partitions:
+            async for reply in self._pages(partial(question, each), timeout_s):
+                answer, windows = answering(found.decode, reply), []
+                for answered in (answer(name, value) for name, value in reply.rows):
+                    row = (answered.key, answered.value)
+                    for window in windows_of([row], key, since_ms=since_ms, until_ms=until_ms):
+                        windows.append(msgspec.structs.replace(answered, value=window))
+                yield windows
 
     # -- within
 
-    def _table(self, table: Processor[Any, Any] | str) -> _Table:
-        if not isinstance(table, str | Processor):
-            raise QueryError(f"a table is a Processor or its name, not {type(table).__name__}")
+    def _table(self, table: Processor[Any, Any] | Global[Any] | str) -> _Table | _GlobalTable:
+        if not isinstance(table, str | Processor | Global):
+            raise QueryError(f"a table is a Processor, a Global or a name, not {type(table).__name__}")
         name = table if isinstance(table, str) else table.name
-        found = self._tables.get(name)
+        found = None if isinstance(table, Global) else self._tables.get(name)
+        if found is None and not isinstance(table, Processor):
+            of_global = self._globals.get(name)
+            if of_global is not None:
+                return of_global
         if found is None:
-            raise NoSuchTableError(
-                f"this client was not given a table {name!r}, only: {', '.join(sorted(self._tables)) or 'none'}"
+            known = ", ".join(
+                [*sorted(self._tables), *(f"{each} (global)" for each in sorted(self._globals))]
             )
+            raise NoSuchTableError(f"this client was not given a table {name!r}, only: {known or 'none'}")
         return found
+
+    async def _rows_of_global(
+        self, table: _GlobalTable, keys: Sequence[str], terms: ReadTerms
+    ) -> dict[str, Answer[Any]]:
+        answers: dict[str, Answer[Any]] = {}
+        at, turn = 0, next(self._turns)
+        while at < len(keys):
+            question = terms.of_global(table.name, "get", Keys(_chunk(keys, at)), turn)
+            reply = await self._asker.ask(question, decode_global_rows_reply, terms.deadline_s)
+            if not reply.values:
+                raise QueryError(
+                    f"{question}: the worker answered for none of the keys asked; its version differs"
+                )
+            answer = answering_of_copy(table.decode, reply)
+            for key, value in zip(keys[at : at + len(reply.values)], reply.values, strict=False):
+                answers[key] = answer(key, value)
+            at += len(reply.values)
+        return answers
+
+    async def _scan_of_global(
+        self, table: _GlobalTable, prefix: str, limit: int, terms: ReadTerms, timeout_s: float
+    ) -> AsyncIterator[Answer[Any]]:
+        after, turn = None, next(self._turns)
+        while True:
+            page = Page(prefix=prefix, after=after, limit=limit)
+            question = terms.of_global(table.name, "scan", page, turn)
+            reply = await self._asker.ask(
+                question, decode_global_page_reply, self._clock.monotonic_s() + timeout_s
+            )
+            answer = answering_of_copy(table.decode, reply)
+            for key, value in reply.rows:
+                yield answer(key, value)
+            after = reply.after
+            if after is None:
+                return
+
+    def _windowed(
+        self,
+        table: Processor[Any, Any] | Global[Any] | str,
+        key: str | None,
+        since_ms: int | None,
+        until_ms: int | None,
+    ) -> _Table:
+        """Return a table of windows, of which *key* and the range may be asked."""
+        found = self._table(table)
+        if isinstance(found, _GlobalTable):
+            raise NoSuchTableError(
+                f"global table {found.name} has no windows; read its rows by `get` and `scan`"
+            )
+        name, row = table_name(found.processor, found.name), found.processor.row_of(found.name)
+        if not holds_windows(row):
+            raise NoSuchTableError(f"table {name} has no windows; read its rows by `get` and `scan`")
+        if key is not None:
+            _check_keys([key])
+        if (why := why_no_range(since_ms, until_ms)) is not None:
+            raise QueryError(f"windows of {name}: {why}")
+        return found
+
+    async def _partitions_of(
+        self, table: _Table, key: str | None, partition: int | None, deadline_s: float
+    ) -> Sequence[int]:
+        """Return the partitions in which windows of *key*, or of all keys, are looked for."""
+        if partition is not None:
+            return (partition,)
+        partitions = await self._asker.partitions(table.processor, deadline_s)
+        place = None if key is None else self._place(table, window_key(key, 0), partitions)
+        return range(partitions) if place is None else (place,)
 
     async def _routed(
         self, table: _Table, keys: Sequence[str], deadline_s: float
@@ -349,6 +523,13 @@ class TableClient:
                 answers[key] = answer(key, value)
             at += len(reply.values)
         return answers
+
+
+def _refuse_partition(table: _GlobalTable, partition: int | None) -> None:
+    if partition is not None:
+        raise QueryError(
+            f"global table {table.name}: a copy has all partitions and is read as one table; leave out partition"
+        )
 
 
 def _check_keys(keys: Sequence[str]) -> None:

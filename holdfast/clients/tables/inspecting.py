@@ -17,7 +17,8 @@ from typing import Any, Self, TypeVar
 
 from holdfast.clients.tables.directory import Directory, WorkersTopic
 from holdfast.clients.tables.loop_thread import CLOSE_S, LoopThread
-from holdfast.clients.tables.query_router import QueryRouter, Question
+from holdfast.clients.tables.query_router import QueryRouter
+from holdfast.clients.tables.questions import Question
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor

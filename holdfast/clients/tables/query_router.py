@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -17,17 +16,17 @@ import msgspec
 from yarl import URL
 
 from holdfast.clients.tables.directory import Directory
+from holdfast.clients.tables.questions import AnyQuestion
 from holdfast.clients.tables.web_tls import WorkerToken, client_tls
 from holdfast.clock import Backoff, Clock
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor, table_name
+from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.query_wire import (
     LIMIT_REPLY_BYTES,
     MSGPACK,
-    AtOffset,
+    GlobalReply,
     Refusal,
     Reply,
-    Staleness,
     decode_refusal,
 )
 from holdfast.errors import (
@@ -41,7 +40,7 @@ from holdfast.errors import (
     QueryError,
 )
 
-A = TypeVar("A", bound=Reply)
+A = TypeVar("A", bound=Reply | GlobalReply)
 
 LIMIT_CONNECTIONS = 256
 LIMIT_CONNECTIONS_PER_WORKER = 64
@@ -61,30 +60,6 @@ LIMIT_HEADERS, LIMIT_HEADER_BYTES = 64, 8 << 10
 _LEAST_ATTEMPT_S = 0.25
 _LEAST_LEFT_S = 0.01
 _BACKOFF = Backoff(0.02, 0.5)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """One request about one partition of one table, and the terms of its answer. *table* is "" for the
-    processor's own.
-    """
-
-    processor: Processor[Any, Any]
-    partition: int
-    verb: str
-    table: str = ""
-    body: bytes
-    at_offset: AtOffset | None
-    staleness: Staleness | None
-
-    def __str__(self) -> str:
-        return f"{table_name(self.processor, self.table)}/{self.partition}"
-
-
-def _shown(offsets: AtOffset) -> str:
-    if isinstance(offsets, int):
-        return str(offsets)
-    return ",".join(f"{topic}:{offset}" for topic, offset in offsets.items())
 
 
 class _Setback(Exception):
@@ -234,28 +209,16 @@ class QueryRouter:
             )
         return None
 
-    def _candidates(self, question: Question) -> list[str]:
-        workers, name, version = self._directory.workers, question.processor.name, question.processor.version
-        urls = list(workers.claimants(name, version, question.partition))
-        if question.staleness is not None:
-            # An older claim is worth a question where only the owner may answer; where others may, the first
-            # of them is nearer the truth.
-            urls = urls[:1] + [url for url in self._standbys(question) if url not in urls] + urls[1:]
+    def _candidates(self, question: AnyQuestion) -> list[str]:
+        urls = question.candidates(self._directory.workers)
         if self._failed and len(urls) > 1:
             now_s = self._clock.monotonic_s()
             urls.sort(key=lambda url: self._failed.get(url, now_s) > now_s)
         return urls
 
-    def _standbys(self, question: Question) -> list[str]:
-        if question.staleness is None:
-            return []
-        return self._directory.workers.standbys(
-            question.processor.name, question.processor.version, question.partition
-        )
-
     # -- asking
 
-    async def ask(self, question: Question, decode: Callable[[bytes], A], deadline_s: float) -> A:
+    async def ask(self, question: AnyQuestion, decode: Callable[[bytes], A], deadline_s: float) -> A:
         """Return the reply to *question*; raises a QueryError, or BrokerError when no owner is known for
         want of Kafka.
         """
@@ -274,7 +237,8 @@ class QueryRouter:
                 raise told.error if now_known or was_read or unread is None else unread
             if met.at_once:
                 continue
-            self._refuse_other_version(question.processor)
+            if question.processor is not None:
+                self._refuse_other_version(question.processor)
             if now_known == known:
                 await asyncio.sleep(min(next(waits_s), left_s / 2))
 
@@ -282,7 +246,7 @@ class QueryRouter:
         return deadline_s - self._clock.monotonic_s()
 
     async def _round(
-        self, question: Question, decode: Callable[[bytes], A], deadline_s: float
+        self, question: AnyQuestion, decode: Callable[[bytes], A], deadline_s: float
     ) -> A | _Setback:
         """Ask the owner, then where it says the partition went, then those that may stand in for it."""
         setback = _Setback(
@@ -298,11 +262,10 @@ class QueryRouter:
             try:
                 reply = await self._attempt(url, question, decode, deadline_s)
             except _Setback as met:
-                setback = met
                 if met.final:
                     final = met
                 else:
-                    all_final = False
+                    setback, all_final = met, False
                 self._note_failure(url, met)
             else:
                 self._failed.pop(url, None)
@@ -310,7 +273,7 @@ class QueryRouter:
             if setback.at_once or self._left_s(deadline_s) <= 0:
                 break
             if setback.busy:
-                urls = [url for url in urls if url in self._standbys(question)]
+                urls = question.besides(urls, self._directory.workers)
             if setback.moved_to is not None and not redirected:
                 redirected = True
                 urls.insert(0, setback.moved_to)
@@ -326,7 +289,7 @@ class QueryRouter:
         self._failed[url] = self._clock.monotonic_s() + ASKED_LAST_S
 
     async def _attempt(
-        self, url: str, question: Question, decode: Callable[[bytes], A], deadline_s: float
+        self, url: str, question: AnyQuestion, decode: Callable[[bytes], A], deadline_s: float
     ) -> A:
         left_s = max(0.001, self._left_s(deadline_s))
         attempt_s = min(ATTEMPT_S, max(left_s / 2, _LEAST_ATTEMPT_S), left_s)
@@ -364,23 +327,19 @@ class QueryRouter:
             return self._decoded(url, question, decode, body)
         raise self._refused(url, question, response, body)
 
-    def _url(self, url: str, question: Question, attempt_s: float) -> URL:
-        if question.at_offset is None and question.staleness is None:
-            return _plain_url(
-                url, table_name(question.processor, question.table), question.partition, question.verb
-            )
+    def _url(self, url: str, question: AnyQuestion, attempt_s: float) -> URL:
+        offsets = question.offsets
+        if offsets is None and question.staleness is None:
+            return _plain_url(url, question.path)
         terms = [] if question.staleness is None else [f"stale-ok={question.staleness}"]
-        if question.at_offset is not None:
+        if offsets is not None:
             # The worker gives up a little earlier than this attempt, so that its word on how far it is
             # arrives.
             terms += [
-                f"at-offset={_shown(question.at_offset)}",
+                f"at-offset={offsets}",
                 f"timeout-ms={int(max(attempt_s * 0.75, attempt_s - 0.1) * 1000)}",
             ]
-        return URL(
-            f"{_plain_url(url, table_name(question.processor, question.table), question.partition, question.verb)}?{'&'.join(terms)}",
-            encoded=True,
-        )
+        return URL(f"{_plain_url(url, question.path)}?{'&'.join(terms)}", encoded=True)
 
     def _tls_for(self, url: str) -> ssl.SSLContext | bool:
         if not url.startswith("https:"):
@@ -389,7 +348,7 @@ class QueryRouter:
             self._tls = client_tls(self._settings)
         return self._tls
 
-    def _decoded(self, url: str, question: Question, decode: Callable[[bytes], A], body: bytes) -> A:
+    def _decoded(self, url: str, question: AnyQuestion, decode: Callable[[bytes], A], body: bytes) -> A:
         try:
             reply = decode(body)
         except msgspec.DecodeError as error:
@@ -399,16 +358,16 @@ class QueryRouter:
                 ),
                 final=True,
             ) from error
-        if reply.version != question.processor.version:
-            message = f"{url} serves {question.processor.name} in version {reply.version}, not {question.processor.version}"
+        if (why := question.why_other(reply)) is not None:  # type: ignore[arg-type]  # each question has its kind of reply
             raise _Setback(
-                NoSuchTableError(f"{message}: give the client the processor that the workers run"), final=True
+                NoSuchTableError(f"{url} {why}: give the client the processor that the workers run"),
+                final=True,
             )
         return reply
 
     # -- what stood in the way
 
-    def _unreachable(self, url: str, question: Question, error: aiohttp.ClientError) -> _Setback:
+    def _unreachable(self, url: str, question: AnyQuestion, error: aiohttp.ClientError) -> _Setback:
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, ssl.SSLError):
@@ -442,7 +401,7 @@ class QueryRouter:
         )
 
     def _refused(
-        self, url: str, question: Question, response: aiohttp.ClientResponse, body: bytes
+        self, url: str, question: AnyQuestion, response: aiohttp.ClientResponse, body: bytes
     ) -> _Setback:
         try:
             refusal = decode_refusal(body)
@@ -478,5 +437,5 @@ class QueryRouter:
 
 
 @lru_cache(maxsize=4096)
-def _plain_url(url: str, table: str, partition: int, verb: str) -> URL:
-    return URL(f"{url}/tables/{table}/{partition}/{verb}", encoded=True)
+def _plain_url(url: str, path: str) -> URL:
+    return URL(f"{url}{path}", encoded=True)

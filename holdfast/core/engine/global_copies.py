@@ -37,6 +37,10 @@ _MISSING = object()
 class CopyStore(Store, Protocol):
     """Where the rows of a copy lie. A scan shows what is there when it is begun."""
 
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield committed (key, value) pairs with *prefix* in key order, from *start* on."""
+        ...
+
     def apply(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Take changes, all at once; None removes."""
 
@@ -48,6 +52,11 @@ def folded_by(table: Global[Any]) -> Processor[Any, Any]:
 
 def _prefix(partition: int) -> bytes:
     return partition.to_bytes(2, "big")
+
+
+def key_in_copy(partition: int, key: bytes) -> bytes:
+    """Return the key under which a copy's store has the row of a stored *key* that a partition has made."""
+    return _prefix(partition) + key
 
 
 class _PartStore:
@@ -70,12 +79,13 @@ class GlobalView:
     """A copy as of *vector*, whatever is applied to it since.
 
     It keeps what the copy overwrites, each key once, for as long as somebody holds the view: at most the table's size.
+    *stream_ms* is the highest append time among the records in it, -1 for none.
     """
 
-    __slots__ = ("__weakref__", "_copy", "undone", "vector")
+    __slots__ = ("__weakref__", "_copy", "stream_ms", "undone", "vector")
 
-    def __init__(self, copy: GlobalCopy, vector: Vector) -> None:
-        self._copy, self.vector = copy, vector
+    def __init__(self, copy: GlobalCopy, vector: Vector, stream_ms: int) -> None:
+        self._copy, self.vector, self.stream_ms = copy, vector, stream_ms
         self.undone: dict[bytes, bytes | None] = {}
 
     def get(self, key: bytes) -> bytes | None:
@@ -94,10 +104,10 @@ class GlobalView:
                 found = value
         return found
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield stored (key, row) with *prefix* in key order; raises FoldError when two partitions have one."""
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield stored (key, row) with *prefix* in key order, from *start* on; raises FoldError when two partitions have one."""
         with self._copy.lock:
-            parts = [self._scan_one(partition, prefix) for partition in range(len(self.vector))]
+            parts = [self._scan_one(partition, prefix, start) for partition in range(len(self.vector))]
         last: bytes | None = None
         for key, value in merge(*parts, key=_BY_KEY):
             if key == last:
@@ -105,12 +115,14 @@ class GlobalView:
             last = key
             yield key, value
 
-    def _scan_one(self, partition: int, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def _scan_one(self, partition: int, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Begin to read the rows of one partition as they are now, less what was changed since the view's position."""
-        within = _prefix(partition) + prefix
+        within, first = _prefix(partition) + prefix, _prefix(partition) + start
         cut = len(within) - len(prefix)
-        undone = sorted((key, value) for key, value in self.undone.items() if key.startswith(within))
-        return _overlaid(self._copy.store.scan(within), undone, cut)
+        undone = sorted(
+            (key, value) for key, value in self.undone.items() if key.startswith(within) and key >= first
+        )
+        return _overlaid(self._copy.store.scan(within, first), undone, cut)
 
 
 def _overlaid(
@@ -153,6 +165,7 @@ class GlobalCopy:
         """The columns that batches must have."""
         self._folders: dict[int, MergingFolder[Any]] = {}
         self._applied: list[int] = []
+        self._stream_ms = -1
         self._views: WeakSet[GlobalView] = WeakSet()
 
     @property
@@ -168,7 +181,7 @@ class GlobalCopy:
             for each in self._views:
                 if each.vector == vector:
                     return each
-            made = GlobalView(self, vector)
+            made = GlobalView(self, vector, self._stream_ms)
             self._views.add(made)
             return made
 
@@ -188,7 +201,9 @@ class GlobalCopy:
         changes = folder.fold([Stretch((Portion(batch, reached),), bytes(len(reached)), reached)])
         assert changes is not None, "a stretch is never empty"
         prefix = _prefix(partition)
-        self._put(partition, [(prefix + key, value) for key, value in changes.puts], batch.offsets[-1])
+        with self.lock:
+            self._put(partition, [(prefix + key, value) for key, value in changes.puts], batch.offsets[-1])
+            self._stream_ms = max(self._stream_ms, reached[-1])
         folder.commit()
         for each in changes.refused:
             self._on_refused(partition, each)

@@ -37,9 +37,9 @@ class DictStore:
             self._order, self._stale = sorted(self._values), False
         return self._order
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         order = self._sorted()
-        for at in range(bisect_left(order, prefix), len(order)):
+        for at in range(bisect_left(order, max(prefix, start)), len(order)):
             if not order[at].startswith(prefix):
                 return
             yield order[at], self._values[order[at]]

@@ -25,6 +25,7 @@ LIMIT_KEYS = 10_000
 LIMIT_PAGE_ROWS = 10_000
 PAGE_ROWS = 1_000
 LIMIT_INSPECTION = 64
+LIMIT_PARTITIONS = 100_000
 LIMIT_WAIT_MS = 60_000
 WAIT_MS = 10_000
 
@@ -85,8 +86,40 @@ class RowsReply(Reply, frozen=True, kw_only=True):
 class PageReply(Reply, frozen=True, kw_only=True):
     """Rows in the order of their keys' UTF-8 bytes.
 
-    *after* continues the scan; None when there is no more.
+    *after* continues the scan; None when there is no more. A page of windows may be empty and have an *after*: it ends when so
+    many rows were looked at as a page may hold.
     """
+
+    rows: Annotated[list[tuple[str, bytes]], msgspec.Meta(max_length=LIMIT_PAGE_ROWS)]
+    after: str | None
+
+
+class GlobalReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What every reply of a worker's copy of a global table tells: its *position*, the last offset in it of each partition of the
+    table's topic (-1 for none), and *stream_ms*, the highest append time among those records, -1 for none.
+    """
+
+    table: str
+    position: Annotated[list[int], msgspec.Meta(max_length=LIMIT_PARTITIONS)]
+    stream_ms: int
+
+
+class GlobalRowReply(GlobalReply, frozen=True, kw_only=True):
+    """One row. A missing row is an answer: *found* is False."""
+
+    key: str
+    found: bool
+    value: bytes | None
+
+
+class GlobalRowsReply(GlobalReply, frozen=True, kw_only=True):
+    """Rows as those of `RowsReply`."""
+
+    values: Annotated[list[bytes | None], msgspec.Meta(max_length=LIMIT_KEYS)]
+
+
+class GlobalPageReply(GlobalReply, frozen=True, kw_only=True):
+    """Rows of all partitions in the order of their keys' UTF-8 bytes; *after* continues, None when there is no more."""
 
     rows: Annotated[list[tuple[str, bytes]], msgspec.Meta(max_length=LIMIT_PAGE_ROWS)]
     after: str | None
@@ -102,6 +135,18 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The body that asks for a page of a scan; for prefixes and keys that do not fit a URL."""
 
     prefix: str = ""
+    after: str | None = None
+    limit: int = PAGE_ROWS
+
+
+class WindowsPage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body that asks for a page of the windows of a table, of one *key* or of all: those that start at or after
+    *since_ms* and before *until_ms*, if given. The reply is a `PageReply`.
+    """
+
+    key: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
     after: str | None = None
     limit: int = PAGE_ROWS
 
@@ -224,6 +269,8 @@ decode_keys = careful(msgspec.msgpack.Decoder(Keys).decode)
 decode_keys_json = careful(msgspec.json.Decoder(Keys).decode)
 decode_page = careful(msgspec.msgpack.Decoder(Page).decode)
 decode_page_json = careful(msgspec.json.Decoder(Page).decode)
+decode_windows = careful(msgspec.msgpack.Decoder(WindowsPage).decode)
+decode_windows_json = careful(msgspec.json.Decoder(WindowsPage).decode)
 decode_inspect = careful(msgspec.msgpack.Decoder(Inspect).decode)
 decode_inspect_json = careful(msgspec.json.Decoder(Inspect).decode)
 decode_stored = careful(msgspec.msgpack.Decoder(Stored).decode)
@@ -232,6 +279,8 @@ decode_inspect_reply = careful(msgspec.msgpack.Decoder(InspectReply).decode)
 decode_stored_reply = careful(msgspec.msgpack.Decoder(StoredReply).decode)
 decode_rows_reply = careful(msgspec.msgpack.Decoder(RowsReply).decode)
 decode_page_reply = careful(msgspec.msgpack.Decoder(PageReply).decode)
+decode_global_rows_reply = careful(msgspec.msgpack.Decoder(GlobalRowsReply).decode)
+decode_global_page_reply = careful(msgspec.msgpack.Decoder(GlobalPageReply).decode)
 decode_refusal = careful(msgspec.msgpack.Decoder(Refusal).decode)
 decode_worker = careful(msgspec.json.Decoder(WorkerClaims).decode)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -24,6 +24,8 @@ A = TypeVar("A")
 
 RESERVED = "\x00"
 STREAM, DUE, OPEN, IDLE = (f"{RESERVED}{each}/" for each in ("stream", "due", "open", "idle"))
+BEHIND_RESERVED = f"{RESERVED}\U0010ffff"
+"""A key above those of all rows that are no windows, and below those of all windows."""
 DIGITS = 16
 LIMIT_TIME_MS = 10**15
 """Event times are below this: the year 33658."""
@@ -144,11 +146,49 @@ def windows_of(
     [WindowResult(key='ada', start_ms=3600, end_ms=7200, value=2)]
     """
     for name, row in rows:
-        found = parse_window_key(name) if isinstance(row, WindowRow) else None
-        if found is None or (key is not None and found[0] != key):
-            continue
-        if (since_ms is None or found[1] >= since_ms) and (until_ms is None or found[1] < until_ms):
+        if isinstance(row, WindowRow) and starts_within(name, key, since_ms, until_ms):
+            found = parse_window_key(name)
+            assert found is not None, "it is the key of a window"
             yield WindowResult(found[0], found[1], row.end_ms, row.value)
+
+
+def holds_windows(row: Any) -> bool:
+    """Return whether rows of type *row* are windows, or windows among others.
+
+    >>> holds_windows(row_type(int)), holds_windows(WindowRow[int]), holds_windows(int | str)
+    (True, True, False)
+    """
+    kinds = get_args(row) if get_origin(row) is not WindowRow else ()
+    return any((get_origin(kind) or kind) is WindowRow for kind in (row, *kinds))
+
+
+def why_no_range(since_ms: object, until_ms: object) -> str | None:
+    """Return why no window can start at or after *since_ms* and before *until_ms*; None for a range, open where it has None.
+
+    >>> why_no_range(5, None), why_no_range(5, 5)
+    (None, 'since_ms is 5 and until_ms is 5, so no window can start between them; until_ms is exclusive and must be above since_ms')
+    """
+    for name, bound in (("since_ms", since_ms), ("until_ms", until_ms)):
+        if bound is not None and (type(bound) is not int or not -LIMIT_TIME_MS < bound <= LIMIT_TIME_MS):
+            return f"{name} is {bound!r:.100}; write a whole number of ms since 1970, {LIMIT_TIME_MS} at most"
+    if isinstance(since_ms, int) and isinstance(until_ms, int) and until_ms <= since_ms:
+        return (
+            f"since_ms is {since_ms} and until_ms is {until_ms}, so no window can start between them; "
+            "until_ms is exclusive and must be above since_ms"
+        )
+    return None
+
+
+def starts_within(name: str, key: str | None, since_ms: int | None, until_ms: int | None) -> bool:
+    """Return whether a row key is that of a window of *key*, if given, that starts at or after *since_ms* and before *until_ms*.
+
+    >>> [starts_within("ada@0000000000003600", key, 3_600, until_ms) for key, until_ms in ((None, None), ("ada", 3_600), ("eve", None))]
+    [True, False, False]
+    """
+    found = parse_window_key(name)
+    if found is None or (key is not None and found[0] != key):
+        return False
+    return (since_ms is None or found[1] >= since_ms) and (until_ms is None or found[1] < until_ms)
 
 
 @lru_cache(maxsize=4_096)
