@@ -25,14 +25,14 @@ from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.merging import Merger, Stretch, replayed
 from holdfast.core.engine.merging_folder import MergedChanges, MergingFolder
 from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.rows import NEVER, Clock, Rows
 from holdfast.core.engine.serdes import Msgpack
 from holdfast.core.engine.sources import FoldWith, Source
 from holdfast.core.engine.stepping import Refused
 from holdfast.core.engine.streams import Stream
 
 KEYS = "abcd"
-ACTS = ("put", "put", "put", "wake", "tick", "both", "cancel", "raise", "rot")
+ACTS = ("put", "put", "put", "wake", "tick", "both", "cancel", "raise", "rot", "later", "lost")
 TOPICS = ("north", "east", "south", "west", "up", "down", "left", "right")
 OUT = Stream("out", Msgpack(tuple[str, int, int, int]))
 
@@ -41,6 +41,14 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     act: str
     key: str
     n: int
+    own_ms: int = 0
+
+
+def own_time(event: Event) -> int:
+    """Return an event's own time; of one that is "lost", none."""
+    if event.act == "lost":
+        raise ValueError("a time that cannot be")
+    return event.own_ms
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -61,15 +69,18 @@ def fold(
         rows.wake_at(event.key, at_ms + event.n)
     if event.act in ("tick", "both"):
         rows.wake_at(event.key, at_ms + event.n, clock="tick")
+    if event.act == "later":
+        rows.wake_at(event.key, event.own_ms + event.n, clock="event")
     if event.act == "cancel":
         rows.wake_at(event.key, None)
         rows.wake_at(event.key, None, clock="tick")
+        rows.wake_at(KEYS[0], None, clock="event")
     if event.act == "raise":
         raise RuntimeError("the fold failed")
     yield OUT.emit(event.key, (topic, offset, seen.trail, at_ms))
 
 
-def rung(clock: str, rows: Rows[Seen], key: str, at_ms: int) -> Iterator[Emit]:
+def rung(clock: Clock, rows: Rows[Seen], key: str, at_ms: int) -> Iterator[Emit]:
     rows[key] = seen = _after(rows.get(key), clock, at_ms)
     if seen.trail % 3 == 0:
         rows.wake_at(key, at_ms + seen.trail % 7, clock="tick")
@@ -77,19 +88,31 @@ def rung(clock: str, rows: Rows[Seen], key: str, at_ms: int) -> Iterator[Emit]:
         raise RuntimeError("the timer failed")
     if seen.trail % 5 == 0:
         rows.wake_at(KEYS[seen.trail % len(KEYS)], None, clock="tick")
+    if seen.trail % 7 == 0:
+        rows.wake_at(key, at_ms + seen.trail % 9, clock="event")
     yield OUT.emit(key, (clock, 0, seen.trail, at_ms))
+
+
+def has_time(source: int) -> bool:
+    """Return whether a source tells event times: the first always, every third has stream time instead."""
+    return source % 3 != 2
 
 
 @cache
 def processor_of(width: int, version: int = 1) -> Processor[Any, Seen]:
     told = FoldWith(fold, ("topic", "offset", "timestamp"))
+    sources = [
+        Source(topic, Msgpack(Event), time=own_time if has_time(at) else None)
+        for at, topic in enumerate(TOPICS[:width])
+    ]
     return Processor(
         name="seen",
         version=version,
-        on={Source(topic, Msgpack(Event)): told for topic in TOPICS[:width]},
+        on=dict.fromkeys(sources, told),
         row=Seen,
         on_wake=partial(rung, "append"),
         on_tick=partial(rung, "tick"),
+        on_event=partial(rung, "event"),
         emits=(OUT,),
     )
 
@@ -113,10 +136,12 @@ class Log:
 
 def written_log(rng: Random) -> Log:
     log, offset, at_ms = Log([], [], []), -1, rng.randrange(20)
+    apart_ms = rng.choice((0, -40, 15))  # how far events' own times are from append times
     for _ in range(rng.randrange(40)):
         offset += rng.choice((1, 1, 1, 2, 5))
         at_ms += rng.choice((0, 0, 1, 2, 5, -3))  # the clock of a new leader goes back
-        event = Event(rng.choice(ACTS), rng.choice(KEYS), rng.randrange(-2, 12))
+        own_ms = at_ms + apart_ms + rng.choice((0, 0, 3, -9, 8))
+        event = Event(rng.choice(ACTS), rng.choice(KEYS), rng.randrange(-2, 12), own_ms)
         log.offsets.append(offset)
         log.times_ms.append(at_ms if rng.random() < 0.97 else -1)
         log.values.append(b"\xc1" if event.act == "rot" else msgspec.msgpack.encode(event))
@@ -288,7 +313,7 @@ def replay(rng: Random, logs: Sequence[Log], recorded: Sequence[Choice], version
 @dataclass(slots=True)
 class NaiveRows:
     rows: dict[str, Seen] = field(default_factory=dict)
-    timers: dict[str, dict[str, int]] = field(default_factory=lambda: {"append": {}, "tick": {}})
+    timers: dict[str, dict[str, int]] = field(default_factory=lambda: {"append": {}, "event": {}, "tick": {}})
 
     def get(self, key: str) -> Seen | None:
         return self.rows.get(key)
@@ -296,7 +321,7 @@ class NaiveRows:
     def __setitem__(self, key: str, row: Seen) -> None:
         self.rows[key] = row
 
-    def wake_at(self, key: str, at_ms: int | None, *, clock: str = "append") -> None:
+    def wake_at(self, key: str, at_ms: int | None, *, clock: Clock = "append") -> None:
         self.timers[clock].pop(key, None)
         if at_ms is not None:
             self.timers[clock][key] = at_ms
@@ -306,7 +331,7 @@ class Naive:
     """Folds one record at a time over plain dicts, in an order found by sorting."""
 
     def __init__(self) -> None:
-        self.rows, self.stream_ms = NaiveRows(), -1
+        self.rows, self.stream_ms, self.event_ms = NaiveRows(), -1, -NEVER
         self.emits: list[Emit] = []
         self.refused: list[tuple[str, int, str]] = []
 
@@ -320,7 +345,7 @@ class Naive:
         else:
             self.emits += emits
 
-    def ring(self, clock: str, now_ms: int, at: tuple[str, int, str]) -> None:
+    def ring(self, clock: Clock, now_ms: int, at: tuple[str, int, str]) -> None:
         due = sorted((due, key) for key, due in self.rows.timers[clock].items() if due <= now_ms)
         for due_ms, key in due:
             timers = self.rows.timers[clock]  # another dict behind one that failed
@@ -336,6 +361,16 @@ class Naive:
             self.refused.append((topic, offset, "decode"))
             return
         event, told = msgspec.msgpack.decode(value, type=Event), (topic, offset, at_ms)
+        if has_time(TOPICS.index(topic)):
+            if event.act == "lost":
+                self.refused.append((topic, offset, "decode"))
+                return
+            own_ms = event.own_ms
+        else:
+            own_ms = -NEVER if self.stream_ms < 0 else self.stream_ms
+        if own_ms > self.event_ms:
+            self.event_ms = own_ms
+            self.ring("event", own_ms, (topic, offset, "wake"))
         self.attempt((topic, offset, "fold"), lambda: fold(self.rows, event, self.stream_ms, *told))  # type: ignore[arg-type]
 
 
