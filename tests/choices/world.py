@@ -32,7 +32,7 @@ from holdfast.core.engine.stepping import Refused
 from holdfast.core.engine.streams import Stream
 
 KEYS = "abcd"
-ACTS = ("put", "put", "put", "wake", "tick", "both", "cancel", "raise", "rot", "later", "lost")
+ACTS = ("put", "put", "put", "wake", "tick", "both", "cancel", "raise", "rot")
 TOPICS = ("north", "east", "south", "west", "up", "down", "left", "right")
 OUT = Stream("out", Msgpack(tuple[str, int, int, int]))
 
@@ -41,12 +41,12 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     act: str
     key: str
     n: int
-    own_ms: int = 0
+    own_ms: int | None = 0
+    later: bool = False
 
 
 def own_time(event: Event) -> int:
-    """Return an event's own time; of one that is "lost", none."""
-    if event.act == "lost":
+    if event.own_ms is None:
         raise ValueError("a time that cannot be")
     return event.own_ms
 
@@ -69,8 +69,8 @@ def fold(
         rows.wake_at(event.key, at_ms + event.n)
     if event.act in ("tick", "both"):
         rows.wake_at(event.key, at_ms + event.n, clock="tick")
-    if event.act == "later":
-        rows.wake_at(event.key, event.own_ms + event.n, clock="event")
+    if event.later:
+        rows.wake_at(event.key, (event.own_ms or 0) + event.n, clock="event")
     if event.act == "cancel":
         rows.wake_at(event.key, None)
         rows.wake_at(event.key, None, clock="tick")
@@ -136,12 +136,14 @@ class Log:
 
 def written_log(rng: Random) -> Log:
     log, offset, at_ms = Log([], [], []), -1, rng.randrange(20)
-    apart_ms = rng.choice((0, -40, 15))  # how far events' own times are from append times
+    own = Random(hash(rng.getstate()[1]))  # chance of its own: what it decides leaves the rest as it was
+    apart_ms = own.choice((0, -40, 15))  # how far events' own times are from append times
     for _ in range(rng.randrange(40)):
         offset += rng.choice((1, 1, 1, 2, 5))
         at_ms += rng.choice((0, 0, 1, 2, 5, -3))  # the clock of a new leader goes back
-        own_ms = at_ms + apart_ms + rng.choice((0, 0, 3, -9, 8))
-        event = Event(rng.choice(ACTS), rng.choice(KEYS), rng.randrange(-2, 12), own_ms)
+        own_ms = None if own.random() < 0.04 else at_ms + apart_ms + own.choice((0, 0, 3, -9, 8))
+        later = own.random() < 0.2
+        event = Event(rng.choice(ACTS), rng.choice(KEYS), rng.randrange(-2, 12), own_ms, later)
         log.offsets.append(offset)
         log.times_ms.append(at_ms if rng.random() < 0.97 else -1)
         log.values.append(b"\xc1" if event.act == "rot" else msgspec.msgpack.encode(event))
@@ -362,7 +364,7 @@ class Naive:
             return
         event, told = msgspec.msgpack.decode(value, type=Event), (topic, offset, at_ms)
         if has_time(TOPICS.index(topic)):
-            if event.act == "lost":
+            if event.own_ms is None:
                 self.refused.append((topic, offset, "decode"))
                 return
             own_ms = event.own_ms
