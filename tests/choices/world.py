@@ -19,7 +19,13 @@ from zlib import crc32
 import msgspec
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import Choice, decode_choice, decode_vector_marker, encode_choice
+from holdfast.core.engine.choices import (
+    Choice,
+    VectorMarker,
+    decode_choice,
+    decode_vector_marker,
+    encode_choice,
+)
 from holdfast.core.engine.codec import APPLIED, META, digest
 from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.merging import Merger, Stretch, replayed
@@ -180,6 +186,11 @@ class Journal:
         self.refused += changes.refused
         self.choices += map(encode_choice, changes.choices)
 
+    @property
+    def position(self) -> VectorMarker | None:
+        stored = self.store.get(APPLIED)
+        return None if stored is None else decode_vector_marker(stored)
+
     def told(self) -> tuple[Any, ...]:
         """Return what must be the same whoever folded: rows and timers, emits, refusals, position."""
         return self.store.digest(), self.emits, self.refused, self.store.get(APPLIED)
@@ -195,10 +206,12 @@ class Worker:
         self.restart()
 
     def restart(self) -> None:
-        stored = self.journal.store.get(APPLIED)
-        marker = None if stored is None else decode_vector_marker(stored)
+        self.resume(self.journal.store, self.journal.position)
+
+    def resume(self, store: MemoryStore, marker: VectorMarker | None) -> None:
+        """Go on from *marker*, whose rows and timers are in *store*."""
         self.folder: MergingFolder[Seen] = MergingFolder(
-            self.processor, self.journal.store, marker=marker, cache_rows=self.rng.choice((2, 1000))
+            self.processor, store, marker=marker, cache_rows=self.rng.choice((2, 1000))
         )
         self.merger = Merger(self.folder.marker, map(decode_choice, list(self.journal.choices)))
         self.fetched = [
@@ -246,14 +259,20 @@ class Worker:
                 folder.close_early()
         fate = rng.random()
         if folder.changes is not None and fate > 0.2:
-            self.journal.commit(folder.changes)
+            self.commit(folder.changes)
             folder.commit()
         elif fate > 0.1 or folder.changes is None:
             folder.rollback()
         else:
-            self.restart()
+            self.die()
             return
         merger.settle(folder.marker)
+
+    def commit(self, changes: MergedChanges) -> None:
+        self.journal.commit(changes)
+
+    def die(self) -> None:
+        self.restart()
 
     def run(self, turns: int = 1 << 20) -> None:
         while turns and not self.done:
