@@ -11,12 +11,15 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
 
 from holdfast.config import Settings
-from holdfast.core.engine.codec import EVENT
+from holdfast.core.engine.codec import EVENT, EventMarker, Marker
 from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.timers import NEVER
+from holdfast.pipeline.folding import FoldSummary, other_event_time
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.session import SparkOptions
 from holdfast.testing import Topology
@@ -125,3 +128,19 @@ def test_topics_and_lake_here_and_on_spark_give_one_table(
         assert topology.read("silent")
     assert [each.digest for each in kit] == [each.digest for each in found[0].partitions]
     assert EVENT in {key[:1] for key, _ in found[0].state(0)}
+
+
+@pytest.mark.parametrize(
+    ("position", "summary", "told"),
+    [
+        (Marker(7, 9, 1), FoldSummary(partition=0), None),
+        (EventMarker(7, 9, 1, 4, 0, event_ms=5), FoldSummary(partition=0, event_ms=5), None),
+        (EventMarker(7, 9, 1, 4, 0, event_ms=5), FoldSummary(partition=0, event_ms=0), "5, replayed 0"),
+        (EventMarker(7, 9, 1, 4, 0, event_ms=0), FoldSummary(partition=0, event_ms=5), "0, replayed 5"),
+        (EventMarker(-1, -1, 1, 4, 0, event_ms=-NEVER), FoldSummary(partition=0), None),
+    ],
+)
+def test_an_event_time_that_a_replay_does_not_come_to_is_told(
+    position: Marker, summary: FoldSummary, told: str | None
+) -> None:
+    assert other_event_time(position, summary) == told
