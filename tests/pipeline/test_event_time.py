@@ -5,7 +5,7 @@ Spark, and in the test kit.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -103,13 +103,12 @@ def test_topics_and_lake_here_and_on_spark_give_one_table(
     processor = meters(make_topic(log))
     write_bronze(tmp_path, processor.source, log, commits=3)
     found = [
-        replay(
-            processor,
-            settings,
-            ReplayOptions(engine=engine, source=source, lake=str(tmp_path), spark=options),
-        )  # type: ignore[arg-type]
-        for source, (engine, options) in product(
-            ("topic", "bronze"), (("local", SparkOptions()), ("spark", SparkOptions()), ("spark", FAR))
+        replay(processor, settings, replace(how, source="bronze", lake=str(tmp_path)) if lake else how)
+        for lake in (False, True)
+        for how in (
+            ReplayOptions(engine="local"),
+            ReplayOptions(engine="spark"),
+            ReplayOptions(engine="spark", spark=FAR),
         )
     ]
     assert {each.digest for each in found} == {found[0].digest}

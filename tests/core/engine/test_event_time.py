@@ -28,7 +28,7 @@ from holdfast.core.engine.positions import position_format
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import NEVER, Rows
 from holdfast.core.engine.serdes import Json
-from holdfast.core.engine.sources import FoldColumns, FoldWith, Source
+from holdfast.core.engine.sources import DecoderInput, FoldColumns, FoldWith, Source
 from holdfast.errors import ChangelogError, ConfigError, FoldError
 
 
@@ -66,7 +66,7 @@ def on_wake(rows: Rows[str], key: str, due_ms: int) -> Iterator[Emit]:
     yield Emit("out", key, b"append %d" % due_ms)
 
 
-SAID: Json[Said | None] = Json(Said | None)  # type: ignore[arg-type]
+SAID: Json[Said | None] = Json(Said | None)
 
 
 def timed(**more: Any) -> Processor[Any, str]:
@@ -286,7 +286,9 @@ def test_without_event_time_the_position_is_what_it_was() -> None:
     assert position_format(plain).start == Marker(-1, -1, 1)
     assert position_format(plain).encode(Marker(7, 9, 1)).hex() == "9407090101"
     told = Source("a", SAID, time=own_time)  # type: ignore[arg-type]
-    several = Processor(name="several", on={told: FoldWith(lambda *_: None, ("event_ms",))}, row=str)
+    several: Processor[Any, str] = Processor(
+        name="several", on={told: FoldWith(lambda *_: None, ("event_ms",))}, row=str
+    )
     start = position_format(several).start
     assert type(start) is VectorMarker
     assert start.format == 2
@@ -311,13 +313,13 @@ def test_what_is_no_marker_with_event_time_is_refused(value: bytes, why: str) ->
         (timed(time=None, on_event=None), timed(), "without event time, this one is declared with on_event="),
         (timed(), timed(time=None, on_event=None), "with event time, this one is declared without on_event="),
         (
-            Processor(name="joined", on={Source("a", SAID): fold}, row=str),  # type: ignore[dict-item]
+            Processor(name="joined", on={Source("a", SAID): fold}, row=str),
             joined(True),
             "without event time, this one is declared with on_event=",
         ),
         (
             joined(True),
-            Processor(name="joined", on={Source("a", SAID): fold}, row=str),  # type: ignore[dict-item]
+            Processor(name="joined", on={Source("a", SAID): fold}, row=str),
             "with event time, this one is declared without on_event=",
         ),
         (timed(), joined(True), "one source, this one is declared with on="),
@@ -351,7 +353,7 @@ def test_sources_must_tell_a_time_and_each_tells_its_own() -> None:
     with pytest.raises(ConfigError, match=r"on_event needs Source\(\.\.\., time=\.\.\.\)"):
         joined(False, False)
     with pytest.raises(ConfigError, match="has both on= and time: with on= each source has a serde, a time"):
-        Processor(name="x", on={Source("a", SAID): fold}, time=own_time, row=str)  # type: ignore[dict-item]
+        Processor(name="x", on={Source("a", SAID): fold}, time=own_time, row=str)
 
 
 def test_a_fold_without_event_time_cannot_set_its_timers() -> None:
@@ -374,7 +376,7 @@ def test_a_decoder_may_ask_for_the_append_time_and_the_topic() -> None:
     def tell(rows: Rows[str], told: tuple[Any, ...], at_ms: int) -> Iterator[Emit]:
         yield Emit("out", None, repr((at_ms, told)).encode())
 
-    inputs = ("timestamp", "value", "topic", "offset", "timestamp")
+    inputs: tuple[DecoderInput, ...] = ("timestamp", "value", "topic", "offset", "timestamp")
     processor: Processor[Any, str] = Processor(
         name="x", source="clicks", decode=decode, fold=tell, row=str, inputs=inputs, emits=("out",)
     )
