@@ -162,7 +162,8 @@ class Table:
             self.take_over(rng.choice(self.partitions))
         else:
             partition = rng.choice(self.partitions)
-            rng.choice([each for each in self.owners if each.partition is partition]).act()
+            if left := [each for each in self.owners if each.partition is partition and not each.lost]:
+                rng.choice(left).act()
         self._bury()
 
     def _bury(self) -> None:
