@@ -86,7 +86,7 @@ check: $(READY) ## lint, format, types, import rules, packaging, documents, know
 	@$(MAKE) --silent $(TOOLS)/.ready 2>/dev/null && .ci/audit $(TOOLS)/bin/pip-audit || { [ -x $(TOOLS)/bin/pip-audit ] && exit 1; echo "not checked: pip-audit cannot be installed here"; }
 
 .PHONY: sim
-sim: $(READY) ## fleets of members under faults (SEED=7 SCHEDULES=10000), then random logs, cuts and crashes (SCALE=40); a SEED alone is just its schedules
+sim: $(READY) ## fleets of members under faults (SEED=7 SCHEDULES=10000), then random logs, cuts and crashes (SCALE=40), then several sources; a SEED alone is just its schedules
 	@echo "== simulation, $(SCHEDULES) schedules"
 	@PYTHONPATH=. $(RUN)/python -P -m tests.simulation --schedules $(SCHEDULES) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 ifeq ($(SEED),)
@@ -95,6 +95,8 @@ ifeq ($(SEED),)
 		tests/core/engine/test_folding_model.py tests/core/engine/test_rows.py tests/core/claims/test_properties.py \
 		tests/core/streams/test_windows_by_oracle.py tests/core/streams/test_windows_remembered.py \
 		tests/core/streams/test_joins_by_oracle.py tests/core/streams/test_join_foreign.py $(ARGS)
+	@echo "== simulation, owners, versions, clocks and globals of several sources"
+	@$(RUN)/python -P -m pytest -q -m slow --timeout=3600 tests/choices $(ARGS)
 endif
 
 .PHONY: chaos

@@ -16,11 +16,14 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from holdfast.core.engine.codec import NOTHING_APPLIED, ROW_KINDS, WAKE, digest
+from holdfast.core.engine.choices import event_ms_of
+from holdfast.core.engine.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_KINDS, digest
 from holdfast.core.engine.folding import Batch, Folder, Refused, Transition
 from holdfast.core.engine.memory_store import DictStore
+from holdfast.core.engine.positions import Position
 from holdfast.core.engine.processor import Headers, Input, Processor
 from holdfast.core.engine.skips import OffsetRanges, behind
+from holdfast.core.engine.timers import NEVER
 from holdfast.errors import OrderError
 
 TRANSACTION_RECORDS = 50_000
@@ -70,7 +73,8 @@ class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one partition. *applied* is the last offset folded, -1 for none.
 
     Of several sources *sources* tells it of each, *applied* how many offsets these are in all, less one, and *choices* how many
-    recorded choices were obeyed, *position* is the marker as stored, in base64. *timers* are those of both clocks.
+    recorded choices were obeyed, *position* is the marker as stored, in base64. *timers* are those of all clocks. *event_ms* is event time
+    where the processor has that.
     """
 
     partition: int
@@ -84,6 +88,19 @@ class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     choices: int | msgspec.UnsetType = msgspec.UNSET
     position: str | msgspec.UnsetType = msgspec.UNSET
+    event_ms: int | msgspec.UnsetType = msgspec.UNSET
+
+
+def told_event_time(event_ms: int | None) -> dict[str, Any]:
+    """Return what a summary tells of event time: nothing where a processor has none."""
+    return {} if event_ms is None else {"event_ms": event_ms}
+
+
+def other_event_time(position: Position, replayed: FoldSummary) -> str | None:
+    """Return what event time a state has and what a replay gives, None where they agree."""
+    there = -NEVER if replayed.event_ms is msgspec.UNSET else replayed.event_ms
+    here = event_ms_of(position)
+    return None if here is None or here == there else f"{here}, replayed {there}"
 
 
 def readable(row: Any) -> str | None:
@@ -201,8 +218,9 @@ class PartitionFold:
             records=self._records,
             refused=self._refused,
             rows=sum(kinds[kind] for kind in ROW_KINDS),
-            timers=kinds[WAKE],
+            timers=sum(kinds[kind] for kind in TIMER_KINDS),
             digest=digest(self._store.everything()),
+            **told_event_time(self._folder.event_ms if self._plan.processor.has_event_time else None),
         )
         yield summary_batch(summary)
 
@@ -328,7 +346,7 @@ def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
     results = Results()
     folds: dict[int, PartitionFold] = {}
     for records in batches:
-        for partition, batch in split(records, plan.processor.inputs):
+        for partition, batch in split(records, plan.processor.columns):
             fold = folds.get(partition)
             if fold is None:
                 fold = folds[partition] = PartitionFold(plan, partition, results)

@@ -32,13 +32,15 @@ def fold_topic(settings: Settings, plan: FoldPlan, extent: Extent) -> Iterator[p
     """Fold what *extent* names of the processor's source topic and yield what it tells."""
     with TopicReader(settings, plan.processor.topics[0], plan.skips) as reader:
         for partition, span in sorted(extent.spans.items()):
-            yield from fold_partition(plan, partition, reader.batches(partition, span, plan.processor.inputs))
+            yield from fold_partition(
+                plan, partition, reader.batches(partition, span, plan.processor.columns)
+            )
 
 
 def fold_bronze(plan: FoldPlan, files: BronzeFiles, extent: Extent) -> Iterator[pa.RecordBatch]:
     """Fold what *extent* names of a bronze table and yield what it tells."""
     for partition, span in sorted(extent.spans.items()):
-        yield from fold_partition(plan, partition, files.batches(plan.processor.inputs, partition, span))
+        yield from fold_partition(plan, partition, files.batches(plan.processor.columns, partition, span))
 
 
 def fold_named(
@@ -50,7 +52,7 @@ def fold_named(
     for numbers in named:
         for partition in numbers.column(0).to_pylist():
             yield from fold_partition(
-                plan, partition, files.batches(plan.processor.inputs, partition, spans[partition])
+                plan, partition, files.batches(plan.processor.columns, partition, spans[partition])
             )
 
 

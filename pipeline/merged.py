@@ -14,8 +14,14 @@ import pyarrow as pa
 
 from holdfast.config import Settings
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import Choice, VectorMarker, decode_choice, encode_vector_marker
-from holdfast.core.engine.codec import ROW_KINDS, TICK, WAKE, digest
+from holdfast.core.engine.choices import (
+    Choice,
+    VectorMarker,
+    decode_choice,
+    encode_vector_marker,
+    event_ms_of,
+)
+from holdfast.core.engine.codec import ROW_KINDS, TIMER_KINDS, digest
 from holdfast.core.engine.global_copies import GlobalLog, GlobalReplay, OpenLogs, folded_by
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.merging import Stretch, replayed
@@ -32,6 +38,7 @@ from holdfast.pipeline.folding import (
     Results,
     states,
     summary_batch,
+    told_event_time,
 )
 from holdfast.pipeline.merged_extent import MergedExtent
 from holdfast.pipeline.stopping import ReplayEnd
@@ -177,11 +184,12 @@ def fold_merged(
             records=records,
             refused=refused,
             rows=sum(kinds[kind] for kind in ROW_KINDS),
-            timers=kinds[WAKE] + kinds[TICK],
+            timers=sum(kinds[kind] for kind in TIMER_KINDS),
             digest=digest(store.everything()),
             sources=dict(zip(plan.processor.topics, marker.applied, strict=True)),
             choices=marker.choices,
             position=b64encode(encode_vector_marker(marker)).decode(),
+            **told_event_time(event_ms_of(marker)),
         )
     )
 

@@ -58,10 +58,10 @@ def topic_records(
 
     What is skipped is not even fetched: whatever lies between is read in parts, which are in no order.
     """
-    columns, found = columns_needed(plan.processor.inputs), list(parts(extent.spans, plan.skips))
+    columns, found = columns_needed(plan.processor.columns), list(parts(extent.spans, plan.skips))
     if not found:
         return session.createDataFrame([], _ddl(columns)), True
-    more = {**(options or {}), **({} if "headers" in plan.processor.inputs else {"includeHeaders": "false"})}
+    more = {**(options or {}), **({} if "headers" in plan.processor.columns else {"includeHeaders": "false"})}
     reads = [
         kafka_records(session, settings, plan.processor.topics[0], spans, more).select(*columns)
         for spans in found
@@ -153,7 +153,7 @@ class SparkBronze:
             f"(partition = {partition} AND offset >= {span.first} AND offset < {span.end})"
             for partition, span in sorted(extent.spans.items())
         )
-        return self._load().where(wanted or "false").select(*columns_needed(plan.processor.inputs))
+        return self._load().where(wanted or "false").select(*columns_needed(plan.processor.columns))
 
 
 def placed(records: DataFrame, partitions: int) -> DataFrame:

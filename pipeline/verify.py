@@ -26,7 +26,7 @@ from holdfast.errors import ChangelogError, TopicError
 from holdfast.kafka.records import Records
 from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline.extent import Until
-from holdfast.pipeline.folding import TRANSITION, FoldSummary, readable
+from holdfast.pipeline.folding import TRANSITION, FoldSummary, other_event_time, readable
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.results import Replayed
 from holdfast.pipeline.topic import TopicLog, TopicReader
@@ -296,6 +296,8 @@ def _judge(
         return replace(
             verdict, cause=f"live stream time is {live.marker.stream_ms}, replayed {replayed.stream_ms}"
         )
+    if (other := other_event_time(live.marker, replayed)) is not None:
+        return replace(verdict, cause=f"live event time is {other}")
     return verdict
 
 

@@ -17,7 +17,7 @@ from holdfast.core.engine.codec import NOTHING_APPLIED, ROW_KINDS, Marker, combi
 from holdfast.core.engine.positions import Position, position_format
 from holdfast.core.engine.processor import Processor
 from holdfast.errors import HoldfastError
-from holdfast.pipeline.folding import FoldSummary
+from holdfast.pipeline.folding import FoldSummary, other_event_time
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.results import Replayed
 from holdfast.pipeline.verify import LivePartition, kind_of, last_changed, read_live, shown, upto
@@ -214,7 +214,7 @@ def _look(
 
 def _position(processor: Processor[Any, Any], served: Served) -> Position:
     """Return the position of a state that is served."""
-    if processor.on is None:
+    if not served.position:
         return Marker(served.as_of_offset, served.stream_ms, processor.version)
     return position_format(processor).decode(served.position)
 
@@ -266,6 +266,8 @@ def _judge(
             differs=(STORE,),
             cause=f"the store's stream time is {served.stream_ms}, replayed {replayed.stream_ms}",
         )
+    if (other := other_event_time(_position(processor, served), replayed)) is not None:
+        return replace(verdict, differs=(STORE,), cause=f"the store's event time is {other}")
     return verdict
 
 

@@ -15,7 +15,7 @@ from confluent_kafka import Message
 from rocksdict import WriteOptions
 
 from holdfast.clock import system_clock
-from holdfast.core.engine.choices import VectorMarker, encode_choice
+from holdfast.core.engine.choices import VectorMarker, encode_choice, event_ms_of
 from holdfast.core.engine.codec import APPLIED, key_in_table
 from holdfast.core.engine.folding import Changes, Folder
 from holdfast.core.engine.global_copies import WorkerGlobals
@@ -243,6 +243,7 @@ class Partition:
             self._store,
             applied=marker.applied,
             stream_ms=marker.stream_ms,
+            event_ms=event_ms_of(marker),
             cache_rows=cache_rows,
         )
 

@@ -10,8 +10,7 @@ from typing import cast
 
 import rocksdict as R
 
-from holdfast.core.engine.choices import VectorMarker, encode_vector_marker
-from holdfast.core.engine.positions import Position, counted, offsets_of
+from holdfast.core.engine.positions import Position, counted, offsets_of, told_position
 from holdfast.errors import StoreError
 
 STEP_ROWS = 256
@@ -81,7 +80,7 @@ class PinnedState:
         self.stream_ms, self.changelog_next = marker.stream_ms, changelog_next
         self.offsets = offsets_of(marker)
         self.applied = counted(self.offsets)
-        self.position = encode_vector_marker(marker) if isinstance(marker, VectorMarker) else b""
+        self.position = told_position(marker)
 
     def step(self, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         """Return up to *limit* keys and values from *start* on, bookkeeping included; none when there are

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import rocksdict as R
 
-from holdfast.core.engine.codec import META, TICK, WAKE, decode_due
+from holdfast.core.engine.codec import META, TIMER_KINDS, decode_due
 from holdfast.core.engine.timers import Timer
 from holdfast.tables.rocks import BY_KEY, Put
 
 DUE = META + b"due/"
 ORDERED = META + b"ordered"
 """The changelog offset up to which timers are in order: an older version goes on without."""
-_TIMERS = (WAKE, TICK)
 _BIAS = 1 << 63
 _PIECE = 4_000
 
@@ -32,7 +31,7 @@ def _place_of(key: bytes, due: bytes) -> bytes:
 def order(db: R.Rdict, batch: R.WriteBatch, rows: Sequence[Put]) -> None:
     """Add to *batch*, which writes *rows* in the order of their keys, what puts the timers among them in order of time."""
     timers: list[Put] = []
-    for kind in _TIMERS:
+    for kind in TIMER_KINDS:
         first = bisect_left(rows, kind, key=BY_KEY)
         timers += rows[first : bisect_left(rows, bytes([kind[0] + 1]), first, key=BY_KEY)]
     if not timers:
@@ -51,7 +50,7 @@ def order_all(
     """Put all timers of a store in order: a version wrote it that did not."""
     db.delete_range(DUE, DUE + b"\xff")
     batch = R.WriteBatch(raw_mode=True)
-    for kind in _TIMERS:
+    for kind in TIMER_KINDS:
         for key, due in scan(kind):
             batch.put(_place_of(key, due), b"")
             if batch.len() >= _PIECE:

@@ -121,7 +121,7 @@ class SingleIntake:
         began_s, events = self._clock.monotonic_s(), self._drawn
         for event in events:
             fetched = event.value
-            yield fetched.records.batch(fetched.partition, self._part.processor.inputs)
+            yield fetched.records.batch(fetched.partition, self._part.processor.columns)
             if event is events[-1] and self._clock.monotonic_s() - began_s > BACKLOG_S:
                 events += self._gather(sum(each.value.size_bytes for each in events))
 

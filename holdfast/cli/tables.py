@@ -14,7 +14,7 @@ from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.cli.tables_reading import add_commands
-from holdfast.core.engine.codec import META, NAMED, ROW, TICK, WAKE
+from holdfast.core.engine.codec import EVENT, META, NAMED, ROW, TICK, WAKE
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _KINDS = {
     ROW: "row",
     TICK: "timer of ticks",
     NAMED: "row of a named table",
+    EVENT: "timer of event time",
 }
 
 

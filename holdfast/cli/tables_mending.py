@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.topics.admin import Admin
@@ -174,7 +174,10 @@ class Mender:
             assert until is not None
             self._check_last(partition, "", until.offsets[partition], summary.applied)
             start = self._positions.start
-            return structs.replace(start, applied=summary.applied, stream_ms=summary.stream_ms), state
+            moved = structs.replace(start, applied=summary.applied, stream_ms=summary.stream_ms)
+            if summary.event_ms is not UNSET:
+                moved = structs.replace(moved, event_ms=summary.event_ms)
+            return moved, state
         found = summary.sources or {}
         for topic, last in ({} if until is None else until.sources[partition]).items():
             self._check_last(partition, f"{topic}:", last, found[topic])

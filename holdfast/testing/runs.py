@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.codec import (
+    EVENT,
     TICK,
     WAKE,
     RowCodec,
@@ -133,9 +134,9 @@ class PartitionRun(ABC):
         found = self.outcome.store.scan(table_prefix(table))
         return {place_of_row(key)[1]: codec.decode(value) for key, value in found}
 
-    def timers(self, *, tick: bool = False) -> dict[str, int]:
-        """Return when each timer is due, in ms, by key: of append time, or those of *tick*s."""
-        found = self.outcome.store.scan(TICK if tick else WAKE)
+    def timers(self, clock: str = "append") -> dict[str, int]:
+        """Return when each timer of a clock is due, in ms, by key."""
+        found = self.outcome.store.scan({"append": WAKE, "event": EVENT, "tick": TICK}[clock])
         return {text_key(key): decode_due(value) for key, value in found}
 
 
@@ -149,15 +150,19 @@ class SingleRun(PartitionRun):
 
     def _both(self, record: TopicRecord) -> tuple[Written, Written]:
         self._log.append(record)
-        batch, folder = batch_of(self.processor.inputs, [record]), self._folder
+        batch, folder = batch_of(self.processor.columns, [record]), self._folder
         again: Folder[Any] = Folder(
-            self.processor, self._restored.store, applied=folder.applied, stream_ms=folder.stream_ms
+            self.processor,
+            self._restored.store,
+            applied=folder.applied,
+            stream_ms=folder.stream_ms,
+            event_ms=folder.event_ms,
         )
         return _one(folder, [batch]), _one(again, [batch])
 
     def _again(self, cut: int, store: DictStore) -> Iterator[Written]:
         folder: Folder[Any] = Folder(self.processor, store)
-        for batch in batches_of(self.processor.inputs, self._log, cut):
+        for batch in batches_of(self.processor.columns, self._log, cut):
             yield _one(folder, [batch])
 
 

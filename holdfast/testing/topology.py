@@ -255,11 +255,11 @@ class Topology:
     def timers(
         self, name: str | Processor[Any, Any], *, partition: int | None = None, clock: str = "append"
     ) -> dict[str, int]:
-        """Return when each timer of a processor is due by a clock, "append" or "tick", in ms, by key."""
-        if clock not in ("append", "tick"):
-            raise TopologyError(f"clock {clock!r:.100}: there are append and tick")
+        """Return when each timer of a processor is due by a clock, "append", "event" or "tick", in ms, by key."""
+        if clock not in ("append", "event", "tick"):
+            raise TopologyError(f"clock {clock!r:.100}: there are append, event and tick")
         runs = self._of(name, partition)
-        return {key: at_ms for run in runs for key, at_ms in run.timers(tick=clock == "tick").items()}
+        return {key: at_ms for run in runs for key, at_ms in run.timers(clock).items()}
 
     def choices(self, name: str | Processor[Any, Any], partition: int) -> list[Choice]:
         """Return the choices made of a partition: barriers and ticks, in order. None for a processor of one source."""

@@ -26,28 +26,36 @@ class Reminded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """One record: `add KEY NUMBER`, or `remind KEY MS`, which sets a timer."""
+    """One record: `add KEY NUMBER`, or `remind KEY MS`, which sets a timer; its own time in ms may follow."""
 
     op: str
     key: str
     number: int
+    own_ms: int = 0
 
 
 def decode(value: bytes) -> Order:
-    op, key, number = value.decode().split(" ")
-    return Order(op, key, int(number))
+    op, key, *numbers = value.decode().split(" ")
+    return Order(op, key, *map(int, numbers))
 
 
-def reminders(app: str, version: int = 1) -> Processor[Any, Any]:
+def own_time(order: Order) -> int:
+    return order.own_ms
+
+
+def reminders(app: str, version: int = 1, *, timed: bool = False) -> Processor[Any, Any]:
     """Return the processor; version 2 counts double, so that nobody can take the rows of one for the
-    other's.
+    other's. Of one that is *timed* the timers are those of event time.
     """
 
     def fold(rows: Rows[Reminded], order: Order, at_ms: int) -> Iterator[Emit]:
         before = rows.get(order.key) or Reminded()
         if order.op == "remind":
             rows[order.key] = before
-            rows.wake_at(order.key, at_ms + order.number)
+            if timed:
+                rows.wake_at(order.key, order.own_ms + order.number, clock="event")
+            else:
+                rows.wake_at(order.key, at_ms + order.number)
         else:
             rows[order.key] = msgspec.structs.replace(before, total=before.total + version * order.number)
             yield Emit(f"{app}-out", key=order.key, value=b"v%d added %d" % (version, order.number))
@@ -62,7 +70,9 @@ def reminders(app: str, version: int = 1) -> Processor[Any, Any]:
         source=f"{app}-in",
         decode=decode,
         fold=fold,
-        on_wake=on_wake,
+        time=own_time if timed else None,
+        on_wake=None if timed else on_wake,
+        on_event=on_wake if timed else None,
         row=Reminded,
         version=version,
         route=by_key,
@@ -73,4 +83,5 @@ def reminders(app: str, version: int = 1) -> Processor[Any, Any]:
 if __name__ == "__main__":
     if fault := os.environ.get("CHAOS_FAULT"):
         plant(Doom(fault))
-    create_app([reminders(os.environ["HOLDFAST_APP"], int(os.environ.get("REMINDERS_VERSION", "1")))]).main()
+    version, timed = int(os.environ.get("REMINDERS_VERSION", "1")), "REMINDERS_TIMED" in os.environ
+    create_app([reminders(os.environ["HOLDFAST_APP"], version, timed=timed)]).main()

@@ -8,17 +8,24 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.clients.tables.client import TableClient
+from holdfast.clients.tables.inspecting import StoreInspector
 from holdfast.clients.topics.application import create_topics
+from holdfast.core.engine.choices import event_ms_of
 from holdfast.core.engine.codec import APPLIED, WAKE, row_key, wake_key
+from holdfast.core.engine.positions import position_format
 from holdfast.core.engine.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import NoSuchTableError
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify_store import verify_store
 from tests.agents.fleet import Fleet, Writer
 from tests.agents.reminders import Reminded, reminders
 from tests.support.harness import Worker, wait_for
@@ -31,14 +38,14 @@ TIMER_MS = 400
 class Reminders(Fleet):
     """One partition, one static worker: each restart has it back at once."""
 
-    def __init__(self, broker: SessionBroker, folder: Path) -> None:
+    def __init__(self, broker: SessionBroker, folder: Path, *, timed: bool = False) -> None:
         super().__init__(
             broker,
             folder,
             app="reminders",
             partitions=1,
             module="tests.agents.reminders",
-            declare=lambda settings: [reminders(settings.app)],
+            declare=lambda settings: [reminders(settings.app, timed=timed)],
             standbys=0,
             instance_id="only",
         )
@@ -140,6 +147,48 @@ def test_a_timer_survives_sigkill_and_loss_of_the_store_and_fires_once_with_the_
     assert not [
         key for key, value in dict(fleet.logged(processor)).items() if key[:1] == WAKE and value is not None
     ], "no timer is left"
+
+
+def test_an_event_timer_survives_sigkill_and_loss_of_the_store_and_so_does_event_time(
+    broker: SessionBroker, tmp_path: Path
+) -> None:
+    fleet, timed = Reminders(broker, tmp_path, timed=True), {"REMINDERS_TIMED": "1"}
+    with closing(fleet):
+        worker, processor = fleet.worker().start(**timed).wait_ready(), fleet.processors[0]
+        set_at = fleet.write("remind ada 400 1000", "add bob 1 1399")
+        fleet.wait_applied(worker, set_at)
+        worker.kill()
+        worker.wipe()
+        # The next process dies in the transaction in which the timer fires; the one after it does the same
+        # work again.
+        worker.start(CHAOS_FAULT="produced:1", **timed).wait_ready()
+        assert fleet.rows(processor, set_at)["ada"] == Reminded(), (
+            "append time is long past what it waits for"
+        )
+        fires = fleet.write("add carl 1 1400")
+        assert worker.wait_exit(DEADLINE_S) == -9
+        worker.start(**timed).wait_ready()
+        assert fleet.rows(processor, fires)["ada"] == Reminded(woken=1)
+        worker.kill()
+        worker.wipe()
+        worker.start(**timed).wait_ready()
+        # Event time has been 1400: what lies behind it, or is equal, moves nothing.
+        before = fleet.write("remind dora 0 1100", "add bob 1 1300", "add bob 1 1400")
+        assert fleet.rows(processor, before)["dora"] == Reminded()
+        after = fleet.write("add bob 1 1401")
+        assert fleet.rows(processor, after)["dora"] == Reminded(woken=1)
+        assert fleet.emitted()["ada: v1 woken"] == fleet.emitted()["dora: v1 woken"] == 1
+        here = ReplayOptions(engine="local")
+        verdict = verify(processor, fleet.settings, here)
+        assert verdict.equal, [each.explain() for each in verdict.partitions]
+        with StoreInspector(fleet.settings) as stores:
+            served = verify_store(processor, fleet.settings, stores, here)
+        assert served.equal, served
+        replayed = replay(processor, fleet.settings, here)
+        assert [each.event_ms for each in replayed.partitions] == [1401]
+        marker = dict(fleet.logged(processor))[APPLIED]
+        assert marker is not None
+        assert event_ms_of(position_format(processor).decode(marker)) == 1401
 
 
 def due(fleet: Reminders, set_at: int) -> int | None:

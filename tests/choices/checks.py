@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from holdfast.core.engine.choices import decode_choice
-from holdfast.core.engine.codec import ROW, TICK, WAKE, decode_due, row_key, tick_key, wake_key
+from holdfast.core.engine.codec import ROW, TIMER_KINDS, decode_due, event_key, row_key, tick_key, wake_key
 from holdfast.errors import ChoicesError
 from tests.choices.world import (
     Journal,
@@ -31,9 +31,10 @@ def check_replay(rng: Random, logs: list[Log], live: Journal, version: int = 1) 
         raise DiffersError("the replay differs from the live state")
     plain = naive(logs, recorded)
     kept = {row_key(key): b"\x01" for key in plain.rows.rows}
-    stored = {key: value for key, value in live.store.items() if key[:1] in (ROW, WAKE, TICK)}
+    stored = {key: value for key, value in live.store.items() if key[:1] in (ROW, *TIMER_KINDS)}
     timers = {wake_key(key): at_ms for key, at_ms in plain.rows.timers["append"].items()}
     timers |= {tick_key(key): at_ms for key, at_ms in plain.rows.timers["tick"].items()}
+    timers |= {event_key(key): at_ms for key, at_ms in plain.rows.timers["event"].items()}
     if (
         plain.emits != live.emits
         or plain.refused != [(each.topic, each.offset, each.stage) for each in live.refused]

@@ -1,5 +1,5 @@
-"""One partition of a processor that reads two globals, from a seed: logs, workers whose copies run ahead or lag, and two
-ways to fold it all again.
+"""One partition of a processor that reads two globals, from a seed: logs, workers whose copies run ahead or lag, globals'
+topics to which partitions are added, and two ways to fold it all again.
 
 A row holds a digest of all that its key has met, the globals' rows at that moment included.
 """
@@ -147,6 +147,9 @@ class GlobalsWorker:
     ) -> None:
         self.rng, self.logs, self.tables, self.journal = rng, logs, tables, journal
         self.processor, self.now_ms, self.waited = processor_of(len(logs), version), 0, 0
+        self._growing = Random(hash(rng.getstate()[1]))
+        self.known = [self._growing.randint(1, len(table)) for table in tables]
+        """How many partitions each global's topic has by now; the others are added later."""
         self.restart()
 
     def restart(self) -> None:
@@ -167,8 +170,8 @@ class GlobalsWorker:
 
     def follow(self) -> None:
         """Have the copies take in some of what their logs hold."""
-        for copy, table, read in zip(self.copies, self.tables, self.read, strict=True):
-            for partition, log in enumerate(table):
+        for copy, table, read, known in zip(self.copies, self.tables, self.read, self.known, strict=True):
+            for partition, log in enumerate(table[:known]):
                 stop = min(len(log.offsets), read[partition] + self.rng.choice((0, 0, 1, 3)))
                 if stop > read[partition]:
                     copy.apply(partition, _batch(log, read[partition], stop))
@@ -187,6 +190,10 @@ class GlobalsWorker:
 
     def turn(self) -> None:
         rng, folder, merger = self.rng, self.folder, self.merger
+        self.known = [
+            min(len(table), known + (self._growing.random() < 0.05))
+            for table, known in zip(self.tables, self.known, strict=True)
+        ]
         self.follow()
         for source, log in enumerate(self.logs):
             stop = min(len(log.offsets), self.fetched[source] + rng.choice((0, 1, 3, 10)))

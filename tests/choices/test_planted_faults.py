@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core.engine import merging
+from holdfast.core.engine import merging, merging_folder
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import LOWEST, SOURCE_BITS, Choice, VectorMarker
 from holdfast.core.engine.merging import Merger, Stretch
 from holdfast.core.engine.merging_folder import MergedChanges, MergingFolder
+from holdfast.core.engine.sources import SourceFold
 from holdfast.core.engine.timers import TimerTable
 from holdfast.errors import ChoicesError
 from tests.choices import checks, world
@@ -129,6 +130,45 @@ def a_refused_record_keeps_its_tick_timer(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(TimerTable, "undo", TimerTable.keep)
 
 
+def event_time_is_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new owner begins with the event time of the next record."""
+    monkeypatch.setattr(merging_folder, "event_ms_of", lambda marker: None)
+
+
+def a_rollback_leaves_event_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = MergingFolder.rollback
+
+    def rollback(self: MergingFolder[Any]) -> None:
+        event_ms = self.event_ms
+        original(self)
+        self.event_ms = event_ms
+
+    monkeypatch.setattr(MergingFolder, "rollback", rollback)
+
+
+def each_source_tells_append_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SourceFold, "event_ms", lambda self, told, stream_ms: stream_ms)
+
+
+def event_time_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The position has the last event time, not the highest."""
+    original = SourceFold.event_ms
+    told: list[int] = []
+
+    def event_ms(self: SourceFold, event: Any, stream_ms: int) -> int:
+        told[:] = [original(self, event, stream_ms)]
+        return told[0]
+
+    finished = MergingFolder._finished
+
+    def last(self: Any, *args: Any) -> MergedChanges:
+        self.event_ms = told[0] if told else self.event_ms
+        return finished(self, *args)
+
+    monkeypatch.setattr(SourceFold, "event_ms", event_ms)
+    monkeypatch.setattr(MergingFolder, "_finished", last)
+
+
 def the_merger_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was taken and not folded is not merged again."""
     original = Merger.settle
@@ -186,6 +226,10 @@ FAULTS = [
     Fault(ticks_are_out_of_order, DiffersError),
     Fault(a_rollback_forgets_tick_timers, DiffersError),
     Fault(a_refused_record_keeps_its_tick_timer, DiffersError),
+    Fault(event_time_is_not_restored, DiffersError),
+    Fault(a_rollback_leaves_event_time, DiffersError),
+    Fault(each_source_tells_append_time, DiffersError),
+    Fault(event_time_goes_back, DiffersError),
     Fault(the_merger_goes_on_where_it_was, AssertionError),
     Fault(a_new_version_decides_anew, (ChoicesError, DiffersError, AssertionError)),
     Fault(the_position_is_that_of_the_fetches, (DiffersError, AssertionError)),

@@ -19,13 +19,19 @@ from zlib import crc32
 import msgspec
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import Choice, decode_choice, decode_vector_marker, encode_choice
+from holdfast.core.engine.choices import (
+    Choice,
+    VectorMarker,
+    decode_choice,
+    decode_vector_marker,
+    encode_choice,
+)
 from holdfast.core.engine.codec import APPLIED, META, digest
 from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.merging import Merger, Stretch, replayed
 from holdfast.core.engine.merging_folder import MergedChanges, MergingFolder
 from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.rows import NEVER, Clock, Rows
 from holdfast.core.engine.serdes import Msgpack
 from holdfast.core.engine.sources import FoldWith, Source
 from holdfast.core.engine.stepping import Refused
@@ -41,6 +47,14 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     act: str
     key: str
     n: int
+    own_ms: int | None = 0
+    later: bool = False
+
+
+def own_time(event: Event) -> int:
+    if event.own_ms is None:
+        raise ValueError("a time that cannot be")
+    return event.own_ms
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -61,15 +75,18 @@ def fold(
         rows.wake_at(event.key, at_ms + event.n)
     if event.act in ("tick", "both"):
         rows.wake_at(event.key, at_ms + event.n, clock="tick")
+    if event.later:
+        rows.wake_at(event.key, (event.own_ms or 0) + event.n, clock="event")
     if event.act == "cancel":
         rows.wake_at(event.key, None)
         rows.wake_at(event.key, None, clock="tick")
+        rows.wake_at(KEYS[0], None, clock="event")
     if event.act == "raise":
         raise RuntimeError("the fold failed")
     yield OUT.emit(event.key, (topic, offset, seen.trail, at_ms))
 
 
-def rung(clock: str, rows: Rows[Seen], key: str, at_ms: int) -> Iterator[Emit]:
+def rung(clock: Clock, rows: Rows[Seen], key: str, at_ms: int) -> Iterator[Emit]:
     rows[key] = seen = _after(rows.get(key), clock, at_ms)
     if seen.trail % 3 == 0:
         rows.wake_at(key, at_ms + seen.trail % 7, clock="tick")
@@ -77,19 +94,31 @@ def rung(clock: str, rows: Rows[Seen], key: str, at_ms: int) -> Iterator[Emit]:
         raise RuntimeError("the timer failed")
     if seen.trail % 5 == 0:
         rows.wake_at(KEYS[seen.trail % len(KEYS)], None, clock="tick")
+    if seen.trail % 7 == 0:
+        rows.wake_at(key, at_ms + seen.trail % 9, clock="event")
     yield OUT.emit(key, (clock, 0, seen.trail, at_ms))
+
+
+def has_time(source: int) -> bool:
+    """Return whether a source tells event times: the first always, every third has stream time instead."""
+    return source % 3 != 2
 
 
 @cache
 def processor_of(width: int, version: int = 1) -> Processor[Any, Seen]:
     told = FoldWith(fold, ("topic", "offset", "timestamp"))
+    sources = [
+        Source(topic, Msgpack(Event), time=own_time if has_time(at) else None)
+        for at, topic in enumerate(TOPICS[:width])
+    ]
     return Processor(
         name="seen",
         version=version,
-        on={Source(topic, Msgpack(Event)): told for topic in TOPICS[:width]},
+        on=dict.fromkeys(sources, told),
         row=Seen,
         on_wake=partial(rung, "append"),
         on_tick=partial(rung, "tick"),
+        on_event=partial(rung, "event"),
         emits=(OUT,),
     )
 
@@ -113,10 +142,14 @@ class Log:
 
 def written_log(rng: Random) -> Log:
     log, offset, at_ms = Log([], [], []), -1, rng.randrange(20)
+    own = Random(hash(rng.getstate()[1]))  # chance of its own: what it decides leaves the rest as it was
+    apart_ms = own.choice((0, -40, 15))  # how far events' own times are from append times
     for _ in range(rng.randrange(40)):
         offset += rng.choice((1, 1, 1, 2, 5))
         at_ms += rng.choice((0, 0, 1, 2, 5, -3))  # the clock of a new leader goes back
-        event = Event(rng.choice(ACTS), rng.choice(KEYS), rng.randrange(-2, 12))
+        own_ms = None if own.random() < 0.04 else at_ms + apart_ms + own.choice((0, 0, 3, -9, 8))
+        later = own.random() < 0.2
+        event = Event(rng.choice(ACTS), rng.choice(KEYS), rng.randrange(-2, 12), own_ms, later)
         log.offsets.append(offset)
         log.times_ms.append(at_ms if rng.random() < 0.97 else -1)
         log.values.append(b"\xc1" if event.act == "rot" else msgspec.msgpack.encode(event))
@@ -153,6 +186,11 @@ class Journal:
         self.refused += changes.refused
         self.choices += map(encode_choice, changes.choices)
 
+    @property
+    def position(self) -> VectorMarker | None:
+        stored = self.store.get(APPLIED)
+        return None if stored is None else decode_vector_marker(stored)
+
     def told(self) -> tuple[Any, ...]:
         """Return what must be the same whoever folded: rows and timers, emits, refusals, position."""
         return self.store.digest(), self.emits, self.refused, self.store.get(APPLIED)
@@ -168,10 +206,12 @@ class Worker:
         self.restart()
 
     def restart(self) -> None:
-        stored = self.journal.store.get(APPLIED)
-        marker = None if stored is None else decode_vector_marker(stored)
+        self.resume(self.journal.store, self.journal.position)
+
+    def resume(self, store: MemoryStore, marker: VectorMarker | None) -> None:
+        """Go on from *marker*, whose rows and timers are in *store*."""
         self.folder: MergingFolder[Seen] = MergingFolder(
-            self.processor, self.journal.store, marker=marker, cache_rows=self.rng.choice((2, 1000))
+            self.processor, store, marker=marker, cache_rows=self.rng.choice((2, 1000))
         )
         self.merger = Merger(self.folder.marker, map(decode_choice, list(self.journal.choices)))
         self.fetched = [
@@ -219,14 +259,20 @@ class Worker:
                 folder.close_early()
         fate = rng.random()
         if folder.changes is not None and fate > 0.2:
-            self.journal.commit(folder.changes)
+            self.commit(folder.changes)
             folder.commit()
         elif fate > 0.1 or folder.changes is None:
             folder.rollback()
         else:
-            self.restart()
+            self.die()
             return
         merger.settle(folder.marker)
+
+    def commit(self, changes: MergedChanges) -> None:
+        self.journal.commit(changes)
+
+    def die(self) -> None:
+        self.restart()
 
     def run(self, turns: int = 1 << 20) -> None:
         while turns and not self.done:
@@ -288,7 +334,7 @@ def replay(rng: Random, logs: Sequence[Log], recorded: Sequence[Choice], version
 @dataclass(slots=True)
 class NaiveRows:
     rows: dict[str, Seen] = field(default_factory=dict)
-    timers: dict[str, dict[str, int]] = field(default_factory=lambda: {"append": {}, "tick": {}})
+    timers: dict[str, dict[str, int]] = field(default_factory=lambda: {"append": {}, "event": {}, "tick": {}})
 
     def get(self, key: str) -> Seen | None:
         return self.rows.get(key)
@@ -296,7 +342,7 @@ class NaiveRows:
     def __setitem__(self, key: str, row: Seen) -> None:
         self.rows[key] = row
 
-    def wake_at(self, key: str, at_ms: int | None, *, clock: str = "append") -> None:
+    def wake_at(self, key: str, at_ms: int | None, *, clock: Clock = "append") -> None:
         self.timers[clock].pop(key, None)
         if at_ms is not None:
             self.timers[clock][key] = at_ms
@@ -306,7 +352,7 @@ class Naive:
     """Folds one record at a time over plain dicts, in an order found by sorting."""
 
     def __init__(self) -> None:
-        self.rows, self.stream_ms = NaiveRows(), -1
+        self.rows, self.stream_ms, self.event_ms = NaiveRows(), -1, -NEVER
         self.emits: list[Emit] = []
         self.refused: list[tuple[str, int, str]] = []
 
@@ -320,7 +366,7 @@ class Naive:
         else:
             self.emits += emits
 
-    def ring(self, clock: str, now_ms: int, at: tuple[str, int, str]) -> None:
+    def ring(self, clock: Clock, now_ms: int, at: tuple[str, int, str]) -> None:
         due = sorted((due, key) for key, due in self.rows.timers[clock].items() if due <= now_ms)
         for due_ms, key in due:
             timers = self.rows.timers[clock]  # another dict behind one that failed
@@ -336,6 +382,16 @@ class Naive:
             self.refused.append((topic, offset, "decode"))
             return
         event, told = msgspec.msgpack.decode(value, type=Event), (topic, offset, at_ms)
+        if has_time(TOPICS.index(topic)):
+            if event.own_ms is None:
+                self.refused.append((topic, offset, "decode"))
+                return
+            own_ms = event.own_ms
+        else:
+            own_ms = -NEVER if self.stream_ms < 0 else self.stream_ms
+        if own_ms > self.event_ms:
+            self.event_ms = own_ms
+            self.ring("event", own_ms, (topic, offset, "wake"))
         self.attempt((topic, offset, "fold"), lambda: fold(self.rows, event, self.stream_ms, *told))  # type: ignore[arg-type]
 
 

@@ -18,6 +18,7 @@ from holdfast.core.broker_logs.folds import decode_group, decode_transaction
 from holdfast.core.claims import frames, resets
 from holdfast.core.engine import query_wire
 from holdfast.core.engine.codec import (
+    EventMarker,
     Marker,
     RowCodec,
     decode_due,
@@ -321,7 +322,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         name="position markers",
         decode=decode_marker,
-        seeds=(encode_marker(Marker(41, 99, 1)),),
+        seeds=(encode_marker(Marker(41, 99, 1)), encode_marker(EventMarker(41, 99, 1, 4, 0, event_ms=7))),
         encode=encode_marker,
     ),
     Target(name="timers", decode=decode_due, seeds=(encode_due(1_700_000_000_000),), encode=encode_due),

@@ -47,7 +47,9 @@ def recorded_runs(topology: Topology) -> Iterator[RecordedRun]:
     """Yield what each processor of *topology* has folded so far."""
     for (name, partition), run in sorted(topology._runs.items()):
         processor = topology.processors[name]
-        inputs = [processor.inputs] if processor.on is None else [source.inputs for source in processor.folds]
+        inputs = (
+            [processor.columns] if processor.on is None else [source.inputs for source in processor.folds]
+        )
         logs = [topology._logs.of(topic)[partition] for topic in processor.topics]
         yield RecordedRun(
             processor=processor,

@@ -176,7 +176,14 @@ def test_dense_offsets_are_kept_as_a_range_and_sparse_ones_as_they_are() -> None
 
 
 def test_only_the_columns_a_fold_asks_for_are_read() -> None:
-    assert columns_needed(PROCESSOR.inputs) == ["partition", "offset", "timestamp", "value", "key", "headers"]
+    assert columns_needed(PROCESSOR.columns) == [
+        "partition",
+        "offset",
+        "timestamp",
+        "value",
+        "key",
+        "headers",
+    ]
 
 
 def test_refused_records_are_told_with_offset_stage_and_reason() -> None:

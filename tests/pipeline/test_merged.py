@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import Choice, decode_vector_marker
-from holdfast.core.engine.codec import APPLIED, TICK, WAKE
+from holdfast.core.engine.choices import Choice, decode_vector_marker, event_ms_of
+from holdfast.core.engine.codec import APPLIED, TIMER_KINDS
 from holdfast.errors import ChoicesError
 from holdfast.pipeline.folding import FoldPlan, FoldSummary
 from holdfast.pipeline.merged import fold_merged
@@ -55,7 +55,8 @@ def test_a_replay_comes_to_the_state_and_position_of_the_worker(seed: int) -> No
     assert summary.digest == live.store.digest()
     assert (list((summary.sources or {}).values()), summary.choices) == (list(marker.applied), marker.choices)
     assert summary.stream_ms == marker.stream_ms
-    assert summary.timers == sum(key[:1] in (WAKE, TICK) for key in live.store)
+    assert summary.event_ms == event_ms_of(marker)
+    assert summary.timers == sum(key[:1] in TIMER_KINDS for key in live.store)
     assert found.refused(0) == live.refused
 
 

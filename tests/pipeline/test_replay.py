@@ -343,7 +343,9 @@ def test_large_values_are_read_few_at_a_time(lake: Path) -> None:
     big = {0: [Record(at, 1_000 + at, b"k", noise.randbytes(400_000)) for at in range(40)]}
     write_bronze(lake, "t", big, commits=1)
     files, _ = open_bronze(bronze_path(str(lake), "t"))
-    sizes = [len(batch.offsets) for batch, _ in files.batches(accounts("t").inputs, 0, Span(first=0, end=40))]
+    sizes = [
+        len(batch.offsets) for batch, _ in files.batches(accounts("t").columns, 0, Span(first=0, end=40))
+    ]
     assert sum(sizes) == 40
     assert max(sizes) <= 32
 

@@ -175,7 +175,7 @@ def test_a_cut_that_forgot_ticks_would_be_found() -> None:
             return True
 
     wrong = 0
-    for seed in range(24):
+    for seed in range(40):
         live, logs = lived(seed)
         logs, recorded = logs_of(live, logs), recorded_of(live)
         for at_ms in {step.at_ms for step in steps_of(logs, recorded)}:

@@ -87,7 +87,7 @@ async def _fold_live(
     try:
         await writer.fence(30)
         with TopicReader(settings, processor.source) as reader:
-            for batch, _ in reader.batches(partition, Span(first=0, end=last + 1), processor.inputs):
+            for batch, _ in reader.batches(partition, Span(first=0, end=last + 1), processor.columns):
                 for start in range(0, len(batch.offsets), 7):
                     changes = folder.fold([batch.slice(start, start + 7)])
                     assert changes is not None

@@ -111,7 +111,7 @@ def model(processor: Processor[Any, Any], partition: int, messages: Sequence[Mes
     for start in range(0, len(messages), CUT):
         records = Records()
         take(records, messages[start : start + CUT])
-        changes = folder.fold([records.batch(partition, processor.inputs)])
+        changes = folder.fold([records.batch(partition, processor.columns)])
         assert changes is not None
         for key, value in changes.puts:
             if value is None:

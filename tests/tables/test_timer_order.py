@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core.engine import timers as timers_module
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.codec import META, TICK, WAKE, Marker, encode_due, row_key
+from holdfast.core.engine.codec import META, TIMER_KINDS, WAKE, Marker, encode_due, row_key
 from holdfast.core.engine.folding import Folder
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.errors import ChangelogError
@@ -47,7 +47,7 @@ def test_the_order_is_that_of_the_timers_whatever_is_written(tmp_path: Path) -> 
         puts: list[tuple[bytes, bytes | None]] = [
             (kind + key.encode(), rng.choice([None, encode_due(rng.randrange(-50, 1 << 40))]))
             for key in keys
-            for kind in (WAKE, TICK)
+            for kind in TIMER_KINDS
         ]
         puts += [(row_key(key), b"row") for key in keys]
         rng.shuffle(puts)
@@ -55,7 +55,7 @@ def test_the_order_is_that_of_the_timers_whatever_is_written(tmp_path: Path) -> 
         if rng.random() < 0.1:
             store.close()
             store = opened(tmp_path)
-        for kind in (WAKE, TICK):
+        for kind in TIMER_KINDS:
             wanted = scanned(store, kind)
             assert store.timers(kind, FIRST, 100) == wanted
             assert store.timers(kind, FIRST, 3) == wanted[:3]

@@ -142,7 +142,7 @@ def test_what_it_is_asked_in_vain() -> None:
         topology.pipe(ORDERS, Customer("ada"))
     with pytest.raises(TopologyError, match="only a Stream says"):
         topology.values("enriched")  # type: ignore[arg-type]
-    with pytest.raises(TopologyError, match="there are append and tick"):
+    with pytest.raises(TopologyError, match="there are append, event and tick"):
         topology.timers(JOIN, clock="wall")
     with pytest.raises(TopologyError, match="whole number of ms"):
         topology.tick(1.5)  # type: ignore[arg-type]

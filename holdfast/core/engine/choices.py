@@ -14,18 +14,18 @@ Choices are numbered from 0 without a gap, whatever the version of the processor
 are arrays of MessagePack; all integers are signed 64 bit.
 
 A processor that reads globals has one kind of choice more, and a marker that tells their positions: each of a
-format of its own, so that an older version refuses them.
+format of its own, so that an older version refuses them. So have the markers of processors with event time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.engine.codec import FORMAT, NOTHING_APPLIED
+from holdfast.core.engine.codec import EVENT_MARKER_FORMAT, FORMAT, NOTHING_APPLIED, EventMarker, Marker
 from holdfast.core.engine.global_rows import Vector
 from holdfast.core.engine.global_tables import LIMIT_GLOBALS
 from holdfast.core.engine.sources import LIMIT_SOURCES
@@ -37,6 +37,8 @@ CHOICE_FORMAT = 1
 GLOBALS_CHOICE_FORMAT = 2
 MARKER_FORMAT = 2
 GLOBALS_MARKER_FORMAT = 3
+TIMED_MARKER_FORMAT = 5
+TIMED_GLOBALS_MARKER_FORMAT = 6
 SOURCE_BITS = 3
 SOURCE_MASK = (1 << SOURCE_BITS) - 1
 assert SOURCE_MASK + 1 == LIMIT_SOURCES
@@ -105,9 +107,28 @@ class GlobalsMarker(VectorMarker, frozen=True, array_like=True, kw_only=True):
     globals: _Vectors
 
 
+class TimedMarker(VectorMarker, frozen=True, array_like=True, kw_only=True):
+    """The position of a processor with event time: *event_ms* is the highest event time of what was applied."""
+
+    event_ms: int
+
+
+class TimedGlobalsMarker(GlobalsMarker, frozen=True, array_like=True, kw_only=True):
+    """The position of a processor that reads globals and has event time."""
+
+    event_ms: int
+
+
 def globals_of(marker: VectorMarker) -> tuple[Vector, ...]:
     """Return the positions of the globals that are read, in their order; none of a processor that reads none."""
     return marker.globals if isinstance(marker, GlobalsMarker) else ()
+
+
+def event_ms_of(position: Marker | VectorMarker) -> int | None:
+    """Return the event time of a position, -NEVER (-2**62) before any; None of a processor that has none."""
+    if isinstance(position, EventMarker | TimedMarker | TimedGlobalsMarker):
+        return position.event_ms
+    return None
 
 
 LOWEST = -1 << 63
@@ -123,20 +144,31 @@ def canonical(reached_ms: int, source: int) -> int:
     return reached_ms << SOURCE_BITS | source
 
 
-def beginning(sources: int, width: int, version: int, reads: int = 0) -> VectorMarker:
+def beginning(
+    sources: int, width: int, version: int, reads: int = 0, *, has_event_time: bool = False
+) -> VectorMarker:
     """Return the position before the first record of *width* sources, with *reads* globals."""
-    nothing = (NOTHING_APPLIED,) * width
+    nothing, unseen = (NOTHING_APPLIED,) * width, ((),) * reads
+    told = ((-1,) * width, -1, -NEVER, 0, sources)
+    if not has_event_time:
+        if not reads:
+            return VectorMarker(nothing, -1, version, MARKER_FORMAT, *told)
+        return GlobalsMarker(nothing, -1, version, GLOBALS_MARKER_FORMAT, *told, globals=unseen)
     if not reads:
-        return VectorMarker(nothing, -1, version, MARKER_FORMAT, (-1,) * width, -1, -NEVER, 0, sources)
-    start = (nothing, -1, version, GLOBALS_MARKER_FORMAT, (-1,) * width, -1, -NEVER, 0, sources)
-    return GlobalsMarker(*start, globals=((),) * reads)
+        return TimedMarker(nothing, -1, version, TIMED_MARKER_FORMAT, *told, event_ms=-NEVER)
+    start = (nothing, -1, version, TIMED_GLOBALS_MARKER_FORMAT, *told)
+    return TimedGlobalsMarker(*start, globals=unseen, event_ms=-NEVER)
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_choice = msgspec.msgpack.Decoder(Choice).decode
 _decode_globals_choice = msgspec.msgpack.Decoder(GlobalsChoice).decode
-_decode_marker = msgspec.msgpack.Decoder(VectorMarker).decode
-_decode_globals_marker = msgspec.msgpack.Decoder(GlobalsMarker).decode
+_decode_marker: dict[int, Callable[[bytes], VectorMarker]] = {
+    MARKER_FORMAT: msgspec.msgpack.Decoder(VectorMarker).decode,
+    GLOBALS_MARKER_FORMAT: msgspec.msgpack.Decoder(GlobalsMarker).decode,
+    TIMED_MARKER_FORMAT: msgspec.msgpack.Decoder(TimedMarker).decode,
+    TIMED_GLOBALS_MARKER_FORMAT: msgspec.msgpack.Decoder(TimedGlobalsMarker).decode,
+}
 _decode_any = msgspec.msgpack.Decoder(list[Any]).decode
 
 
@@ -191,22 +223,19 @@ def decode_vector_marker(value: bytes) -> VectorMarker:
     try:
         told: Sequence[Any] = _decode_any(value)
         kind = told[3] if len(told) > 3 else None
-        marker: VectorMarker | None = None
-        if kind == GLOBALS_MARKER_FORMAT:
-            marker = _decode_globals_marker(value)
-        elif kind == MARKER_FORMAT:
-            marker = _decode_marker(value)
+        decode = _decode_marker.get(kind) if type(kind) is int else None
+        marker = None if decode is None else decode(value)
     except UNFIT as error:
         raise ChangelogError(
             f"position marker is malformed ({error}): this topic is not a changelog of holdfast"
         ) from error
-    if kind == FORMAT[0]:
+    if kind in (FORMAT[0], EVENT_MARKER_FORMAT):
         raise ChangelogError(
             "position marker of a processor with one source, this one is declared with on=: raise its version"
         )
     if marker is None:
         raise ChangelogError(
-            f"position marker of format {kind!r:.80}, this version reads {MARKER_FORMAT} and {GLOBALS_MARKER_FORMAT} here: upgrade the workers"
+            f"position marker of format {kind!r:.80}, this version reads {MARKER_FORMAT}, {GLOBALS_MARKER_FORMAT}, {TIMED_MARKER_FORMAT} and {TIMED_GLOBALS_MARKER_FORMAT} here: upgrade the workers"
         )
     if len(marker.applied) != len(marker.reached_ms) or marker.last >= len(marker.applied):
         raise ChangelogError(

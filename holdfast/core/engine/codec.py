@@ -7,6 +7,7 @@ A key's first byte tells its kind, so that a scan of rows meets nothing else:
     02 key             a row: value is the format byte, then msgpack
     03 key             a timer of the tick clock, as those of 01
     04 table 00 key    a row of a named table of the processor, as those of 02; a table's name has no 00
+    05 key             a timer of the event clock, as those of 01
 
 All integers are signed 64 bit unless said. Keys are UTF-8.
 """
@@ -26,10 +27,13 @@ from holdfast.errors import ChangelogError, FoldError
 
 R = TypeVar("R")
 
-META, WAKE, ROW, TICK, NAMED = b"\x00", b"\x01", b"\x02", b"\x03", b"\x04"
+META, WAKE, ROW, TICK, NAMED, EVENT = b"\x00", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
 ROW_KINDS = (ROW, NAMED)
+TIMER_KINDS = (WAKE, TICK, EVENT)
 APPLIED = META + b"applied"
 FORMAT = b"\x01"
+EVENT_MARKER_FORMAT = 4
+"""Of the marker of a processor of one source with event time."""
 
 _DUE = Struct(">q")
 
@@ -81,6 +85,11 @@ def wake_key(key: str) -> bytes:
 def tick_key(key: str) -> bytes:
     """Return the stored key of the tick timer of *key*; raises FoldError for what is not text."""
     return TICK + _utf8(key)
+
+
+def event_key(key: str) -> bytes:
+    """Return the stored key of the event timer of *key*; raises FoldError for what is not text."""
+    return EVENT + _utf8(key)
 
 
 def _utf8(key: str) -> bytes:
@@ -205,15 +214,24 @@ class Marker(msgspec.Struct, frozen=True, array_like=True):
     sources: int = 0
 
 
+class EventMarker(Marker, frozen=True, array_like=True, kw_only=True):
+    """The position of a processor of one source with event time: *event_ms* is the highest event time of what was
+    applied, so a restore reads no record for it.
+    """
+
+    event_ms: int
+
+
 NOTHING_APPLIED = -1
 
 _encode_marker = msgspec.msgpack.Encoder().encode
 _decode_marker = msgspec.msgpack.Decoder(Marker).decode
+_decode_event_marker = msgspec.msgpack.Decoder(EventMarker).decode
 
 
 def encode_marker(marker: Marker) -> bytes:
     """Return the value of the position marker."""
-    if marker.sources:
+    if marker.sources or isinstance(marker, EventMarker):
         return _encode_marker(marker)
     return _encode_marker((marker.applied, marker.stream_ms, marker.version, marker.format))
 
@@ -224,13 +242,15 @@ def decode_marker(value: bytes) -> Marker:
     """
     try:
         marker = _decode_marker(value)
+        if marker.format == EVENT_MARKER_FORMAT:
+            return _decode_event_marker(value)
     except UNFIT as error:
         raise ChangelogError(
             f"position marker is malformed ({error}): this topic is not a changelog of holdfast"
         ) from error
     if marker.format != FORMAT[0]:
         raise ChangelogError(
-            f"position marker of format {marker.format}, this version reads {FORMAT[0]}: upgrade the workers"
+            f"position marker of format {marker.format}, this version reads {FORMAT[0]} and {EVENT_MARKER_FORMAT} here: upgrade the workers"
         )
     return marker
 

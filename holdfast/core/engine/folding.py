@@ -5,15 +5,23 @@ Live, local and Spark all run this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.codec import APPLIED, NOTHING_APPLIED, Marker, encode_marker
+from holdfast.core.engine.codec import (
+    APPLIED,
+    EVENT_MARKER_FORMAT,
+    NOTHING_APPLIED,
+    EventMarker,
+    Marker,
+    encode_marker,
+)
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import JournaledRows, Store
+from holdfast.core.engine.sources import decoder_columns, event_time
 from holdfast.core.engine.stepping import (
     LIMIT_BYTES,
     STEP_RECORDS,
@@ -69,12 +77,26 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         *,
         applied: int = NOTHING_APPLIED,
         stream_ms: int = -1,
+        event_ms: int | None = None,
         cache_rows: int = 200_000,
         limit_bytes: int = LIMIT_BYTES,
         trace: Callable[[Transition[R]], None] | None = None,
     ) -> None:
-        super().__init__(processor, store, stream_ms, cache_rows, limit_bytes, trace)
+        assert event_ms is not None or not processor.has_event_time or applied == NOTHING_APPLIED, (
+            "a position has event time"
+        )
+        super().__init__(processor, store, stream_ms, cache_rows, limit_bytes, trace, event_ms=event_ms)
         self.applied, self._lineage = applied, processor.lineage
+        self._takes, self._plain = tuple(processor.inputs), len(processor.inputs) == len(processor.columns)
+        self._call = self._timed(processor.fold, self._time) if processor.has_event_time else processor.fold
+
+    def _time(self, event: Any, stream_ms: int) -> int:
+        return event_time(self.processor.source, self.processor.time, event, stream_ms)
+
+    def _columns(self, batch: Batch) -> tuple[Sequence[Any], ...]:
+        return (
+            batch.columns if self._plain else decoder_columns(self._takes, str(self.processor.source), batch)
+        )
 
     def _fresh(self, batches: Iterable[Batch], taken: list[Batch]) -> Iterator[Batch]:
         applied = self.applied
@@ -89,8 +111,9 @@ class Folder(SteppingFolder[R, Batch, Changes]):
             self._emits += self.processor.send_all(batch.columns)
             self.stream_ms = max(self.stream_ms, *batch.times_ms)
             return
-        rows, fold, emit, now_ms = self.rows, self.processor.fold, self._emits.extend, self.stream_ms
-        for event, at_ms in zip(map(self.processor.decode, *batch.columns), batch.times_ms, strict=True):
+        rows, fold, emit, now_ms = self.rows, self._call, self._emits.extend, self.stream_ms
+        events = map(self.processor.decode, *self._columns(batch))
+        for event, at_ms in zip(events, batch.times_ms, strict=True):
             if at_ms > now_ms:
                 now_ms = at_ms
                 if rows.next_wake_ms <= now_ms:
@@ -102,16 +125,20 @@ class Folder(SteppingFolder[R, Batch, Changes]):
 
     def _careful_batch(self, rows: JournaledRows[R], batch: Batch) -> Iterator[None]:
         decode, fold = self.processor.decode, self.processor.fold
+        columns = self._columns(batch)
         for at, (offset, at_ms) in enumerate(zip(batch.offsets, batch.times_ms, strict=True)):
-            inputs = [column[at] for column in batch.columns]
-            self._careful_record(rows, ("", offset), at_ms, partial(decode, *inputs), fold)
+            inputs = [column[at] for column in columns]
+            self._careful_record(rows, ("", offset), at_ms, partial(decode, *inputs), fold, self._time)
             yield
 
     def unchanged(self) -> Changes:
         return Changes(marker=self._marker(self.applied), records=0)
 
     def _marker(self, applied: int) -> Marker:
-        return Marker(applied, self.stream_ms, self.processor.version, sources=self._lineage)
+        position = (applied, self.stream_ms, self.processor.version)
+        if self._events is None:
+            return Marker(*position, sources=self._lineage)
+        return EventMarker(*position, EVENT_MARKER_FORMAT, self._lineage, event_ms=self.event_ms)
 
     def _moved(self) -> None:
         assert self.changes is not None

@@ -15,17 +15,19 @@ from holdfast.core.engine.choices import (
     Choice,
     GlobalsChoice,
     GlobalsMarker,
+    TimedGlobalsMarker,
+    TimedMarker,
     VectorMarker,
     beginning,
     encode_vector_marker,
+    event_ms_of,
     globals_of,
 )
 from holdfast.core.engine.codec import APPLIED, TICK
 from holdfast.core.engine.global_rows import GlobalTables, GlobalViews
-from holdfast.core.engine.merging import Portion, Stretch
+from holdfast.core.engine.merging import Stretch
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import JournaledRows, Store
-from holdfast.core.engine.sources import SourceFold
 from holdfast.core.engine.stepping import LIMIT_BYTES, SteppingFolder, Transition, Written
 from holdfast.core.engine.timers import TimerTable, timers_in
 from holdfast.errors import ChangelogError
@@ -102,9 +104,15 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         self._on_tick = processor.on_tick
         self._ticks = TimerTable() if self._on_tick is None else timers_in(store, TICK)
         ticks = None if self._on_tick is None else self._ticks  # without: a fold that sets one is refused
-        super().__init__(processor, store, self.marker.stream_ms, cache_rows, limit_bytes, trace, ticks)
+        event_ms = event_ms_of(self.marker)
+        super().__init__(
+            processor, store, self.marker.stream_ms, cache_rows, limit_bytes, trace, ticks, event_ms
+        )
         self._folds = processor.folds
-        self._calls = tuple(each.fold for each in self._folds)
+        self._calls = tuple(
+            self._timed(each.fold, each.event_ms) if processor.has_event_time else each.fold
+            for each in self._folds
+        )
         self._globals = globals_of(self.marker)
         self._tables: GlobalTables | None = None
         if processor.reads:
@@ -149,10 +157,15 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             self._number,
             before.sources,
         )
-        if self._tables is None:
+        marker: VectorMarker
+        if self._tables is None and self._events is None:
             marker = VectorMarker(*position)
-        else:
+        elif self._events is None:
             marker = GlobalsMarker(*position, globals=self._globals)
+        elif self._tables is None:
+            marker = TimedMarker(*position, event_ms=self.event_ms)
+        else:
+            marker = TimedGlobalsMarker(*position, globals=self._globals, event_ms=self.event_ms)
         return MergedChanges(
             marker=marker,
             records=records,
@@ -182,7 +195,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             return
         rows, folds, emit, now_ms = self.rows, self._calls, self._emits.extend, self.stream_ms
         events = [
-            (() if portion is None else map(each.decode, *_columns(each, portion))).__iter__().__next__
+            (() if portion is None else map(each.decode, *each.columns(portion.batch))).__iter__().__next__
             for each, portion in zip(self._folds, batch.portions, strict=True)
         ]
         for source, at_ms in zip(batch.order, batch.reached_ms, strict=True):
@@ -215,7 +228,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             yield
             return
         columns = [
-            () if portion is None else _columns(each, portion)
+            () if portion is None else each.columns(portion.batch)
             for each, portion in zip(self._folds, batch.portions, strict=True)
         ]
         done = [0] * len(columns)
@@ -226,7 +239,8 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             offset, reached_ms = portion.batch.offsets[at], portion.reached_ms[at]
             inputs = [column[at] for column in columns[source]]
             place = each.source.topic, offset
-            self._careful_record(rows, place, reached_ms, partial(each.decode, *inputs), each.fold)
+            decode = partial(each.decode, *inputs)
+            self._careful_record(rows, place, reached_ms, decode, each.fold, each.event_ms)
             self._reach(source, offset, reached_ms)
             self._last = source
             yield
@@ -263,11 +277,9 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
 def start_of(processor: Processor[Any, Any]) -> VectorMarker:
     """Return the position of an empty table of *processor*."""
     return beginning(
-        processor.signature, len(processor.topics), processor.version, reads=len(processor.reads)
+        processor.signature,
+        len(processor.topics),
+        processor.version,
+        reads=len(processor.reads),
+        has_event_time=processor.has_event_time,
     )
-
-
-def _columns(each: SourceFold, portion: Portion) -> tuple[Any, ...]:
-    """Return the columns that `each.decode` takes."""
-    columns, asks = portion.batch.columns, each.asks
-    return (*columns, portion.batch.times_ms) if asks else columns

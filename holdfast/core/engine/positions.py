@@ -6,13 +6,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
-from holdfast.core.engine.choices import VectorMarker, decode_vector_marker, encode_vector_marker
-from holdfast.core.engine.codec import NOTHING_APPLIED, Marker, decode_marker, encode_marker
+from holdfast.core.engine.choices import (
+    VectorMarker,
+    decode_vector_marker,
+    encode_vector_marker,
+    event_ms_of,
+)
+from holdfast.core.engine.codec import (
+    EVENT_MARKER_FORMAT,
+    NOTHING_APPLIED,
+    EventMarker,
+    Marker,
+    decode_marker,
+    encode_marker,
+)
 from holdfast.core.engine.merging_folder import start_of
 from holdfast.core.engine.processor import Processor
-from holdfast.errors import ChainError
+from holdfast.core.engine.timers import NEVER
+from holdfast.errors import ChainError, ChangelogError
 
 Position: TypeAlias = Marker | VectorMarker
 """The marker that closes each transaction: of one source, or of several."""
@@ -28,9 +42,33 @@ class PositionFormat:
 
 
 def of_one_source(version: int, sources: int = 0) -> PositionFormat:
-    """Return the format of a table of one source; *sources* is its processor's lineage."""
+    """Return the format of a table of one source without event time; *sources* is its processor's lineage."""
     start = Marker(NOTHING_APPLIED, -1, version, sources=sources)
-    return PositionFormat(start, encode_marker, decode_marker)
+    return PositionFormat(start, encode_marker, partial(_timed_alike, start, decode_marker))
+
+
+def _timed_alike(start: Position, decode: Callable[[bytes], Position], value: bytes) -> Position:
+    """Return the position in *value*; ChangelogError unless it has event time as *start* has.
+
+    It cannot be guessed: a replay under the declaration of today would come to this offset with another event time.
+    """
+    marker = decode(value)
+    if (event_ms_of(marker) is None) != (event_ms_of(start) is None):
+        has, says = (
+            ("without event time", "this one is declared with on_event=")
+            if event_ms_of(marker) is None
+            else ("with event time", "this one is declared without on_event=")
+        )
+        raise ChangelogError(f"position marker of a processor {has}, {says}: raise its version")
+    return marker
+
+
+def start_of_one(processor: Processor[Any, Any]) -> Marker:
+    """Return the position of an empty table of a processor of one source."""
+    start = (NOTHING_APPLIED, -1, processor.version)
+    if not processor.has_event_time:
+        return Marker(*start, sources=processor.lineage)
+    return EventMarker(*start, EVENT_MARKER_FORMAT, processor.lineage, event_ms=-NEVER)
 
 
 def position_format(processor: Processor[Any, Any]) -> PositionFormat:
@@ -55,9 +93,19 @@ def position_format(processor: Processor[Any, Any]) -> PositionFormat:
 
 def stored_format(processor: Processor[Any, Any]) -> PositionFormat:
     """Return the format of the table of *processor*, for a reader that goes on from no position of it."""
+    start: Position
     if processor.on is None:
-        return of_one_source(processor.version, processor.lineage)
-    return PositionFormat(start_of(processor), encode_vector_marker, decode_vector_marker)
+        start = start_of_one(processor)
+        return PositionFormat(start, encode_marker, partial(_timed_alike, start, decode_marker))
+    start = start_of(processor)
+    return PositionFormat(start, encode_vector_marker, partial(_timed_alike, start, decode_vector_marker))
+
+
+def told_position(position: Position) -> bytes:
+    """Return a position as stored, for replies that also tell offset and stream time: nothing where these are all of it."""
+    if isinstance(position, VectorMarker):
+        return encode_vector_marker(position)
+    return encode_marker(position) if isinstance(position, EventMarker) else b""
 
 
 def offsets_of(position: Position) -> tuple[int, ...]:

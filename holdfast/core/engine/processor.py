@@ -18,19 +18,22 @@ from holdfast.core.engine.row_types import why_unfit
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.sources import (
     ASKED,
+    DECODER_INPUTS,
     INPUTS,
     LIMIT_SOURCES,
+    DecoderInput,
     FoldColumns,
     FoldWith,
     Input,
     Source,
     SourceFold,
+    columns_in,
     fingerprint,
 )
 from holdfast.core.engine.streams import Internal
 from holdfast.errors import ConfigError
 
-__all__ = ["INPUTS", "Emit", "Emits", "Headers", "Input", "Processor", "by_name"]
+__all__ = ["INPUTS", "DecoderInput", "Emit", "Emits", "Headers", "Input", "Processor", "by_name"]
 
 E = TypeVar("E")
 R = TypeVar("R")
@@ -42,11 +45,11 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 class Processor(Generic[E, R]):
     """A named, versioned fold of one source topic, or of several, into a table of rows.
 
-    *decode* gets the *inputs* of a record in that order (only its value unless told otherwise) and returns an event, or raises:
-    then the record goes to quarantine. *fold* gets the rows of the record's partition, the event and the partition's stream time
-    in ms (the highest append time so far); it changes rows and may return or yield what to emit. *on_wake* is
-    called when stream time passes a time set with `rows.wake_at`. All three must be pure: no clock, no
-    randomness, no input or output.
+    *decode* gets the *inputs* of a record in that order (its value; its key, headers, topic, partition, offset and timestamp too, if they
+    are named; the timestamp is its append time in ms, -1 for none) and returns an event, or raises: then the record goes to quarantine.
+    *fold* gets the rows of the record's partition, the event and the partition's stream time in ms (the highest append time so far); it
+    changes rows and may return or yield what to emit. *on_wake* is called when stream time passes a time set with `rows.wake_at`. All
+    three must be pure: no clock, no randomness, no input or output.
 
     *route* tells queries in which source partition a row key lives, given the partition count; without it, or for None, a query asks every
     partition, since only the records' producer knows. `emits` names the topics the fold may emit to, or `Stream`s: a record whose fold emits to another
@@ -63,6 +66,12 @@ class Processor(Generic[E, R]):
     looked at its clock, that is recorded in the processor's *choices* (docs/DESIGN.md, "Choices"), which no
     version is part of: to add, remove or reorder sources, give the processor another name. *on_tick* is called
     for times set with `rows.wake_at(key, at_ms, clock="tick")` when the worker's clock passes them.
+
+    **Event time.** *on_event* is called for times set with `rows.wake_at(key, at_ms, clock="event")` when event time passes them, before
+    the record is folded that moves it. Event time is the highest that the events folded so far tell, by *time* or, with `on=`, by the
+    `time` of each source; all sources share it. A source without `time` has stream time for it; a record without a value has none. A record is
+    refused if its time raises or is no int, and then moves nothing. It is in the position, so a processor needs another version when *on_event*
+    comes or goes.
 
     **Several tables.** `tables={"sessions": Session}` declares named tables beside the processor's own, each
     with its type; a fold has the rows of one by `rows.table("sessions")`. They change in the same transaction
@@ -81,9 +90,11 @@ class Processor(Generic[E, R]):
         default=None, hash=False
     )
     version: int = 1
-    inputs: tuple[Input, ...] = ("value",)
+    inputs: tuple[DecoderInput, ...] = ("value",)
+    time: Callable[[E], int] | None = None
     on_wake: Callable[[Rows[R], str, int], Emits] | None = None
     on_tick: Callable[[Rows[R], str, int], Emits] | None = None
+    on_event: Callable[[Rows[R], str, int], Emits] | None = None
     route: Callable[[str, int], int | None] | None = None
     emits: tuple[str, ...] = ()
     in_place: bool = False
@@ -111,9 +122,10 @@ class Processor(Generic[E, R]):
         if (
             not isinstance(self.inputs, tuple | list)
             or not self.inputs
-            or any(name not in INPUTS for name in self.inputs)
+            or any(name not in DECODER_INPUTS for name in self.inputs)
         ):
-            raise self._wrong(f"inputs {self.inputs}; choose from {', '.join(INPUTS)}")
+            raise self._wrong(f"inputs {self.inputs}; choose from {', '.join(DECODER_INPUTS)}")
+        self._check_event_time()
         self._check_functions()
         if (why := why_unfit(self.row)) is not None:
             raise self._wrong(f"row type {self.row!r:.200}: {why}")
@@ -150,11 +162,11 @@ class Processor(Generic[E, R]):
                 )
 
     def _check_sources(self, on: Mapping[Source[Any], Any]) -> None:
-        mixed = [name for name in ("source", "decode", "fold") if getattr(self, name)]
+        mixed = [name for name in ("source", "decode", "fold", "time") if getattr(self, name)]
         if mixed or self.inputs != ("value",):
             what = ", ".join(mixed or ["inputs"])
             raise self._wrong(
-                f"has both on= and {what}: with on= each source has a serde and a fold of its own"
+                f"has both on= and {what}: with on= each source has a serde, a time and a fold of its own"
             )
         if not isinstance(on, Mapping):
             raise self._wrong(f"on is {on!r:.200}; write a dict: {{Source(...): fold}}")
@@ -201,12 +213,28 @@ class Processor(Generic[E, R]):
                     f"version of its writer; write Internal({topic.base!r}, ..., version={self.version})"
                 )
 
+    def _check_event_time(self) -> None:
+        if self.on is None and self.time is not None and self.on_event is None:
+            raise self._wrong(
+                "time tells event time to on_event, which is missing: declare it, or leave out time"
+            )
+        if self.on_event is None:
+            return
+        if self.on is None and self.time is None:
+            raise self._wrong(
+                "on_event needs time=, which tells an event's time: without it take clock='append'"
+            )
+        if self.on is not None and all(source.time is None for source in self.on):
+            raise self._wrong(
+                "on_event needs Source(..., time=...), which tells an event's time: without it take clock='append'"
+            )
+
     def _check_functions(self) -> None:
         timed = ("rows", "key", "at_ms")
         wanted = [*self._folds_wanted()]
         wanted += [
             (name, call, timed)
-            for name in ("on_wake", "on_tick")
+            for name in ("on_wake", "on_tick", "on_event")
             if (call := getattr(self, name)) is not None
         ]
         if self.route is not None:
@@ -222,6 +250,8 @@ class Processor(Generic[E, R]):
         if self.on is None:
             yield "decode", self.decode, tuple(self.inputs)
             yield "fold", self.fold, folded
+            if self.time is not None:
+                yield "time", self.time, ("event",)
         for source, fold in (self.on or {}).items():
             if isinstance(fold, FoldColumns):
                 yield f"decode of {source.topic}", fold.decode, tuple(fold.inputs)
@@ -244,6 +274,16 @@ class Processor(Generic[E, R]):
 
     def _wrong(self, text: str) -> ConfigError:
         return ConfigError(f"processor {self.name}: {text}")
+
+    @property
+    def columns(self) -> tuple[Input, ...]:
+        """Return the columns that batches of the one source must have: those of `inputs`, without what each batch has."""
+        return columns_in(self.inputs)
+
+    @property
+    def has_event_time(self) -> bool:
+        """Return whether its position has event time, and its folds may set timers of the event clock."""
+        return self.on_event is not None
 
     @property
     def stateless(self) -> bool:

@@ -162,7 +162,7 @@ class Inspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class InspectReply(Reply, frozen=True, kw_only=True):
     """The digest of all rows and timers served, exactly as of *as_of_offset*; its changelog holds that
-    state before *changelog_next*. Of several sources *position* is the marker as stored.
+    state before *changelog_next*. Of several sources, or with event time, *position* is the marker as stored.
     """
 
     inspection: str

@@ -18,7 +18,7 @@ __all__ = ["LIMIT_KEY_BYTES", "NEVER", "CanonicalRows", "Clock", "JournaledRows"
 R = TypeVar("R")
 D = TypeVar("D")
 
-Clock = Literal["append", "tick"]
+Clock = Literal["append", "event", "tick"]
 LIMIT_KEY_BYTES = 32_768
 
 
@@ -81,6 +81,7 @@ class Rows(Generic[R]):
         "_wakes",
         "_young",
         "derived",
+        "events",
         "failures",
         "globals",
         "next_wake_ms",
@@ -95,6 +96,7 @@ class Rows(Generic[R]):
         cache_rows: int,
         ticks: TimerTable | None = None,
         *,
+        events: TimerTable | None = None,
         name: str = "",
         tables: Mapping[str, Rows[Any]] = _NO_TABLES,
     ) -> None:
@@ -112,7 +114,7 @@ class Rows(Generic[R]):
             each.failures = self.failures  # whichever table's store fails, the folder looks here
         self.derived: dict[str, Any] = {}
         self.globals = _NO_GLOBALS
-        self.ticks = ticks
+        self.ticks, self.events = ticks, events
         self._wakes = timers_in(store, WAKE)
         self._wakes.journaled = False
         self.next_wake_ms = self._wakes.next_ms
@@ -231,8 +233,9 @@ class Rows(Generic[R]):
         called for it once per append time, not for ever.
 
         With *clock* "tick" it is `on_tick` that is called, at the first tick at or after *at_ms*: the worker's own
-        clock, which moves without records too, as the partition's choices have it. Those are timers of their
-        own, one per key.
+        clock, which moves without records too, as the partition's choices have it. With *clock* "event" it is
+        `on_event`, when event time, the highest of the records' own times, gets to *at_ms*: before the record is
+        folded that moves it there. Each clock has timers of its own, one per key.
         """
         if at_ms is not None and not (isinstance(at_ms, int) and -NEVER < at_ms < NEVER):
             raise FoldError(f"wake_at({key!r:.200}, {at_ms!r:.200}): not a time in whole ms")
@@ -243,20 +246,30 @@ class Rows(Generic[R]):
                 f"wake_at({key!r:.200}) on the rows of table {self._name}: timers are the processor's, call rows.wake_at"
             )
         if clock != "append":
-            self._tick_at(key, at_ms, clock)
+            self._clock(key, clock).set(key, at_ms)
             return
         self._wakes.set(key, at_ms)
         if at_ms is not None and at_ms < self.next_wake_ms:
             self.next_wake_ms = at_ms
 
-    def _tick_at(self, key: str, at_ms: int | None, clock: str) -> None:
-        if clock != "tick":
-            raise FoldError(f"wake_at({key!r:.200}, clock={clock!r:.80}): the clocks are append and tick")
-        if self.ticks is None:
-            raise FoldError(
-                f"wake_at({key!r:.200}, clock='tick'): only processors declared with on= and on_tick= have ticks"
-            )
-        self.ticks.set(key, at_ms)
+    def _clock(self, key: str, clock: str) -> TimerTable:
+        """Return the timers of *clock*, which is not that of append time; FoldError where there are none."""
+        match clock:
+            case "tick" if self.ticks is not None:
+                return self.ticks
+            case "event" if self.events is not None:
+                return self.events
+            case "tick":
+                why = "clock='tick'): only processors declared with on= and on_tick= have ticks"
+            case "event":
+                why = "clock='event'): only processors declared with on_event= and time= have event time"
+            case _:
+                why = f"clock={clock!r:.80}): the clocks are append, event and tick"
+        raise FoldError(f"wake_at({key!r:.200}, {why}")
+
+    def _clocks(self) -> tuple[TimerTable, ...]:
+        """Return the timers of the clocks besides append time."""
+        return tuple(each for each in (self.ticks, self.events) if each is not None)
 
     def due(self, now_ms: int) -> list[tuple[str, int]]:
         """Take the timers due at *now_ms*, each as (key, due time), the earliest first, ties by key. For the
@@ -305,8 +318,8 @@ class Rows(Generic[R]):
         self._order.clear()
         self._wakes.commit()
         self._wakes.journaled = False
-        if self.ticks is not None:
-            self.ticks.commit()
+        for clock in self._clocks():
+            clock.commit()
         self.put.clear()
         if len(self._young) > self._limit:
             self._all_cached = self._all_cached and not self._old
@@ -328,8 +341,8 @@ class Rows(Generic[R]):
         self._wakes.rollback()
         self._wakes.journaled = False
         self.next_wake_ms = self._wakes.next_ms
-        if self.ticks is not None:
-            self.ticks.rollback()
+        for clock in self._clocks():
+            clock.rollback()
         for each in self._tables.values():
             each.rollback()
 
@@ -386,8 +399,8 @@ class JournaledRows(CanonicalRows[R]):
         """Accept what this record changed."""
         self.before.clear()
         self._wakes.keep()
-        if self.ticks is not None:
-            self.ticks.keep()
+        for clock in self._clocks():
+            clock.keep()
         self.put.clear()
         self._base.next_wake_ms = self.next_wake_ms
         for each in self._journals.values():
@@ -405,8 +418,8 @@ class JournaledRows(CanonicalRows[R]):
                     self._order.discard(row_key(key))
         self._wakes.undo()
         self.next_wake_ms = self._wakes.next_ms
-        if self.ticks is not None:
-            self.ticks.undo()
+        for clock in self._clocks():
+            clock.undo()
         for each in self._journals.values():
             each.undo()
         self.keep()

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar, get_args
 from zlib import crc32
 
+from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declaring import is_serde, is_topic
 from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Serde, Text
+from holdfast.core.engine.timers import NEVER
 from holdfast.errors import ConfigError, DecodeError
 
 T = TypeVar("T")
@@ -23,17 +25,22 @@ T = TypeVar("T")
 Input = Literal["value", "key", "headers", "offset", "partition"]
 INPUTS: tuple[Input, ...] = get_args(Input)
 """What the columns of a batch may be."""
+DecoderInput = Literal["value", "key", "headers", "offset", "partition", "timestamp", "topic"]
+DECODER_INPUTS: tuple[DecoderInput, ...] = get_args(DecoderInput)
+"""What a decoder of one source may take: columns of a batch, the append times that each batch has, and its topic."""
 Asked = Literal["key", "headers", "offset", "partition", "timestamp", "topic", "event_ms"]
 ASKED: tuple[Asked, ...] = get_args(Asked)
 """What a fold may ask for besides the event."""
 LIMIT_SOURCES = 8
+EventTime = Callable[[Any, int], int]
+"""Gives the event time in ms of what was decoded, at a stream time; -NEVER for none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source(Generic[T]):
     """A topic to fold: `orders = Source("orders", Json(Order))`.
 
-    *time* tells an event's own time in ms, for folds that ask for "event_ms". *key* reads the records' keys,
+    *time* tells an event's own time in ms, for folds that ask for "event_ms" and for the event clock. *key* reads the records' keys,
     for folds that ask for "key". ConfigError for what is no topic or no serde.
     """
 
@@ -83,23 +90,46 @@ class FoldColumns:
 
     fold: Callable[[Rows[Any], Any, int], Emits]
     decode: Callable[..., Any]
-    inputs: tuple[Input, ...]
+    inputs: tuple[DecoderInput, ...]
+
+
+def columns_in(inputs: Sequence[DecoderInput]) -> tuple[Input, ...]:
+    """Return what of *inputs* are columns of a batch; append times and the topic are with every batch.
+
+    >>> columns_in(("value", "timestamp", "key"))
+    ('value', 'key')
+    """
+    return tuple(name for name in inputs if name in INPUTS)
+
+
+def decoder_columns(inputs: Sequence[DecoderInput], topic: str, batch: Batch) -> tuple[Sequence[Any], ...]:
+    """Return the columns that a decoder of *inputs* takes, of a batch that has those of `columns_in`.
+
+    >>> decoder_columns(("topic", "value", "timestamp"), "clicks", Batch([7], [99], ([b"x"],)))
+    (('clicks',), [b'x'], [99])
+    """
+    if len(inputs) == len(batch.columns):
+        return batch.columns
+    columns, topics = iter(batch.columns), (topic,) * len(batch.offsets)
+    told = {"timestamp": batch.times_ms, "topic": topics}
+    return tuple(told[name] if name in told else next(columns) for name in inputs)
 
 
 class SourceFold:
-    """A source and its fold as folders call them: `decode` of the columns of a record, then `fold` of what
-    that gives. With *asks*, its append time follows the columns.
+    """A source and its fold as folders call them: `decode` of `columns` of a record, then `fold` of what that gives.
+    With *asks*, its append time follows the columns.
 
     *inputs* are the columns that batches of this source must have.
     """
 
-    __slots__ = ("_call", "asks", "decode", "fold", "inputs", "number", "source")
+    __slots__ = ("_call", "_takes", "asks", "decode", "fold", "inputs", "number", "source")
 
     def __init__(
         self, number: int, source: Source[Any], fold: Callable[..., Emits] | FoldWith | FoldColumns
     ) -> None:
         self.number, self.source = number, source
         self.inputs: tuple[Input, ...] = ("value",)
+        self._takes: tuple[DecoderInput, ...] = ("value",)
         self.decode: Callable[..., Any] = source.serde.decode
         self._call = fold.fold if isinstance(fold, FoldWith | FoldColumns) else fold
         self.fold: Callable[[Rows[Any], Any, int], Emits] = self._call
@@ -108,8 +138,18 @@ class SourceFold:
             columns: list[Input] = [name for name in fold.inputs if name in INPUTS]
             self.inputs = ("value", *dict.fromkeys(columns))
             self.decode, self.fold = _asking(source, fold, self.inputs), self._spread
+            self._takes = self.inputs
         elif isinstance(fold, FoldColumns):
-            self.inputs, self.decode = fold.inputs, fold.decode
+            self.inputs, self.decode, self._takes = columns_in(fold.inputs), fold.decode, tuple(fold.inputs)
+
+    def columns(self, batch: Batch) -> tuple[Sequence[Any], ...]:
+        """Return the columns that `decode` takes."""
+        columns = decoder_columns(self._takes, self.source.topic, batch)
+        return (*columns, batch.times_ms) if self.asks else columns
+
+    def event_ms(self, told: Any, stream_ms: int) -> int:
+        """Return the event time of what was decoded, see `event_time`."""
+        return event_time(self.source.topic, self.source.time, told[0] if self.asks else told, stream_ms)
 
     def _spread(self, rows: Rows[Any], told: tuple[Any, ...], at_ms: int) -> Emits:
         return self._call(rows, told[0], at_ms, *told[1:])
@@ -149,6 +189,22 @@ def _event_ms(source: Source[Any], event: Any, timestamp: int) -> int:
     at_ms = timestamp if event is None else source.time(event)
     if type(at_ms) is not int:
         raise DecodeError(f"time of {source.topic} gives {at_ms!r:.100}, which is not a time in whole ms")
+    return at_ms
+
+
+def event_time(topic: str, time: Callable[[Any], int] | None, event: Any, stream_ms: int) -> int:
+    """Return the event time in ms of an event: what *time* gives or, without it, the stream time, if there is one. An event of None, of a
+    record without a value, has none: -NEVER.
+
+    Raises DecodeError for what is not a time in whole ms.
+    """
+    if time is None:
+        return stream_ms if stream_ms >= 0 else -NEVER
+    if event is None:
+        return -NEVER
+    at_ms = time(event)
+    if type(at_ms) is not int or not -NEVER < at_ms < NEVER:
+        raise DecodeError(f"time of {topic} gives {at_ms!r:.100}, which is not a time in whole ms")
     return at_ms
 
 

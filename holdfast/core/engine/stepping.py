@@ -14,13 +14,23 @@ from itertools import chain
 from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from holdfast.core.engine.asides import Asides, close_asides, open_asides
-from holdfast.core.engine.codec import encode_due, row_key, row_keys, text_key, tick_key, wake_key
+from holdfast.core.engine.codec import (
+    EVENT,
+    encode_due,
+    event_key,
+    row_key,
+    row_keys,
+    text_key,
+    tick_key,
+    wake_key,
+)
 from holdfast.core.engine.emit_rules import EmitRules
 from holdfast.core.engine.emits import Emit, Emits
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
+from holdfast.core.engine.sources import EventTime
 from holdfast.core.engine.table_parts import TablePart, table_parts
-from holdfast.core.engine.timers import TimerTable
+from holdfast.core.engine.timers import NEVER, TimerTable, timers_in
 from holdfast.errors import FoldError
 
 R = TypeVar("R")
@@ -115,6 +125,9 @@ class Written(ABC):
 C = TypeVar("C", bound=Written)
 
 
+_Fold: TypeAlias = Callable[[Rows[R], Any, int], Emits]
+
+
 class _LooseError(Exception):
     """The fold sets rows with values of another type than declared: a list in a tuple's place, say, which
     the next record could change.
@@ -122,7 +135,8 @@ class _LooseError(Exception):
 
 
 class SteppingFolder(ABC, Generic[R, P, C]):
-    """State of one partition between transactions: its rows, its position, its stream time.
+    """State of one partition between transactions: its rows, its position, its stream time and, where the
+    processor has that, its event time.
 
     A transaction is first folded at full speed. If anything in it fails, it is rolled back and folded again
     record by record, each undone on failure: because folds are pure, the records before the bad one give the
@@ -148,10 +162,13 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         limit_bytes: int,
         trace: Callable[[Transition[R]], None] | None,
         ticks: TimerTable | None = None,
+        event_ms: int | None = None,
     ) -> None:
         self.processor = processor
         self.stream_ms = self._before_ms = stream_ms
-        self._parts = table_parts(processor, store, cache_rows, ticks)
+        self.event_ms = self._before_event_ms = -NEVER if event_ms is None else event_ms
+        self._events = timers_in(store, EVENT) if processor.has_event_time else None
+        self._parts = table_parts(processor, store, cache_rows, ticks, self._events)
         self.rows: Rows[R] = self._parts[0].rows
         self._limit_bytes, self._trace, self._rules = limit_bytes, trace, EmitRules(processor, limit_bytes)
         self._emits: list[Emit] = []
@@ -264,13 +281,13 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         """
         assert self.changes is not None
         self._moved()
-        self._before_ms = self.stream_ms
+        self._before_ms, self._before_event_ms = self.stream_ms, self.event_ms
         self.rows.commit()
         self._forget()
 
     def rollback(self) -> None:
         """Forget the transaction in progress."""
-        self.stream_ms = self._before_ms
+        self.stream_ms, self.event_ms = self._before_ms, self._before_event_ms
         self.rows.rollback()
         self._forget()
 
@@ -331,6 +348,23 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             if rows.fire(key, due_ms):
                 self._emits.extend(self._on_wake(rows, key, due_ms) or ())
 
+    def _timed(self, fold: _Fold[R], time: EventTime) -> _Fold[R]:
+        """Return *fold* with event time let pass before it: where there is none, folds are called as they are."""
+        events, on_event = self._events, self.processor.on_event
+        assert events is not None
+        assert on_event is not None
+
+        def timed(rows: Rows[R], event: Any, at_ms: int) -> Emits:
+            event_ms = time(event, at_ms)
+            if event_ms > self.event_ms:
+                self.event_ms = event_ms
+                for key, due_ms in events.due(event_ms):
+                    if events.fire(key, due_ms):
+                        self._emits.extend(on_event(rows, key, due_ms) or ())
+            return fold(rows, event, at_ms)
+
+        return timed
+
     def _on_wake(self, rows: Rows[R], key: str, at_ms: int) -> Emits:
         if self.processor.on_wake is None:
             raise FoldError(
@@ -360,7 +394,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         at: Place,
         at_ms: int,
         decode: Callable[[], Any],
-        fold: Callable[[Rows[R], Any, int], Emits],
+        fold: _Fold[R],
+        time: EventTime,
     ) -> None:
         if at_ms > self.stream_ms:
             self.stream_ms = at_ms
@@ -371,12 +406,26 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                     self._attempt(rows, at, "wake", act, f"timer {key!r:.200} due at {due_ms}: ")
         try:
             event = decode()
+            event_ms = -NEVER if self._events is None else time(event, self.stream_ms)
         except MemoryError:
             raise
         except USERS_FAILURES as error:
             self._refuse(at, "decode", error)
             return
+        if event_ms > self.event_ms:
+            self._pass_event_time(rows, at, event_ms)
         self._attempt(rows, at, "fold", partial(fold, rows, event, self.stream_ms))
+
+    def _pass_event_time(self, rows: JournaledRows[R], at: Place, event_ms: int) -> None:
+        events, on_event = self._events, self.processor.on_event
+        assert events is not None
+        assert on_event is not None
+        self.event_ms = event_ms
+        for key, due_ms in events.due(event_ms):
+            if events.fire(key, due_ms):
+                rows.keep()  # a timer that fails has fired all the same
+                act = partial(on_event, rows, key, due_ms)
+                self._attempt(rows, at, "wake", act, f"event timer {key!r:.200} due at {due_ms}: ")
 
     def _attempt(
         self,
@@ -460,11 +509,12 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         puts.extend(
             (wake_key(key), None if at_ms is None else encode_due(at_ms)) for key, at_ms in wakes.items()
         )
-        if self.rows.ticks is not None:
-            puts.extend(
-                (tick_key(key), None if at_ms is None else encode_due(at_ms))
-                for key, at_ms in self.rows.ticks.changed.items()
-            )
+        for clock, stored in ((self.rows.ticks, tick_key), (self._events, event_key)):
+            if clock is not None:
+                puts.extend(
+                    (stored(key), None if at_ms is None else encode_due(at_ms))
+                    for key, at_ms in clock.changed.items()
+                )
         self.changes = self._finished(taken, records, puts)
 
     def _stored(

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from holdfast.core.engine.choices import VectorMarker
-from holdfast.core.engine.codec import APPLIED, FORMAT, NAMED, ROW_KINDS, TICK, WAKE
+from holdfast.core.engine.choices import VectorMarker, event_ms_of
+from holdfast.core.engine.codec import APPLIED, EVENT, FORMAT, NAMED, ROW_KINDS, TICK, TIMER_KINDS, WAKE
 from holdfast.core.engine.positions import Position, PositionFormat, goes_back, of_one_source
 from holdfast.core.kafka.record_batch import NO_PRODUCER, ControlType, RecordBatch, control_of
 from holdfast.errors import ChangelogError
@@ -237,8 +237,10 @@ class Audit:
 
 
 def _kinds(positions: PositionFormat) -> tuple[bytes, ...]:
-    """Return the kinds of keys that are rows and timers: those of ticks where there may be any."""
-    return (*ROW_KINDS, WAKE, TICK) if isinstance(positions.start, VectorMarker) else (*ROW_KINDS, WAKE)
+    """Return the kinds of keys that are rows and timers: those of ticks and of event time where there may be any."""
+    ticks = (TICK,) if isinstance(positions.start, VectorMarker) else ()
+    events = () if event_ms_of(positions.start) is None else (EVENT,)
+    return (*ROW_KINDS, WAKE, *ticks, *events)
 
 
 def _unfit(written: _Written, positions: PositionFormat) -> str | None:
@@ -258,7 +260,7 @@ def _unfit(written: _Written, positions: PositionFormat) -> str | None:
         return "a key that is not text"
     if key[:1] == NAMED and b"\x00" not in key:
         return "a row of a table without a name"
-    if key[:1] in (WAKE, TICK) and len(value) != _DUE_BYTES:
+    if key[:1] in TIMER_KINDS and len(value) != _DUE_BYTES:
         return f"a timer of {len(value)} bytes"
     if key[:1] in ROW_KINDS and value[:1] != FORMAT:
         return f"a row of unknown format {value[:1].hex() or 'none'}"

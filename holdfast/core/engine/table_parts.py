@@ -40,7 +40,11 @@ class NamedStore:
 
 
 def table_parts(
-    processor: Processor[Any, Any], store: Store, cache_rows: int, ticks: TimerTable | None
+    processor: Processor[Any, Any],
+    store: Store,
+    cache_rows: int,
+    ticks: TimerTable | None,
+    events: TimerTable | None,
 ) -> tuple[TablePart, ...]:
     """Return the processor's own table and its named ones in the order of their declaration, all over *store*.
 
@@ -54,7 +58,7 @@ def table_parts(
         named.append(TablePart(name, table_prefix(name), codec, rows))
     codec = RowCodec(processor.row)
     tables = {part.name: part.rows for part in named}
-    own = _kind(codec)(store, codec, each_rows, ticks, tables=tables)
+    own = _kind(codec)(store, codec, each_rows, ticks, events=events, tables=tables)
     return (TablePart("", ROW, codec, own), *named)
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.core.engine.declaring import why_uncallable
 from holdfast.core.engine.partitioners import by_key
-from holdfast.core.engine.processor import Emit, Emits, Input, Processor
+from holdfast.core.engine.processor import DecoderInput, Emit, Emits, Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.sources import Source
 from holdfast.core.streams.durations import duration_ms
@@ -60,7 +60,7 @@ def aggregate(
     fold: Callable[[A | None, E], A],
     row: type[A] | Any,
     version: int = 1,
-    inputs: tuple[Input, ...] = ("value",),
+    inputs: tuple[DecoderInput, ...] = ("value",),
     route: Route | None = by_key,
     emits: str | Updates | None = None,
 ) -> Processor[E, A]:
@@ -300,7 +300,7 @@ def dedupe(
     ttl: str | int,
     decode: Callable[..., E] | None = None,
     version: int = 1,
-    inputs: tuple[Input, ...] = ("value",),
+    inputs: tuple[DecoderInput, ...] = ("value",),
     route: Route | None = by_key,
     in_place: bool = False,
 ) -> Processor[Any, int]:

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.core.engine.declaring import why_uncallable
 from holdfast.core.engine.partitioners import by_key
-from holdfast.core.engine.processor import Input, Processor
+from holdfast.core.engine.processor import DecoderInput, Processor
 from holdfast.core.engine.serdes import Bytes
 from holdfast.core.engine.sources import FoldColumns, Source
 from holdfast.core.streams.durations import duration_ms
@@ -80,7 +80,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
         retention: str | int = "1d",
         idle: str | int | None = None,
         version: int = 1,
-        inputs: tuple[Input, ...] = ("value",),
+        inputs: tuple[DecoderInput, ...] = ("value",),
         route: Callable[[str, int], int | None] | None = by_key,
         in_place: bool = False,
     ) -> None:
@@ -120,7 +120,9 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
             sent_later=_sent_later(emit, row),
         )
         reads = _carrying(reads_event, len(inputs), raw=late is not None)
-        more: tuple[Input, ...] = ("partition",) if late is None else ("key", "value", "headers", "partition")
+        more: tuple[DecoderInput, ...] = (
+            ("partition",) if late is None else ("key", "value", "headers", "partition")
+        )
         super().__init__(
             name=name,
             **_read_from(topic, windows, reads, (*inputs, *more), ticks=idle_ms is not None),
@@ -133,7 +135,12 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
 
 
 def _read_from(
-    source: str, fold: WindowFold, decode: Callable[..., Arrived], inputs: tuple[Input, ...], *, ticks: bool
+    source: str,
+    fold: WindowFold,
+    decode: Callable[..., Arrived],
+    inputs: tuple[DecoderInput, ...],
+    *,
+    ticks: bool,
 ) -> dict[str, Any]:
     """Return what declares the source of a processor; one that ticks has `on=`."""
     if ticks:

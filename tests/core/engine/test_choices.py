@@ -96,7 +96,7 @@ def test_markers_come_back() -> None:
         (b"", "malformed"),
         (packed([[4], 17, 3]), "format None"),
         (packed([[4], 17, 3, 2]), "malformed"),
-        (packed([[4], 17, 3, 9]), "format 9, this version reads 2 and 3 here: upgrade"),
+        (packed([[4], 17, 3, 9]), "format 9, this version reads 2, 3, 5 and 6 here: upgrade"),
         (packed([[4], 17, 3, "2"]), "format '2'"),
         (packed([[4, 5], 17, 3, 2, [17], 0, 9, 5, 7]), "2 offsets, 1 times"),
         (packed([[4], 17, 3, 2, [17], 1, 9, 5, 7]), "last source 1"),

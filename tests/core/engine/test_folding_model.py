@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from holdfast.core.engine.choices import event_ms_of
 from holdfast.core.engine.codec import APPLIED, META, NOTHING_APPLIED, decode_marker, digest
 from holdfast.core.engine.folding import Batch, Changes, Folder, Transition
 from holdfast.core.engine.processor import Emit, Processor
@@ -112,8 +114,12 @@ def _act(rows: Any, row: type[Any], operation: tuple[Any, ...], at_ms: int) -> I
             yield Emit("out", None, repr(seen).encode()[: LIMIT_BYTES - 10])
         case ("wake", key, after_ms):
             rows.wake_at(key, None if after_ms is None else at_ms + after_ms)
+        case ("wake event", key, when):
+            rows.wake_at(key, when, clock="event")
         case ("wake badly", key, when):
             rows.wake_at(key, when)
+        case ("at", _):
+            pass
         case ("emit", what):
             yield what
         case ("change in place", key):
@@ -131,6 +137,27 @@ def fold_with(row: type[Any]) -> Callable[[Any, Any, int], Iterator[Emit]]:
                 yield Emit("seen", operation[1], repr(rows.get(operation[1])).encode()[:LIMIT_BYTES])
 
     return fold
+
+
+def time_of(event: Any) -> Any:
+    """Return an event's own time: that of its first "at"."""
+    return next((operation[1] for operation in event if operation[0] == "at"), 5)
+
+
+def event_with(row: type[Any]) -> Callable[[Any, str, int], Iterator[Emit]]:
+    def on_event(rows: Any, key: str, due_ms: int) -> Iterator[Emit]:
+        _grow(rows, row, key, 9)
+        yield Emit("woken", key, b"event %d" % due_ms)
+        if key in ("again", "past", "later"):
+            rows.wake_at(key, due_ms + {"again": 0, "past": -1, "later": 5}[key], clock="event")
+        if key == "meddles":
+            rows.wake_at("raises", None, clock="event")
+            rows.wake_at("b", due_ms)
+        if key == "raises":
+            rows.wake_at("later", due_ms + 1, clock="event")
+            raise RuntimeError("on_event failed")
+
+    return on_event
 
 
 def wake_with(row: type[Any]) -> Callable[[Any, str, int], Iterator[Emit]]:
@@ -159,8 +186,9 @@ class NaiveRows:
     Rows are kept as bytes: what a later reader finds is what everyone finds.
     """
 
-    def __init__(self, row: type[Any]) -> None:
-        self.row, self.stored, self.timers = row, dict[str, bytes](), dict[str, int]()
+    def __init__(self, row: type[Any], clocks: tuple[str, ...]) -> None:
+        self.row, self.stored = row, dict[str, bytes]()
+        self.timers: dict[str, dict[str, int]] = {clock: {} for clock in clocks}
 
     def get(self, key: str, default: Any = None) -> Any:
         self._key(key)
@@ -186,12 +214,14 @@ class NaiveRows:
         keys = sorted((key for key in self.stored if key.startswith(prefix)), key=str.encode)
         yield from [(key, self.get(key)) for key in keys]
 
-    def wake_at(self, key: str, at_ms: Any) -> None:
+    def wake_at(self, key: str, at_ms: Any, *, clock: str = "append") -> None:
         self._key(key)
+        if clock not in self.timers:
+            raise FoldError("no such clock")
         if at_ms is None:
-            self.timers.pop(key, None)
+            self.timers[clock].pop(key, None)
         elif isinstance(at_ms, int) and abs(at_ms) < 1 << 62:
-            self.timers[key] = at_ms
+            self.timers[clock][key] = at_ms
         else:
             raise FoldError("not a time")
 
@@ -204,29 +234,34 @@ class NaiveRows:
 class Naive:
     """Folds one record at a time."""
 
-    def __init__(self, row: type[Any]) -> None:
-        self.rows, self.fold, self.on_wake = NaiveRows(row), fold_with(row), wake_with(row)
-        self.stream_ms = -1
+    def __init__(self, row: type[Any], *, timed: bool) -> None:
+        self.fold, self.timed = fold_with(row), timed
+        self.calls = {"append": wake_with(row), "event": event_with(row)}
+        self.rows = NaiveRows(row, ("append", "event") if timed else ("append",))
+        self.stream_ms, self.event_ms = -1, -(1 << 62)
         self.emits: list[Emit] = []
         self.refused: list[tuple[int, str]] = []
 
     def record(self, offset: int, at_ms: int, value: Any) -> None:
         if at_ms > self.stream_ms:
             self.stream_ms = at_ms
-            for due_ms, key in sorted(
-                (due_ms, key) for key, due_ms in self.rows.timers.items() if due_ms <= at_ms
-            ):
-                if self.rows.timers.get(key) == due_ms:
-                    del self.rows.timers[key]
-                    self._attempt(
-                        offset,
-                        "wake",
-                        lambda key=key, due_ms=due_ms: self.on_wake(self.rows, key, due_ms),  # type: ignore[misc]
-                    )
-        if value == "undecodable":
+            self._ring("append", offset, at_ms)
+        own = None if value == "undecodable" else time_of(value)
+        if own is None or (self.timed and (type(own) is not int or abs(own) >= 1 << 62)):
             self.refused.append((offset, "decode"))
-        else:
-            self._attempt(offset, "fold", lambda: self.fold(self.rows, value, self.stream_ms))
+            return
+        if self.timed and own > self.event_ms:
+            self.event_ms = own
+            self._ring("event", offset, own)
+        self._attempt(offset, "fold", lambda: self.fold(self.rows, value, self.stream_ms))
+
+    def _ring(self, clock: str, offset: int, now_ms: int) -> None:
+        timers = self.rows.timers[clock]
+        for due_ms, key in sorted((due_ms, key) for key, due_ms in timers.items() if due_ms <= now_ms):
+            if self.rows.timers[clock].get(key) == due_ms:  # other dicts behind one that failed
+                del self.rows.timers[clock][key]
+                act = partial(self.calls[clock], self.rows, key, due_ms)
+                self._attempt(offset, "wake", act)
 
     def _attempt(self, offset: int, stage: str, act: Callable[[], Iterator[Emit]]) -> None:
         before = deepcopy((self.rows.stored, self.rows.timers))
@@ -255,6 +290,8 @@ good = st.one_of(
     st.tuples(st.sampled_from(["delete", "discard", "look", "none"]), keys),
     st.tuples(st.just("scan"), st.sampled_from(PREFIXES)),
     st.tuples(st.just("wake"), keys, st.none() | st.integers(-12, 12)),
+    st.tuples(st.just("wake event"), keys, st.none() | st.integers(-4, 40)),
+    st.tuples(st.just("at"), st.integers(-4, 40)),
     st.just(("emit", Emit("out", "k", b"v"))),
 )
 bad = st.one_of(
@@ -272,6 +309,7 @@ bad = st.one_of(
         ),
     ),
     st.tuples(st.just("change in place"), keys),
+    st.tuples(st.just("at"), st.sampled_from([1.5, "soon", True, 1 << 62, -(1 << 62)])),
     st.just(("raise",)),
 )
 events = st.one_of(
@@ -296,17 +334,19 @@ class FoldedAnyway(RuleBasedStateMachine):
 
     row: type[Any] = Plain
 
-    @initialize(cache_rows=st.sampled_from([1, 4, 8, 1000]))
-    def start(self, cache_rows: int) -> None:
+    @initialize(cache_rows=st.sampled_from([1, 4, 8, 1000]), timed=st.booleans())
+    def start(self, cache_rows: int, timed: bool) -> None:
         self.log: list[Record] = []
-        self.naive, self.store, self.cache_rows = Naive(self.row), BrokenStore(), cache_rows
+        self.naive, self.store, self.cache_rows = Naive(self.row, timed=timed), BrokenStore(), cache_rows
         self.done = 0
         self.processor: Processor[Any, Any] = Processor(
             name="t",
             source="s",
             decode=decode,
             fold=fold_with(self.row),
+            time=time_of if timed else None,
             on_wake=wake_with(self.row),
+            on_event=event_with(self.row) if timed else None,
             row=self.row,
             emits=EMITS,
         )
@@ -320,6 +360,7 @@ class FoldedAnyway(RuleBasedStateMachine):
             self.store,
             applied=marker.applied if marker else NOTHING_APPLIED,
             stream_ms=marker.stream_ms if marker else -1,
+            event_ms=event_ms_of(marker) if marker else None,
             cache_rows=self.cache_rows,
             limit_bytes=LIMIT_BYTES,
         )
@@ -389,6 +430,7 @@ class FoldedAnyway(RuleBasedStateMachine):
         assert changes.records == count
         assert changes.marker.applied == self.log[self.done - 1][0]
         assert changes.marker.stream_ms == self.naive.stream_ms
+        assert event_ms_of(changes.marker) == (self.naive.event_ms if self.naive.timed else None)
         assert changes.emits == self.naive.emits
         assert [(each.offset, each.stage) for each in changes.refused] == self.naive.refused
         write(self.store, changes)
@@ -404,6 +446,7 @@ class FoldedAnyway(RuleBasedStateMachine):
             return
         assert state(self.store) == model_state(self.naive)
         assert self.folder.stream_ms == self.naive.stream_ms
+        assert self.folder.event_ms == self.naive.event_ms
 
     def teardown(self) -> None:
         """Fold all of it once more, in one transaction and in many with a trace: same bytes, and
@@ -458,8 +501,9 @@ def state(store: dict[bytes, bytes]) -> dict[bytes, bytes]:
 def model_state(naive: Naive) -> dict[bytes, bytes]:
     rows = {b"\x02" + key.encode(): b"\x01" + value for key, value in naive.rows.stored.items()}
     return rows | {
-        b"\x01" + key.encode(): at_ms.to_bytes(8, "big", signed=True)
-        for key, at_ms in naive.rows.timers.items()
+        kind + key.encode(): at_ms.to_bytes(8, "big", signed=True)
+        for kind, clock in ((b"\x01", "append"), (b"\x05", "event"))
+        for key, at_ms in naive.rows.timers.get(clock, {}).items()
     }
 
 

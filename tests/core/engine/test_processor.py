@@ -77,7 +77,7 @@ def test_versions_start_at_one(version: int) -> None:
         declare(version=version)
 
 
-@pytest.mark.parametrize("inputs", [(), ("values",), ("value", "topic")])
+@pytest.mark.parametrize("inputs", [(), ("values",), ("value", "event_ms")])
 def test_inputs_are_those_of_a_record(inputs: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="choose from value, key, headers, offset"):
         declare(inputs=inputs)

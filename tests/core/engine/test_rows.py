@@ -522,7 +522,11 @@ def test_a_prefix_scan_is_a_filter_of_all_rows(
 
 @pytest.mark.parametrize(
     ("clock", "why"),
-    [("tick", "only processors declared with on= and on_tick="), ("wall", "the clocks are append and tick")],
+    [
+        ("tick", "only processors declared with on= and on_tick="),
+        ("event", "only processors declared with on_event= and time="),
+        ("wall", "the clocks are append, event and tick"),
+    ],
 )
 def test_rows_of_one_source_have_the_clock_of_append_time_only(clock: Any, why: str) -> None:
     rows = rows_over()

@@ -11,15 +11,19 @@ import pytest
 from holdfast.core.engine.choices import VectorMarker, decode_vector_marker, encode_vector_marker
 from holdfast.core.engine.codec import (
     APPLIED,
+    EventMarker,
     Marker,
+    decode_marker,
     encode_due,
     encode_marker,
+    event_key,
     row_key,
     tick_key,
     wake_key,
 )
-from holdfast.core.engine.positions import PositionFormat
+from holdfast.core.engine.positions import PositionFormat, of_one_source
 from holdfast.core.engine.strays import Audit, ForeignRecords
+from holdfast.core.engine.timers import NEVER
 from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, ControlType, Record, RecordBatch
 from tests.support.marker_batches import marker_batch
 
@@ -307,3 +311,20 @@ def test_a_tick_timer_that_compaction_has_dropped_is_not_guessed() -> None:
     log.put((tick_key("a"), encode_due(9)))
     work(log, position(2, 0), (B, row("2")))
     assert of_several(log.compacted()).mend().unknown == (tick_key("a"),)
+
+
+# -- with event time
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_timers_of_event_time_are_written_where_the_position_has_it(timed: bool) -> None:
+    start, said = EventMarker(-1, -1, 1, 4, 0, event_ms=-NEVER), EventMarker(3, 30, 1, 4, 0, event_ms=7)
+    positions = PositionFormat(start, encode_marker, decode_marker) if timed else of_one_source(1)
+    log, audit = Log(), Audit(1, positions)
+    marker = encode_marker(said if timed else Marker(3, 30, 1))
+    log.put((event_key("a"), encode_due(5)), (event_key("b"), b"1"), (APPLIED, marker), producer=OURS)
+    log.finish(OURS)
+    for batch in log.batches:
+        audit.add(batch)
+    why = {each.why for each in audit.findings().strays}
+    assert why == ({"a timer of 1 bytes"} if timed else {"a key of unknown kind 05"})
