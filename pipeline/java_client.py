@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.config import Settings
+from holdfast.config.security import Sasl
 from holdfast.errors import ConfigError
-from holdfast.security import Sasl
 
 _SAME = (
     "bootstrap.servers",

@@ -108,9 +108,6 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
 # Modules of the import root that are one topic with another.
 TOPIC = {
     "class_archive": "jars",
-    "config_sources": "config",
-    "kafka_properties": "config",
-    "security": "config",
 }
 PACKAGES: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
@@ -610,7 +607,7 @@ PLANTED = [
     ("agents.web", "from . import app", "relative"),
     ("agents.web", "import tables", "write holdfast.tables"),
     ("cli.topics", "import holdfast.nowhere", "not a room"),
-    ("security", "import holdfast.clock", "config may import errors of holdfast"),
+    ("config.security", "import holdfast.clock", "config may import errors of holdfast"),
 ]
 
 

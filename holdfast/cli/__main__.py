@@ -206,7 +206,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         finally:
             sys.stdout.flush()  # here, where it can still be told that what reads it is gone or full
     except HoldfastError as error:
-        _fail(str(error), code=2 if isinstance(error, ConfigError) else 1, verbose=chosen.verbose)
+        wrong = isinstance(error, ConfigError)
+        lines = error.args if wrong else [str(error)]
+        message = "\n  ".join(" ".join(line.split()) for line in lines)
+        _fail(message, code=2 if wrong else 1, verbose=chosen.verbose)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
@@ -246,12 +249,12 @@ def _drop_stdout() -> None:
 
 
 def _fail(message: str, *, code: int, verbose: int) -> NoReturn:
-    """Say what is wrong in one line; called while the exception is handled, so that -v can show where it came from."""
+    """Print *message*, a line for each wrong setting; called while the exception is handled, so that -v can show where it came from."""
     if verbose:
         import traceback
 
         traceback.print_exc()
-    print(f"holdfast: {' '.join(message.split())}", file=sys.stderr)
+    print(f"holdfast: {message}", file=sys.stderr)
     sys.exit(code)
 
 
