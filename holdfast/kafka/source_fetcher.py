@@ -44,8 +44,7 @@ class Fetched:
     """Records of one partition as one fetch brought them. *first* is the position before it: nothing between
     it and the records exists.
 
-    Those of a topic that ordinary agents read are handed on *singly*. *broker_time* tells whose clock the
-    last of them has its time from.
+    *broker_time* tells whose clock the last of them has its time from.
     *readers* counts the processors that have them in hand; after the last the records are let go.
     """
 
@@ -53,7 +52,6 @@ class Fetched:
     topic: str
     partition: int
     first: int
-    singly: bool = False
     records: Records = field(default_factory=Records)
     broker_time: bool = False
     last: int = -1
@@ -229,7 +227,7 @@ class SourceFetcher:
     ) -> tuple[int, int]:
         place = chunk.source.place
         reading = self._readings[place]
-        fetched = fetches.get(place) or Fetched(epoch, *place, reading.following, singly=chunk.source.advised)
+        fetched = fetches.get(place) or Fetched(epoch, *place, reading.following)
         before = len(fetched.records)
         size = reader.take(fetched.records, limit)
         if more := len(fetched.records) - before:
