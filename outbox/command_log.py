@@ -24,7 +24,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.errors import BrokerError, HoldfastError
 from holdfast.kafka.clients import make_writer
 from holdfast.kafka.codes import is_of_group
-from holdfast.kafka.log_reader import LogReader
+from holdfast.kafka.reading.log_reader import LogReader
 from holdfast.outbox.commands import (
     END_S,
     POLL_S,

@@ -24,8 +24,8 @@ from holdfast.core.untrusted import careful
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_reader, make_writer, reader_options
 from holdfast.kafka.codes import NO_LEADER, code_of
-from holdfast.kafka.log_reader import LogReader
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.log_reader import LogReader
+from holdfast.kafka.reading.skipper import Skipper
 from holdfast.outbox.settings import HarvestSettings
 
 logger = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from holdfast.core.outbox.election import (
 )
 from holdfast.errors import BrokerError, HoldfastError, TopicError
 from holdfast.kafka.clients import make_member, make_writer
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.skipper import Skipper
 from holdfast.outbox.troubles import Trouble
 
 logger = logging.getLogger(__name__)

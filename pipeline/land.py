@@ -23,7 +23,7 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.skips import OffsetRanges, gaps
 from holdfast.errors import LakeError, LostRecordsError, SparkError
-from holdfast.kafka.skip_log import read_skips
+from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.lake import (
     COLUMNS,
     FIRST_LINK,

@@ -18,7 +18,7 @@ from holdfast.core.engine.choices import VectorMarker
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.skips import OffsetRanges, kept
 from holdfast.errors import ConfigError
-from holdfast.kafka.skip_log import read_skips
+from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline import local
 from holdfast.pipeline.extent import (
     Extent,

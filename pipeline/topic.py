@@ -29,10 +29,10 @@ from holdfast.errors import (
 )
 from holdfast.kafka.clients import CRITICAL, make_admin
 from holdfast.kafka.codes import CLOSED_TOPIC, NO_LEADER, code_of
-from holdfast.kafka.connections import connector
+from holdfast.kafka.fetching.records import Records
+from holdfast.kafka.fetching.source_fetcher import SourceFetcher
 from holdfast.kafka.leader_requests import list_offsets
-from holdfast.kafka.records import Records
-from holdfast.kafka.source_fetcher import SourceFetcher
+from holdfast.kafka.requests.connections import connector
 from holdfast.loop_thread import LoopThread
 
 T = TypeVar("T")

@@ -27,9 +27,9 @@ from holdfast.core.engine.processor import Emit
 from holdfast.core.engine.skips import OffsetRanges, Skip, Skips, behind, encode_skip
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
-from holdfast.kafka.skip_log import PARTITION, read_skips
-from holdfast.kafka.source_fetcher import SourceFetcher
-from holdfast.kafka.transactional_producer import UndeliverableError
+from holdfast.kafka.fetching.source_fetcher import SourceFetcher
+from holdfast.kafka.reading.skip_log import PARTITION, read_skips
+from holdfast.kafka.transactions.transactional_producer import UndeliverableError
 
 logger = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from holdfast.core.kafka.compression import LIMIT_UNPACKED_BYTES
 from holdfast.core.kafka.record_batch import HEADER_BYTES, BatchHeader, decode_header, read_batch
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import ConfigError, DecodeError, TopicError, WireError
-from holdfast.kafka.batch_at import BatchAt, Reading, batch_at
-from holdfast.kafka.raw_log import RawLog
+from holdfast.kafka.fetching.batch_at import BatchAt, Reading, batch_at
+from holdfast.kafka.requests.raw_log import RawLog
 
 __all__ = ["FIELDS", "Transactions", "app", "read_segment"]
 

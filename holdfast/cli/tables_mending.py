@@ -23,9 +23,9 @@ from holdfast.core.engine.positions import Position, stored_format
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.strays import Audit, ForeignRecords, Mending
 from holdfast.errors import ChangelogError, ConfigError, GroupError
-from holdfast.kafka.connections import connector
-from holdfast.kafka.raw_log import RawLog
-from holdfast.kafka.transactional_client import producers
+from holdfast.kafka.requests.connections import connector
+from holdfast.kafka.requests.raw_log import RawLog
+from holdfast.kafka.transactions.transactional_client import producers
 from holdfast.pipeline.extent import Until
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.tables.changelog import ChangelogWriter

@@ -21,7 +21,7 @@ from holdfast.core.producers.stamps import DIGEST
 from holdfast.errors import BrokerError, FencedError, HoldfastError
 from holdfast.kafka.clients import forget_frames, make_reader, make_writer, reader_options
 from holdfast.kafka.codes import fences, refuses_record
-from holdfast.kafka.log_reader import LogReader
+from holdfast.kafka.reading.log_reader import LogReader
 from holdfast.outbox.harvest.destinations import Destinations
 from holdfast.outbox.harvest.limits import Rounds, TopicLimits
 from holdfast.outbox.schema.layouts import OutboxRow

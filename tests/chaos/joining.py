@@ -26,7 +26,7 @@ from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Text
 from holdfast.core.engine.sources import FoldWith, Source
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.kafka.transactional_client import TransactionalClient
+from holdfast.kafka.transactions.transactional_client import TransactionalClient
 from holdfast.streams import Session, Windowed, final
 from tests.chaos.faults import Doom, plant
 

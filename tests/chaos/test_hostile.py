@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.dev import parent_death
-from holdfast.kafka.skip_log import read_skips
+from holdfast.kafka.reading.skip_log import read_skips
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.hostile import BOMB_BYTES, HOSTILE
 from tests.chaos.test_bombs import resident_bytes

@@ -26,8 +26,8 @@ from holdfast.core.kafka.record_batch import ControlType, Record, RecordBatch, e
 from holdfast.core.producers.stamps import Stamp, stamp_headers
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import TopicError
-from holdfast.kafka.batch_at import Reading
-from holdfast.kafka.raw_log import RawLog
+from holdfast.kafka.fetching.batch_at import Reading
+from holdfast.kafka.requests.raw_log import RawLog
 from holdfast.models.partition_leader import lead, log_of, producer_of
 from tests.models.leading import empty_rows
 from tests.support.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_header, damage, lie, send, spoil

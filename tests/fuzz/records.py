@@ -17,8 +17,8 @@ from holdfast.core.groups import announcements, membership
 from holdfast.core.kafka.compression import Compression
 from holdfast.core.outbox import harvest, progress
 from holdfast.core.producers import audit, ledger, registry, row_digests, stamps
-from holdfast.kafka.batch_reader import BatchReader
-from holdfast.kafka.records import Records
+from holdfast.kafka.fetching.batch_reader import BatchReader
+from holdfast.kafka.fetching.records import Records
 from tests.fuzz.targets import (
     LIMIT_UNPACKED_BYTES,
     UNFIT,

@@ -25,8 +25,8 @@ from holdfast.core.kafka.record_batch import (
     encode_records,
 )
 from holdfast.errors import WireError
-from holdfast.kafka.batch_reader import LIMIT_HEADERS, PIECE_BYTES, BatchReader
-from holdfast.kafka.records import Records
+from holdfast.kafka.fetching.batch_reader import LIMIT_HEADERS, PIECE_BYTES, BatchReader
+from holdfast.kafka.fetching.records import Records
 from tests.support.marker_batches import marker_batch
 
 MIB = 1 << 20

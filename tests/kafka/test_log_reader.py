@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message
 
 from holdfast.clock import ManualClock
-from holdfast.kafka.log_reader import POLL_S, LogReader, raise_if_fatal
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.log_reader import POLL_S, LogReader, raise_if_fatal
+from holdfast.kafka.reading.skipper import Skipper
 
 PLACE = ("log", 0)
 END = KafkaError._PARTITION_EOF

@@ -14,8 +14,8 @@ from holdfast.clients.claims.balanced_log import GroupLog
 from holdfast.clients.claims.log import CoordinationLog
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.kafka.log_reader import LogReader
-from holdfast.kafka.log_tail import EndOfLog
+from holdfast.kafka.reading.log_reader import LogReader
+from holdfast.kafka.reading.log_tail import EndOfLog
 from tests.clients.claims.claiming import LOG_APPEND
 
 GAP_S = 0.005

@@ -21,10 +21,15 @@ from holdfast.core.kafka import transaction_requests
 from holdfast.core.kafka.sequences import MAX_EPOCH
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, FencedError
-from holdfast.kafka import transactional_client
-from holdfast.kafka.connections import connector
-from holdfast.kafka.transactional_client import BATCH_RECORDS, ROUND_BYTES, TransactionalClient, producers
-from holdfast.kafka.transactional_producer import UndeliverableError
+from holdfast.kafka.requests.connections import connector
+from holdfast.kafka.transactions import transactional_client
+from holdfast.kafka.transactions.transactional_client import (
+    BATCH_RECORDS,
+    ROUND_BYTES,
+    TransactionalClient,
+    producers,
+)
+from holdfast.kafka.transactions.transactional_producer import UndeliverableError
 from holdfast.tables.changelog import ChangelogWriter
 
 DEADLINE_S = 30.0

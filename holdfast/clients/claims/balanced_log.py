@@ -22,9 +22,9 @@ from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_reader, make_writer
 from holdfast.kafka.codes import CLOSED_TOPIC, NO_LEADER, code_of
 from holdfast.kafka.frame_sender import Ack, FrameSender
-from holdfast.kafka.log_reader import LogReader
-from holdfast.kafka.log_tail import EndOfLog, following
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.log_reader import LogReader
+from holdfast.kafka.reading.log_tail import EndOfLog, following
+from holdfast.kafka.reading.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.kafka.clients import make_reader
 from holdfast.kafka.codes import CLOSED_TOPIC, OUT_OF_LOG, UNREADABLE, is_end
 from holdfast.kafka.librdkafka_log import Quiet, impatient
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 quiet: Any = Quiet(logger)

@@ -33,7 +33,7 @@ from holdfast.core.claims.resets import (
 )
 from holdfast.errors import BrokerError, DecodeError
 from holdfast.kafka.clients import make_writer, reader_options
-from holdfast.kafka.log_reader import reading
+from holdfast.kafka.reading.log_reader import reading
 
 logger = logging.getLogger(__name__)
 

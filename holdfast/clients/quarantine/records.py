@@ -32,7 +32,7 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import QuarantineError, TopicError
 from holdfast.kafka.clients import make_writer, reader_options
 from holdfast.kafka.codes import code_of
-from holdfast.kafka.log_reader import reading
+from holdfast.kafka.reading.log_reader import reading
 
 logger = logging.getLogger(__name__)
 

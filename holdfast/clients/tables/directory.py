@@ -26,8 +26,8 @@ from holdfast.errors import BrokerError
 from holdfast.kafka.clients import make_admin, make_reader, reader_options
 from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
 from holdfast.kafka.leader_requests import list_offsets
-from holdfast.kafka.log_reader import LogReader
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.log_reader import LogReader
+from holdfast.kafka.reading.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 

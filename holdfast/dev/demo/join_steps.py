@@ -31,7 +31,7 @@ from holdfast.dev.demo.procfile import Process
 from holdfast.dev.waits import wait_until
 from holdfast.errors import DemoError
 from holdfast.kafka.clients import make_reader, make_writer, reader_options
-from holdfast.kafka.log_reader import LogReader
+from holdfast.kafka.reading.log_reader import LogReader
 from holdfast.pipeline.verify import verify
 
 PARTITIONS = 2

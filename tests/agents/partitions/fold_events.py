@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.kafka.source_fetcher import Fetched
+from holdfast.kafka.fetching.source_fetcher import Fetched
 
 AT_MS = 1_000
 

@@ -21,7 +21,7 @@ from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.kafka.codes import UNREADABLE, is_end
 
 if TYPE_CHECKING:
-    from holdfast.kafka.batch_look import BatchLook
+    from holdfast.kafka.reading.batch_look import BatchLook
 
 logger = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ class Skipper:
         return _end_of(consumer, place) > standing.next
 
     def _begin_look(self, place: Place, standing: _Standing, now_s: float) -> None:
-        from holdfast.kafka.batch_look import BatchLook  # aiokafka takes a while to load
+        from holdfast.kafka.reading.batch_look import BatchLook  # aiokafka takes a while to load
 
         if standing.refused is None:
             standing.times += 1

@@ -36,8 +36,8 @@ from holdfast.core.kafka.fetch_requests import (
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, HoldfastError, OutOfRangeError, TopicError, WireError
 from holdfast.kafka.codes import NO_LEADER, OUT_OF_LOG
-from holdfast.kafka.fetched_partition import Chunk, FetchedPartition, HeldResponse
-from holdfast.kafka.raw_request import RawRequest
+from holdfast.kafka.fetching.fetched_partition import Chunk, FetchedPartition, HeldResponse
+from holdfast.kafka.requests.raw_request import RawRequest
 
 logger = logging.getLogger(__name__)
 

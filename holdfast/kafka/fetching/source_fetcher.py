@@ -19,10 +19,10 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.core.kafka.wire import WireReason
 from holdfast.errors import WireError
-from holdfast.kafka.batch_reader import BatchReader
-from holdfast.kafka.fetched_partition import Chunk, FetchedPartition
-from holdfast.kafka.fetcher import Fetcher
-from holdfast.kafka.records import Records
+from holdfast.kafka.fetching.batch_reader import BatchReader
+from holdfast.kafka.fetching.fetched_partition import Chunk, FetchedPartition
+from holdfast.kafka.fetching.fetcher import Fetcher
+from holdfast.kafka.fetching.records import Records
 
 logger = logging.getLogger(__name__)
 

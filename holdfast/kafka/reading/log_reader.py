@@ -16,7 +16,7 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError
 from holdfast.kafka.clients import make_reader
 from holdfast.kafka.codes import ends_reading, is_end
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.skipper import Skipper
 
 POLL_S = 0.1
 

@@ -27,7 +27,7 @@ from holdfast.core.kafka.wire import WireReason
 from holdfast.errors import HoldfastError, WireError
 from holdfast.kafka.clients import make_reader
 from holdfast.kafka.codes import UNREADABLE, is_end
-from holdfast.kafka.raw_log import RawLog
+from holdfast.kafka.requests.raw_log import RawLog
 
 logger = logging.getLogger(__name__)
 
