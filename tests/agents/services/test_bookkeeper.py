@@ -19,7 +19,8 @@ from holdfast.clients.producers.sequenced import Sent, SequencedProducer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
-from holdfast.core.producers.ledger import Book, Judgement, book_key, decode_verdict, producer_of_key
+from holdfast.core.producers.cleaning import decode_verdict
+from holdfast.core.producers.ledger import Book, Judgement, book_key, producer_of_key
 from holdfast.core.producers.registry import Registration, name_key
 from holdfast.core.producers.stamps import Stamp, read_stamp, stamp_headers
 from holdfast.dev.fixtures import SessionBroker
