@@ -30,7 +30,7 @@ def registry(
     topic: str, *, answers: str | None = None
 ) -> Processor[names.ReceivedCommand, names.Registration]:
     """Return the registry of producers' names: commands on *topic*, answers on *answers*
-    (`<topic>.answers` unless told).
+    (default `<topic>.answers`).
     """
     told = answers or f"{topic}.answers"
     return Processor(
@@ -64,7 +64,8 @@ def dedupe(
     """Return the processor that keeps the books of *source* and sends on to *clean* what is new, each record
     exactly once.
 
-    *verdicts* (`<source>.verdicts` unless told) gets everything unusual, with its reason. Both need as many partitions as *source*.
+    *verdicts* (default `<source>.verdicts`) gets everything unusual, with its reason. Both need as many
+    partitions as *source*.
     """
     told = verdicts or f"{source}.verdicts"
     if len({source, clean, told}) < 3:

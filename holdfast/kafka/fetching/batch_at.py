@@ -139,7 +139,7 @@ class Reading:
             header = decode_header(data)
             first, self._last = header.base_offset, header.last_offset
         except WireError:
-            first = self._last = offset  # where a worker stands that was told of it
+            first = self._last = offset  # where a worker that met it stands
         self.reader = BatchReader(data, aborted, first, limit_bytes=limit_bytes)
         self.count = 0
         self.error: WireError | None = None

@@ -150,7 +150,7 @@ class BatchReader:
         try:
             self._next_piece()
         except WireError as error:
-            self._corrupt = error  # told when it is read on
+            self._corrupt = error  # raised by the next read
 
     def _taken_apart(self, count: int) -> list[Any]:
         """Return the next *count* records, or those before one that is `_corrupt` from here on."""

@@ -211,7 +211,7 @@ class Fetcher:
             await _closed(client)
 
     def _down(self, why: str) -> None:
-        if not self.broker_down:  # a broker that is away would be told of many times a second
+        if not self.broker_down:  # an absent broker would be logged many times a second
             logger.warning("sources: no broker answers: %(why)s", {"why": why})
         self.broker_down = True
 

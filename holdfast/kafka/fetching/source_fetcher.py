@@ -329,8 +329,8 @@ class SourceFetcher:
     # -- what brokers tell
 
     def ends(self) -> dict[Place, int]:
-        """Return the end of each partition's committed log, as far as it was told; where all of it is read,
-        the offset after the last record.
+        """Return the end of each partition's committed log, as the last fetch gave it; where all of it is
+        read, the offset after the last record.
 
         So a log that ends with markers has an end that a reader can come to.
         """

@@ -134,7 +134,8 @@ class BatchLook(threading.Thread):
     """One look at a partition from *at* on, in a thread of its own. Once `over`, `found` holds the batches
     that a consumer cannot read.
 
-    *refused* is what the consumer said of the first, None if it was silent. With *insists* what it says counts even if we can read the batch.
+    *refused* is the consumer's error for the first, None if it raised none. With *insists* its error counts
+    even if we can read the batch.
     """
 
     def __init__(
