@@ -38,7 +38,8 @@ def java_properties(settings: Settings) -> dict[str, str]:
     """Return the consumer properties of the Java client that mean what librdkafka's mean here; certificates
     are given as text.
 
-    What the Java client cannot be told is a ConfigError; what only tunes librdkafka is left out.
+    A property that the Java client does not know is a ConfigError; one that only tunes librdkafka is left
+    out.
     """
     kafka = settings.kafka
     properties = {name: kafka[name] for name in _SAME if name in kafka}

@@ -342,7 +342,7 @@ def _take(
     results: DataFrame,
     skipped: Callable[[Sequence[FoldSummary]], int],
 ) -> Replayed:
-    """Return what a Spark job told: through the driver, or written by the executors and only summed up
+    """Return the results of a Spark job: through the driver, or written by the executors and only summed up
     here.
     """
     processor, table = plan.processor, None

@@ -161,7 +161,7 @@ def root(
     chosen = context.obj
     assert isinstance(chosen, Globals)
     chosen.config, chosen.application, chosen.output, chosen.verbose = config, application, output, verbose
-    # Without -v an error is said once, by `_fail`, and not by librdkafka's log as well.
+    # Without -v `_fail` prints an error once, and librdkafka's log does not repeat it.
     logging.basicConfig(
         level={0: logging.CRITICAL, 1: logging.INFO}.get(verbose, logging.DEBUG), stream=sys.stderr
     )
@@ -204,7 +204,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         try:
             typer.main.get_command(app).main(args=hoist(given), prog_name="holdfast", obj=chosen)
         finally:
-            sys.stdout.flush()  # here, where it can still be told that what reads it is gone or full
+            sys.stdout.flush()  # here, where an error of a closed pipe or a full disk can still be reported
     except HoldfastError as error:
         wrong = isinstance(error, ConfigError)
         lines = error.args if wrong else [str(error)]

@@ -212,7 +212,8 @@ class Mender:
     # -- writing
 
     async def write(self, partition: int, *, rebuild: bool, applied: Applied | None) -> MendingStep:
-        """Shut out whoever wrote before, look again, and write what is to be written in one transaction; return what was done."""
+        """Fence earlier writers, look again, and write what is to be written in one transaction; return what
+        was done."""
         settings, processor = self._settings, self._processor
         connect = connector(settings, timeout_s=settings.request_timeout_s)
         producer = producers(connect, transaction_timeout_s=TRANSACTION_S)

@@ -95,7 +95,7 @@ class CoordinationLog:
     # -- life
 
     def open(self, topics: Iterable[str], timeout_s: float) -> None:
-        """Connect, and begin to read everything that was ever said about *topics*.
+        """Connect, and begin to read all frames about *topics*, from the beginning.
 
         Raises TopicError when there is no coordination topic, BrokerError when nobody answers within
         *timeout_s*.

@@ -69,7 +69,7 @@ and a batch has none of its own.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedBatch:
-    """What the header of a skipped batch told: its *last* offset, how it is packed, its size as it lies
+    """The header of a skipped batch: its *last* offset, how it is packed, its size as it lies
     there, and "id/epoch" of its producer.
 
     *records_count* is what it claims, -1 where it tells nothing.

@@ -1,7 +1,6 @@
 """Asking for a batch of a source to be skipped that cannot be read, and what was skipped so far.
 
-Whoever asks writes a wish to `{app}-skips`. A worker that stands before the batch makes the skip; nobody else
-can.
+The command writes a request to `{app}-skips`. Only a worker that stands before the batch can make the skip.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def decode_whole(
 
 
 class LedgerVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict on one record: everything but the next one is told.
+    """A verdict on one record; the expected next number has none.
 
     *kept* says whether it went on to the clean topic.
     """
