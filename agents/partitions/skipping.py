@@ -3,8 +3,8 @@ folded.
 
 A partition that stands goes on when the setting `unreadable` says so, or when an operator asked for it
 (holdfast/core/engine/skips.py). The skip is a record of `{app}-skips`, written together with its traces in
-the quarantine in one transaction of a table of that partition: so only the owner makes one, and whoever owns
-the partition next finds it. It changes no table. Replays read the same record.
+the quarantine in one transaction of a table of that partition: so only the owner makes one, and the next
+owner finds it. It changes no table. Replays read the same record.
 """
 
 from __future__ import annotations
