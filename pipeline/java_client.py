@@ -57,7 +57,7 @@ def java_properties(settings: Settings) -> dict[str, str]:
 def _tls(kafka: Mapping[str, str]) -> dict[str, str]:
     if kafka.get("enable.ssl.certificate.verification", "true") == "false":
         raise ConfigError(
-            "enable.ssl.certificate.verification=false cannot be told to Spark's connector: name the authority with ssl.ca.location, "
+            "enable.ssl.certificate.verification=false has no equivalent in Spark's connector: name the authority with ssl.ca.location, "
             "or use --engine local"
         )
     out = (

@@ -40,7 +40,7 @@ FAULTS = (
     "restoring",
     "activated",
 )
-"""Where a worker can be told to die, in the order of the path: eight points of a batch, then three of
+"""Where a worker can die on demand, in the order of the path: eight points of a batch, then three of
 taking over a partition.
 """
 

@@ -90,7 +90,7 @@ def all_decided(app: Application) -> bool:
 
 
 def prove_beside_harm(app: Application, acked: int) -> None:
-    """Prove the tables, that the load is all there, and that what is forged is told from what is not."""
+    """Prove the tables, that the load is all there, and that forged records are told from true ones."""
     idle_or_more = max(resident_bytes(worker, "VmHWM") for worker in app.live)
     assert idle_or_more < 130 * MIB + LIMIT_GROWTH_BYTES, f"a worker took {idle_or_more >> 20} MiB"
     counts = app.processors[0]

@@ -37,8 +37,7 @@ from tests.support.marker_batches import marker_batch
 DEADLINE_S = 30.0
 LINGER_MS = 10_000
 """What is flushed together is one batch, however slow the machine is: a flush ends the wait. Of a topic that
-the client knows, that is: what still waits to be told its partition when a flush begins is sent as it
-comes."""
+the client knows, that is: a record whose partition is not known when a flush begins is sent as it comes."""
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -49,7 +49,7 @@ class Desk:
         self._broker, self._capsys = broker, capsys
 
     def run(self, topic: str, *more: str) -> tuple[int, list[dict[str, Any]], str]:
-        """Return the exit code, the records and what is told beside them."""
+        """Return the exit code, the records and the notes beside them."""
         with pytest.raises(SystemExit) as left:
             main(
                 [

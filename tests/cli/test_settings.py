@@ -1,4 +1,4 @@
-"""Settings: which source wins, what is refused and how it is said."""
+"""Settings: which source wins, what is refused and with which message."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Told:
 
 
 class ScriptedConsumer:
-    """Gives what it was told to give; a wait for more takes its time on *clock*."""
+    """Gives the scripted messages; a wait for more takes its time on *clock*."""
 
     def __init__(self, clock: ManualClock, *told: Told | None) -> None:
         self._clock, self._told = clock, list(told)
@@ -140,7 +140,7 @@ def test_who_waits_for_better_times_hears_of_errors_only_when_they_are_fatal() -
 
 
 class NotingSkipper:
-    """Notes where it is told that reading begins."""
+    """Notes where reading begins."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[str, int, int]] = []

@@ -135,7 +135,7 @@ def test_an_end_that_the_reader_tells_counts_whatever_was_read(
 
 
 class NoNews:
-    """A consumer that has not heard yet where any partition ends; it gives the end that it is told."""
+    """A consumer that does not know yet where any partition ends; it gives the scripted end."""
 
     def __init__(self, message: ToldEnd) -> None:
         self._message: ToldEnd | None = message

@@ -45,7 +45,7 @@ async def reading(
         await feed.assign({(topic, 0): 0, (topic, 1): 0})
         try:
             async with asyncio.timeout(DEADLINE_S):
-                # Ends are told by the responses that bring the records.
+                # The responses that bring the records carry the ends.
                 while sum(feed.ends().values()) < RECORDS:  # noqa: ASYNC110  nobody tells an event of it
                     await asyncio.sleep(0.05)
                 yield feed

@@ -97,8 +97,8 @@ def committed(broker: SessionBroker, topic: str, partition: int = 1) -> list[Mes
         assert message is not None, "the end was not reached"
         if (error := message.error()) is not None:
             assert error.code() == KafkaError._PARTITION_EOF, error
-            # Markers come after the answer to a commit; until then an open transaction's beginning is told as
-            # the end.
+            # Markers come after the answer to a commit; until then an open transaction's beginning is
+            # reported as the end.
             _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
             assert time.monotonic() < until_s, f"a transaction stays open at {message.offset()}"
             if message.offset() == end:

@@ -169,7 +169,7 @@ def test_books_and_clean_topics_are_exact_through_sigkill(fleet: Bookkeeping, br
         if stamp.epoch >= newest.setdefault((stamp.producer, partition), stamp.epoch):
             newest[stamp.producer, partition] = stamp.epoch
             wanted.add((stamp.producer, partition, stamp.sequence))
-    # what came late from before the books began cannot be told from a duplicate; nothing here does
+    # a late record from before the books began looks like a duplicate; nothing here does
     assert kept == wanted, f"lost: {sorted(wanted - kept)[:3]}, invented: {sorted(kept - wanted)[:3]}"
     told = [
         decode_verdict(message.value() or b"")
