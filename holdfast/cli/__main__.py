@@ -208,7 +208,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except HoldfastError as error:
         wrong = isinstance(error, ConfigError)
         lines = error.args if wrong else [str(error)]
-        message = "\n  ".join(" ".join(line.split()) for line in lines)
+        message = "\n".join(" ".join(line.split()) for line in lines)
         _fail(message, code=2 if wrong else 1, verbose=chosen.verbose)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])

@@ -98,7 +98,7 @@ def noted(problems: list[str]) -> Iterator[None]:
 def refuse(problems: Sequence[str]) -> None:
     """Raise one ConfigError with all *problems*, a line each; nothing is raised for none."""
     if len(problems) > 1:
-        raise ConfigError(f"{len(problems)} settings are wrong:", *problems)
+        raise ConfigError(f"{len(problems)} settings are wrong:", *(f"- {each}" for each in problems))
     if problems:
         raise ConfigError(*problems)
 

@@ -398,7 +398,7 @@ def test_every_wrong_value_is_said_at_once_with_its_place_and_without_secrets(tm
         )
     first, *lines = str(refused.value).splitlines()
     assert first == "10 settings are wrong:"
-    assert [line.split(":")[0].replace(str(tmp_path), "") for line in lines] == [
+    assert [line.removeprefix("- ").split(":")[0].replace(str(tmp_path), "") for line in lines] == [
         "file /holdfast.toml",
         "file /holdfast.toml",
         "file /holdfast.toml [kafka]",
@@ -414,7 +414,12 @@ def test_every_wrong_value_is_said_at_once_with_its_place_and_without_secrets(tm
         Settings(app="a b", web_bind="0.0.0.0", web_token="hunter2 x", log_format="xml", standbys=-1)
     said = str(refused.value)
     assert "hunter2" not in said
-    assert [line.split(" ")[0] for line in said.splitlines()] == ["3", "standbys", "web_token", "log_format"]
+    assert [line.split(" ")[:2] for line in said.splitlines()] == [
+        ["3", "settings"],
+        ["-", "standbys"],
+        ["-", "web_token"],
+        ["-", "log_format"],
+    ]
 
 
 def test_the_settings_of_a_section_are_compared_once_each_is_within_its_range() -> None:
