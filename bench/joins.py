@@ -2,9 +2,8 @@
 
 python -P -m bench.joins [--rounds 3] [--orders 1000000] [--customers 100000] [--only holdfast-join,streams-join]
 
-All customers are written before the first order, so every order finds its customer in both programs; the
-records that come out are counted. Values are JSON, which holdfast decodes, checks and encodes; the rival
-joins their bytes. Rates are of all records of both topics.
+All customers are written before the first order, so every order finds its customer, whoever joins; the records that
+come out are counted. Values are JSON, which holdfast decodes, checks and encodes; the rival joins their bytes. Rates are of all records of both topics.
 """
 
 from __future__ import annotations
