@@ -124,8 +124,8 @@ class App(faust.App):
                     )
 
     def _refuse_faust_options(self) -> None:
-        """Faust's own options for what holdfast's settings govern would be obeyed by half; a worker that
-        differs from what it was told is worse.
+        """Only a part of a worker would obey Faust's own options for what holdfast's settings govern. A
+        worker that obeys half of its options is worse than one that refuses them.
         """
         if (
             URL(self.conf.canonical_url) != URL(self.settings.advertised_url)

@@ -18,8 +18,8 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.kafka.compression import Compression
 from holdfast.errors import BrokerError, ConfigError
 from holdfast.kafka.clients import CRITICAL, make_admin
-from holdfast.kafka.connections import connector
-from holdfast.kafka.transactional_client import producers
+from holdfast.kafka.requests.connections import connector
+from holdfast.kafka.transactions.transactional_client import producers
 from holdfast.tables.partition import Environment
 from holdfast.tables.rocks import Budget
 

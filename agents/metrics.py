@@ -153,7 +153,7 @@ class Metrics:
         histogram.observe(seconds)
 
     async def watch_loop(self) -> None:
-        """Measure for ever by how much the event loop is late; run it as a task of whoever owns the loop."""
+        """Measure for ever by how much the event loop is late; run it as a task on that loop."""
         while True:
             due_s = self._clock.monotonic_s() + STALL_PROBE_S
             await asyncio.sleep(STALL_PROBE_S)

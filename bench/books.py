@@ -34,7 +34,7 @@ def main() -> None:
         results = interleave(parts, given.rounds)
         print(load_average())
         ratio(results, "books", "claims", 0.8)
-        # every record is written again: the rate of two logs, told beside the rate of one
+        # every record is written again: the rate of two logs, shown beside the rate of one
         ratio(results, "clean", "claims", 0.0)
 
 

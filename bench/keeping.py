@@ -2,9 +2,9 @@
 
     python -P -m bench.keeping [--rounds 3] [--seconds 4]
 
-Four members on 24 partitions, 50 messages a second to each. Told is how long messages of partitions that stay
-take from the broker's append to the hand-out, while nothing happens and while a member joins and leaves, and
-how many were handed out by another stay: a stop and a start between them, however short.
+Four members on 24 partitions, 50 messages a second to each. It prints how long messages of partitions that
+stay take from the broker's append to the hand-out, while nothing happens and while a member joins and leaves,
+and how many were handed out by another stay: a stop and a start between them, however short.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ in order all the while.
 
 Work is a sleep, so what is measured is how much of it goes on at once. Rates are taken over a window in which
 every member works; order is checked over all that was handled: the numbers of each key ascend by one in the
-order in which they were handled, whoever it was.
+order in which they were handled, across members.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ worker.
     python -P -m bench.live [--rate 5000] [--seconds 20]
 
 About twenty times a second one probe is produced between the others; its reader asks the worker over HTTP for
-the row, waiting for the offset its producer was told. Latency is from produce() to that answer, so it
+the row, waiting for the offset that its producer got. Latency is from produce() to that answer, so it
 includes the producer's own way to the broker. Probes come at random moments: an answer comes when a
 transaction ends, and one that followed a fixed time after the last would meet the worker's rounds always at
 the same point. The broker is warmed up first, and the worker by the traffic itself.

@@ -9,7 +9,7 @@ timestamp to the table being empty. Live: 50 rows a second, from the commit of t
 committed records having it; `bare` is a transaction of the same records by a producer that has no outbox,
 from its beginning: what the broker and its clients take by themselves. Every run is checked: each row once,
 each key in order. With --goharvest its reaper, built beforehand, takes part in the drains; without it `mark`
-is told beside what the tuned reaper measured on such a machine.
+is shown beside what the tuned reaper measured on such a machine.
 """
 
 from __future__ import annotations

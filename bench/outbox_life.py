@@ -3,7 +3,7 @@ Postgres with fsync.
 
     python -P -m bench.outbox_life [--rows 10000000] [--kills 5] [--only flow|kills]
 
-Flow: a writer keeps up to 100,000 rows waiting; told are the sizes of the table with its indexes as it goes
+Flow: a writer keeps up to 100,000 rows waiting; it prints the sizes of the table with its indexes as it goes
 on. Kills: two harvesters with a session of 6 s, 50 rows a second; from the SIGKILL to a consumer of committed
 records having the first row committed after it.
 """

@@ -4,7 +4,7 @@ broker of its own.
     python -P -m bench.pace [--rounds 4] [--seconds 6]
 
 Four producers, a partition each. Every 11.3 ms a portion of 18 records falls due; a producer that is late
-takes all that is due. The first round finds brokers just started. Told are the time from due to done, how
+takes all that is due. The first round finds brokers just started. It prints the time from due to done, how
 many transactions took more than 20 ms, which is what one that is sent back takes at least, and what a
 transaction costs the broker.
 """

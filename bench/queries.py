@@ -3,8 +3,8 @@
     python -P -m bench.queries [--seconds 10] [--rate 20000]
 
 The client is a process of its own, as in life: it and the worker share the machine with the broker and the
-traffic. The broker is warmed up first, and the worker by the traffic. What was folded meanwhile is told by
-the answers, each of which carries the offset it reflects.
+traffic. The broker is warmed up first, and the worker by the traffic. The answers show what was folded
+meanwhile: each carries the offset it reflects.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Stalls(threading.Thread):
 
 
 async def member(bootstrap: str, coordination: str, topic: str, group: str, client: str) -> None:
-    """Consume until told to stop by a line, or the end, of stdin; print what was handed out."""
+    """Consume until a line, or the end, of stdin; print what was handed out."""
     loop, stop, handed, stalls, events = (
         asyncio.get_running_loop(),
         asyncio.Event(),
@@ -132,7 +132,7 @@ async def member(bootstrap: str, coordination: str, topic: str, group: str, clie
 
 
 class Child:
-    """A member as its parent sees it: the last line it told."""
+    """A member as its parent sees it: the last line it printed."""
 
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, "-P", "-m", "bench.soak", "--member", *arguments]

@@ -7,7 +7,7 @@ applyInPandas, in one run.
 All three run the same decode and fold, with the records' append time in the rows, and end with the same
 digest or the benchmark fails. "plain" is `replay --engine local`, the same as a loop over delta-rs' file list
 with pyarrow. CPU is that of all processes at work: this one, the JVM, its Python workers. The session's start
-is told apart; the first Spark replay is cold and told, but not in the medians.
+is shown apart; the first Spark replay is cold: it is shown, but not in the medians.
 """
 
 from __future__ import annotations

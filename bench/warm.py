@@ -1,7 +1,8 @@
 """Makes a broker just started as quick as one that has run for a while, for benchmarks of latency.
 
 A JVM compiles what it does often: until a broker has run some thousand transactions, each costs it several
-times as much, and its compiler takes cores from whoever is measured beside it. `bench.pace` shows how much.
+times as much, and its compiler takes cores from the program that is measured beside it. `bench.pace` shows
+how much.
 """
 
 from __future__ import annotations

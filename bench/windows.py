@@ -1,4 +1,4 @@
-"""Tumbling windows, told when they are closed, against a plain count of the same records: records a second of
+"""Tumbling windows, emitted when they close, against a plain count of the same records: records a second of
 processor time, `python -P -m bench.windows`. Pure folding over a store in memory.
 
 1,000,000 records of 10,000 keys over 24 hours, in order, in transactions of 8,000; windows of one hour, kept

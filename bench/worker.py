@@ -33,7 +33,7 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Bytes
 from holdfast.core.engine.sources import Source
-from holdfast.kafka.source_fetcher import Fetched, SourceFetcher
+from holdfast.kafka.fetching.source_fetcher import Fetched, SourceFetcher
 from holdfast.streams import Rekey
 from holdfast.tables.partition import Partition
 

@@ -34,7 +34,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to.
+    """A clock that moves only by `advance_ms` and `jump_ms`.
 
     >>> clock = ManualClock(now_ms=1_000)
     >>> clock.advance_ms(500); clock.now_ms(), clock.monotonic_s()

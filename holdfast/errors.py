@@ -58,7 +58,13 @@ class HoldfastError(Exception):
 
 
 class ConfigError(HoldfastError):
-    """A setting is unknown, malformed or contradicts another."""
+    """A setting is unknown, malformed or contradicts another.
+
+    Several wrong settings are several arguments, a line each.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 class TopicError(HoldfastError):

@@ -1,10 +1,10 @@
-"""Following what the harvesters of one outbox are told, and answering it: every process hears everything,
-each answers for what it leads.
+"""The log of commands to the harvesters of one outbox: every process reads all of it, and answers for the
+shards that it leads.
 
-A command gets one answer from each shard, whatever becomes of the leaders meanwhile. Who leads a shard when a
-command comes answers; if it is killed before that, whoever leads next does, as long as somebody waits. Before
-answering, a harvester reads the answers to their end, having led the shard before that: what a predecessor
-still said is then known, and it can say nothing more, since its lease is over. The answer of a process that
+A command gets one answer from each shard, whatever becomes of the leaders meanwhile. The shard's leader at
+that time answers. If it is killed before, the next leader answers, as long as a caller waits. Before
+answering, a harvester reads the answers to their end, having led the shard before that. So it knows the last
+answer of its predecessor, which can give no other, since its lease is over. The answer of a process that
 was frozen between that look and its answer comes second, and second answers do not count.
 """
 
@@ -24,7 +24,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.errors import BrokerError, HoldfastError
 from holdfast.kafka.clients import make_writer
 from holdfast.kafka.codes import is_of_group
-from holdfast.kafka.log_reader import LogReader
+from holdfast.kafka.reading.log_reader import LogReader
 from holdfast.outbox.commands import (
     END_S,
     POLL_S,
@@ -54,10 +54,10 @@ class CommandHandler(Protocol):
     """What a harvester is to those who tell it something."""
 
     def obey(self, command: Command) -> None:
-        """Do as told."""
+        """Carry out a command."""
 
     def caught_up(self) -> None:
-        """Everything that was said before this process came has been heard."""
+        """All commands from before this process joined have been read."""
 
     def leads(self, shard: int) -> bool:
         """Return whether this process leads *shard* right now."""
@@ -131,7 +131,7 @@ class CommandLog(threading.Thread):
         self._reader: LogReader | None = None
         self._producer: Any = None
         self._history: tuple[int, list[Command]] = 0, []
-        """Where what is said from now on begins, and what was said before."""
+        """Where new commands begin, and the commands before."""
         self._waiting_s: dict[tuple[str, int], float] = {}
         """Since when an answer waits for its shard to settle."""
 
@@ -234,7 +234,7 @@ class CommandLog(threading.Thread):
 
     def _command(self, command: Command, offset: int) -> None:
         end, old = self._history
-        # Whoever asks may have another clock, so what is heard at once is waited for from now on.
+        # The caller may have another clock, so the wait for a command counts from when it is read.
         self._open.opened(
             command, (command.at_ms if offset < end else self._clock.now_ms()) + command.wait_ms
         )
@@ -246,8 +246,8 @@ class CommandLog(threading.Thread):
             self._act(command)
 
     def _relive(self) -> None:
-        """Act on what was said before this process came, as far as it holds: the last pause or resume, and
-        what is still waited for.
+        """Carry out earlier commands that still hold: the last pause or resume, and those that a caller waits
+        for.
         """
         for command in self._of_effect(self._history[1]):
             self._act(command)

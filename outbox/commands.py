@@ -24,8 +24,8 @@ from holdfast.core.untrusted import careful
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_reader, make_writer, reader_options
 from holdfast.kafka.codes import NO_LEADER, code_of
-from holdfast.kafka.log_reader import LogReader
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.log_reader import LogReader
+from holdfast.kafka.reading.skipper import Skipper
 from holdfast.outbox.settings import HarvestSettings
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ END_S = 10.0
 
 
 class Verb(StrEnum):
-    """What harvesters can be told."""
+    """The commands to harvesters."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -83,8 +83,7 @@ def reader_of_commands(settings: HarvestSettings, refuse: Callable[[KafkaError],
     """Return a reader of commands and answers, which tells *refuse* of errors and passes what nobody can
     read.
     """
-    # An open transaction of a stranger must not hide what is said: nobody writes transactionally here by
-    # rule.
+    # An open transaction of a stranger must not hide commands, which are never written in transactions.
     config = settings.kafka.consumer(
         **reader_options(f"{settings.name}-commands", committed=False, wait_ms=500)
     )

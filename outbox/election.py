@@ -1,7 +1,7 @@
 """Election on a real broker: a thread that joins the group, beats for the roles it is given, and tells a
 handler who leads.
 
-Whoever acts as a leader asks `Election.leadership` each time before it acts: the answer is true at the moment
+A leader asks `Election.leadership` before each action: the answer is true at the moment
 it is given, also when the thread below has not run for a while. It is not absolute: a process can be frozen
 right after it asked. What must never happen twice is fenced at the resource, by a transactional id or an
 epoch in the database.
@@ -34,7 +34,7 @@ from holdfast.core.outbox.election import (
 )
 from holdfast.errors import BrokerError, HoldfastError, TopicError
 from holdfast.kafka.clients import make_member, make_writer
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.skipper import Skipper
 from holdfast.outbox.troubles import Trouble
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ METADATA_S = 10.0
 
 
 class LeadershipHandler(Protocol):
-    """Who is told of leadership. All calls come from the election's thread."""
+    """The methods that an election calls. All calls come from the election's thread."""
 
     def acquired(self, leadership: Leadership) -> None:
         """Lead from now on. Must not block."""

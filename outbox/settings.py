@@ -1,4 +1,4 @@
-"""What a harvester is told."""
+"""The settings of a harvester."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class HarvestSettings:
 
     @property
     def commands_topic(self) -> str:
-        """Return the topic on which the outbox's harvesters are told to pause, resume, flush and report."""
+        """Return the topic of commands to the outbox's harvesters: pause, resume, flush and status."""
         return f"{self.name}.commands"
 
     @property

@@ -29,7 +29,7 @@ PROGRESS_CONFIG = UNPACKED | {
 
 
 COMMANDS_CONFIG = UNPACKED | {"cleanup.policy": "compact", "segment.ms": "3600000"}
-"""The last pause or resume holds for whoever comes later."""
+"""The last pause or resume holds for later harvesters too."""
 ANSWERS_CONFIG = UNPACKED | {"cleanup.policy": "delete", "retention.ms": "3600000"}
 
 

@@ -11,12 +11,12 @@ from holdfast.clock import Clock, system_clock
 logger = logging.getLogger(__name__)
 
 FORGOTTEN_S = 300.0
-"""A trouble of which nothing was heard for so long, its end included, is told anew when it strikes again."""
+"""A trouble that was silent for so long, its end included, is logged anew when it returns."""
 LIMIT_KINDS = 20
 
 
 class Trouble:
-    """What keeps somebody from his work, told once for each kind of it. For one thread at a time."""
+    """Logs what blocks the work, once for each kind. For one thread at a time."""
 
     def __init__(self, who: str, clock: Clock = system_clock) -> None:
         self.who, self._clock = who, clock
@@ -28,7 +28,7 @@ class Trouble:
         return bool(self._kinds)
 
     def strikes(self, kind: str, reason: str) -> None:
-        """Tell of *reason*, unless its *kind* has been told of since the trouble began."""
+        """Log *reason*, unless its *kind* was logged since the trouble began."""
         now_s = self._clock.monotonic_s()
         if self._kinds and now_s - self._last_s > FORGOTTEN_S:
             self._kinds.clear()

@@ -244,7 +244,7 @@ def _concluded(
 
 
 def _rows(replayed: Replayed, partition: int, row: Any, but: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return a partition's rows by key, but those whose key begins as told."""
+    """Return a partition's rows by key, without those whose key has an excluded prefix."""
     decode = RowCodec[Any](row).decode
     found = ((text_key(key), value) for key, value in replayed.state(partition) if key[:1] == ROW)
     return {key: decode(value) for key, value in found if not key.startswith(but)}

@@ -98,14 +98,14 @@ class Extent:
 
 
 def check_whole(extent: Extent, *, allow_holes: bool) -> None:
-    """Refuse to fold a log whose beginning or middle is gone, unless told to: the result is not the state
-    of the whole log.
+    """Refuse to fold a log whose beginning or middle is gone, unless holes are allowed: the result is not the
+    state of the whole log.
     """
     check_holes(extent.holes, allow_holes=allow_holes)
 
 
 def check_holes(holes: Sequence[str], *, allow_holes: bool) -> None:
-    """Refuse to fold logs with *holes*, unless told to."""
+    """Refuse to fold logs with *holes*, unless holes are allowed."""
     if holes and not allow_holes:
         raise LostRecordsError(
             f"{'; '.join(holes)}. Replay from bronze if it reaches further back, or fold what is left: --allow-holes"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.config import Settings
+from holdfast.config.security import Sasl
 from holdfast.errors import ConfigError
-from holdfast.security import Sasl
 
 _SAME = (
     "bootstrap.servers",
@@ -38,7 +38,8 @@ def java_properties(settings: Settings) -> dict[str, str]:
     """Return the consumer properties of the Java client that mean what librdkafka's mean here; certificates
     are given as text.
 
-    What the Java client cannot be told is a ConfigError; what only tunes librdkafka is left out.
+    A property that the Java client does not know is a ConfigError; one that only tunes librdkafka is left
+    out.
     """
     kafka = settings.kafka
     properties = {name: kafka[name] for name in _SAME if name in kafka}
@@ -56,7 +57,7 @@ def java_properties(settings: Settings) -> dict[str, str]:
 def _tls(kafka: Mapping[str, str]) -> dict[str, str]:
     if kafka.get("enable.ssl.certificate.verification", "true") == "false":
         raise ConfigError(
-            "enable.ssl.certificate.verification=false cannot be told to Spark's connector: name the authority with ssl.ca.location, "
+            "enable.ssl.certificate.verification=false has no equivalent in Spark's connector: name the authority with ssl.ca.location, "
             "or use --engine local"
         )
     out = (

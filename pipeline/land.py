@@ -23,7 +23,7 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.skips import OffsetRanges, gaps
 from holdfast.errors import LakeError, LostRecordsError, SparkError
-from holdfast.kafka.skip_log import read_skips
+from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.lake import (
     COLUMNS,
     FIRST_LINK,
@@ -59,8 +59,7 @@ _PROPERTIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandOptions:
-    """How to land. *follow* goes on until told to stop; otherwise what was committed at the start is landed,
-    and that is all.
+    """How to land. *follow* goes on until `stop`; otherwise only what was committed at the start is landed.
 
     *max_records* bounds one commit, *every_s* is the shortest time between two commits when following. *accept_loss* goes on where
     records were deleted before they were landed, and notes the hole in the commit. *rebuild* reads the vector from the rows.
@@ -105,7 +104,7 @@ def land(
     options = options or LandOptions()
     stop = stop or threading.Event()
     with TopicLog(settings, topic) as log:
-        log.partitions()  # a topic that is not there is told before a JVM starts
+        log.partitions()  # a missing topic is an error before a JVM starts
         with open_session(spark) as session:
             landing = Landing(session, settings, log, bronze_path(lake, topic), options)
             ends = landing.ends()
@@ -233,8 +232,8 @@ class Landing:
         return self._log.ends(self._log.partitions())
 
     def wait_for_more(self, stop: threading.Event, started_s: float) -> dict[int, int]:
-        """Return the topic's ends once they are past the vector and the time between two commits is over,
-        or when told to stop.
+        """Return the topic's ends once they are past the vector and the time between two commits is over, or
+        on a stop.
         """
         while not stop.is_set():
             left_s = self._options.every_s - (system_clock.monotonic_s() - started_s)

@@ -53,7 +53,7 @@ def land_processor(
         topics = (*dict.fromkeys((*processor.topics, *tables)), processor.choices(settings.app))
         logs = [stack.enter_context(TopicLog(settings, topic)) for topic in topics]
         for log in logs:
-            log.partitions()  # a topic that is not there is told before a JVM starts
+            log.partitions()  # a missing topic is an error before a JVM starts
         session = stack.enter_context(open_session(spark))
         landings = [Landing(session, settings, log, bronze_path(lake, log.topic), options) for log in logs]
         numbers = ChoiceNumbers(stack.enter_context(TopicReader(settings, topics[-1])))

@@ -1,5 +1,5 @@
-"""Replaying a processor of several sources from the lake: the files of each source's table, and of the choices', by
-whoever folds a partition. Spark's tasks run this as it is.
+"""Replaying a processor of several sources from the lake: the task of a partition reads the files of each
+source's table, and of the choices'. Spark's tasks run this as it is.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from holdfast.core.engine.choices import VectorMarker
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.skips import OffsetRanges, kept
 from holdfast.errors import ConfigError
-from holdfast.kafka.skip_log import read_skips
+from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline import local
 from holdfast.pipeline.extent import (
     Extent,
@@ -342,7 +342,7 @@ def _take(
     results: DataFrame,
     skipped: Callable[[Sequence[FoldSummary]], int],
 ) -> Replayed:
-    """Return what a Spark job told: through the driver, or written by the executors and only summed up
+    """Return the results of a Spark job: through the driver, or written by the executors and only summed up
     here.
     """
     processor, table = plan.processor, None

@@ -170,7 +170,7 @@ def summaries_of(found: Iterable[FoldSummary], partitions: Iterable[int]) -> tup
 def gather(
     batches: Iterable[pa.RecordBatch], partitions: Iterable[int]
 ) -> tuple[tuple[FoldSummary, ...], pa.Table]:
-    """Return summaries and all other results, by partition and within one in the order they were told."""
+    """Return summaries and all other results, by partition and within one in their order of arrival."""
     import numpy as np
     import pyarrow.compute as pc
 

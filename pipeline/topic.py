@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,13 +19,21 @@ from holdfast.core.engine.processor import Input
 from holdfast.core.engine.skips import OffsetRanges
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
-from holdfast.errors import BrokerError, LostRecordsError, OutOfRangeError, TopicError, UnreadableError
+from holdfast.errors import (
+    BrokerError,
+    LostRecordsError,
+    NotReadyError,
+    OutOfRangeError,
+    TopicError,
+    UnreadableError,
+)
 from holdfast.kafka.clients import CRITICAL, make_admin
 from holdfast.kafka.codes import CLOSED_TOPIC, NO_LEADER, code_of
-from holdfast.kafka.connections import connector
+from holdfast.kafka.fetching.records import Records
+from holdfast.kafka.fetching.source_fetcher import SourceFetcher
 from holdfast.kafka.leader_requests import list_offsets
-from holdfast.kafka.records import Records
-from holdfast.kafka.source_fetcher import SourceFetcher
+from holdfast.kafka.requests.connections import connector
+from holdfast.loop_thread import LoopThread
 
 T = TypeVar("T")
 
@@ -181,8 +187,7 @@ class TopicReader:
     ) -> None:
         self.topic, self._settings, self._skips = topic, settings, skips or {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="holdfast-unpack")
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-reader", daemon=True)
+        self._thread = LoopThread("holdfast-reader")
         self._thread.start()
         self._feed: SourceFetcher | None = None
 
@@ -194,24 +199,22 @@ class TopicReader:
 
     def close(self) -> None:
         """Close the connections and end the thread; once is enough."""
-        if self._loop.is_closed():
+        if self._thread.closed:
             return
         try:
-            if self._feed is not None:
-                self._wait(self._feed.close())
+            self._thread.stop(self._end(), self._settings.stall_timeout_s)
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
             self._executor.shutdown()
+
+    async def _end(self) -> None:
+        if self._feed is not None:
+            await self._feed.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what *work* gives; nothing that is waited for here takes longer than a stall."""
-        asked = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return asked.result(self._settings.stall_timeout_s + POLL_S)
-        except TimeoutError as error:
-            asked.cancel()
+            return self._thread.wait(work, self._settings.stall_timeout_s)
+        except NotReadyError as error:
             raise BrokerError(
                 f"topic {self.topic}: nothing read for {self._settings.stall_timeout_s:.0f} s; check the brokers"
             ) from error

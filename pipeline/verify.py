@@ -23,8 +23,8 @@ from holdfast.core.engine.codec import (
 from holdfast.core.engine.positions import Position, counted, offsets_of, position_format
 from holdfast.core.engine.processor import Processor
 from holdfast.errors import ChangelogError, TopicError
-from holdfast.kafka.records import Records
-from holdfast.kafka.skip_log import read_skips
+from holdfast.kafka.fetching.records import Records
+from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.extent import Until
 from holdfast.pipeline.folding import TRANSITION, FoldSummary, other_event_time, readable
 from holdfast.pipeline.replay import ReplayOptions, replay

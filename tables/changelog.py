@@ -18,7 +18,7 @@ from holdfast.core.engine.stepping import Written as Changes
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, FencedError
 from holdfast.kafka.loop_turn import LoopTurn
-from holdfast.kafka.transactional_producer import (
+from holdfast.kafka.transactions.transactional_producer import (
     AbortableError,
     TransactionalProducer,
     UndeliverableError,

@@ -20,7 +20,7 @@ ASK_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEnds:
-    """The next offset of each partition that the broker told, none of them older than *asked_ms*."""
+    """The next offset of each partition by the broker, none of them older than *asked_ms*."""
 
     asked_ms: int
     ends: Mapping[Place, int]

@@ -24,7 +24,7 @@ from holdfast.core.engine.positions import Position, counted, offsets_of, positi
 from holdfast.core.engine.processor import Emit, Processor
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ChangelogError
-from holdfast.kafka.transactional_producer import ProducerFactory
+from holdfast.kafka.transactions.transactional_producer import ProducerFactory
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.pins import PinnedState
 from holdfast.tables.rocks import Budget

@@ -96,7 +96,7 @@ class _ChoicesReader:
         place = (message.topic() or "", message.partition() or 0)
         if is_end(error):
             # The end that a reader of committed records comes to lies before the log's while a transaction is
-            # open, and it is told again when that has ended.
+            # open, and the broker reports it again when that has ended.
             _, high = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True) or (-1, -1)
             if (message.offset() or 0) >= max(self._ends.get(place, 0), high):
                 self._ends.pop(place, None)

@@ -53,8 +53,8 @@ def changelog_consumer(client: Mapping[str, Any], name: str, *, wait_ms: int) ->
     """Return a consumer that reads committed changelog records to the partition's end and refuses to jump
     over a hole.
 
-    The end is told by PARTITION_EOF, since control records close the log and offsets alone cannot tell it.
-    *wait_ms* bounds how long an empty fetch waits before it says so.
+    PARTITION_EOF marks the end, since control records close the log and offsets alone cannot show it.
+    *wait_ms* bounds how long an empty fetch waits.
     """
     return make_reader(
         {
@@ -119,8 +119,8 @@ class _Reader:
             raise BrokerError(f"changelog {place[0]} partition {place[1]}: {error.str()}")
 
     def is_whole(self, place: Place) -> bool:
-        """Return whether everything that lies in the log up to its end was committed or aborted, as far as
-        the last fetch told.
+        """Return whether everything that lies in the log up to its end was committed or aborted, by the last
+        fetch.
         """
         _, end = self.consumer.get_watermark_offsets(TopicPartition(*place), cached=True) or (-1, -1)
         return self._ends[place] >= end
@@ -186,10 +186,10 @@ def restore(
 ) -> int:
     """Read the changelogs of *parts* to their ends; return the number of records read.
 
-    Raises Interrupted when told to stop, BrokerError when nothing has come for *stall_timeout_s*,
+    Raises Interrupted after a stop, BrokerError when nothing has come for *stall_timeout_s*,
     ChangelogError when a log ends inside a transaction (no reader of committed records can ever see that).
-    Whoever wrote to the log before must be fenced: then no transaction is open, and one that is all the same
-    is one whose end the brokers have lost. What it wrote would be missing.
+    Earlier writers must be fenced: then no transaction is open, unless the brokers have lost its end. Its
+    records would be missing.
     """
     todo = {(part.changelog, part.partition) for part in parts}
     if not todo:

@@ -341,7 +341,7 @@ def test_the_answers_of_contributings_quiz_are_right() -> None:
     [
         ("`RowCodec` in", "`RowCoder` in"),
         ("`COLUMNS` in", "`COLUMN` in"),
-        ("](holdfast/kafka/transactional_client.py)", "](holdfast/kafka/transaction_client.py)"),
+        ("](holdfast/kafka/transactions/transactional_client.py)", "](holdfast/kafka/transaction_client.py)"),
         ("`unready` in [", "["),
     ],
 )

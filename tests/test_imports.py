@@ -20,6 +20,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "errors": frozenset(),
     "clock": frozenset(),
     "logs": frozenset(),
+    "loop_thread": frozenset({"errors"}),
     "config": frozenset({"errors"}),
     "jars": frozenset({"clock", "errors"}),
     "core": frozenset({"errors"}),
@@ -28,11 +29,11 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "kafka": frozenset({"core", "config", "clock", "errors"}),
     "tables": frozenset({"kafka", "core", "clock", "errors"}),
     "outbox": frozenset({"kafka", "core", "config", "clock", "errors"}),
-    "clients": frozenset({"kafka", "core", "config", "clock", "errors"}),
+    "clients": frozenset({"kafka", "core", "config", "clock", "errors", "loop_thread"}),
     "agents": frozenset(
         {"tables", "outbox", "clients", "kafka", "core", "config", "logs", "clock", "errors"}
     ),
-    "pipeline": frozenset({"kafka", "core", "config", "clock", "errors", "jars"}),
+    "pipeline": frozenset({"kafka", "core", "config", "clock", "errors", "jars", "loop_thread"}),
     "cli": None,
     "dev": None,
     "testing": None,
@@ -60,6 +61,19 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "claims": frozenset({"topics"}),
         "groups": frozenset({"claims", "topics"}),
         "ranges": frozenset({"claims"}),
+    },
+    "kafka": {
+        "codes": frozenset(),
+        "loop_turn": frozenset(),
+        "frame_sender": frozenset(),
+        "leader_requests": frozenset(),
+        "librdkafka_log": frozenset(),
+        "clients": frozenset({"librdkafka_log"}),
+        "coordinator_admin": frozenset({"clients"}),
+        "requests": frozenset({"codes"}),
+        "reading": frozenset({"clients", "codes", "leader_requests", "requests"}),
+        "fetching": frozenset({"codes", "requests"}),
+        "transactions": frozenset({"codes", "loop_turn", "requests"}),
     },
     "outbox": {
         "troubles": frozenset(),
@@ -108,14 +122,12 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
 # Modules of the import root that are one topic with another.
 TOPIC = {
     "class_archive": "jars",
-    "config_sources": "config",
-    "kafka_properties": "config",
-    "security": "config",
 }
 PACKAGES: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
     "clock": frozenset(),
     "logs": frozenset(),
+    "loop_thread": frozenset(),
     "config": frozenset({"msgspec"}),
     "jars": frozenset({"pyspark"}),
     "core": frozenset({"cramjam", "datasketches", "google_crc32c", "msgspec"}),
@@ -534,7 +546,7 @@ def test_only_the_kafka_room_makes_kafka_clients() -> None:
         for line in clients_made(text)
     ]
     assert not found, (
-        f"use the makers of holdfast.kafka.clients or holdfast.kafka.connections: {', '.join(found)}"
+        f"use the makers of holdfast.kafka.clients or holdfast.kafka.requests.connections: {', '.join(found)}"
     )
 
 
@@ -610,7 +622,7 @@ PLANTED = [
     ("agents.web", "from . import app", "relative"),
     ("agents.web", "import tables", "write holdfast.tables"),
     ("cli.topics", "import holdfast.nowhere", "not a room"),
-    ("security", "import holdfast.clock", "config may import errors of holdfast"),
+    ("config.security", "import holdfast.clock", "config may import errors of holdfast"),
 ]
 
 

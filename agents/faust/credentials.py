@@ -11,7 +11,7 @@ from faust.auth import GSSAPICredentials, OAuthCredentials, SASLCredentials, SSL
 
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
-from holdfast.kafka.oidc import OidcTokens
+from holdfast.kafka.requests.oidc import OidcTokens
 
 if TYPE_CHECKING:
     from faust.types.auth import CredentialsT

@@ -51,7 +51,7 @@ def watch_group(coordinator: Any, manager: PartitionManager) -> None:
             manager.membership.answered()
 
     def push(error: BaseException) -> Any:
-        # aiokafka waits for its user to fetch, and to be told then; nothing is fetched through this consumer,
+        # aiokafka waits until its user fetches and takes the error. Nothing is fetched through this consumer,
         # so it would wait for ever.
         if not coordinator._closing.done():
             _end(manager, error)

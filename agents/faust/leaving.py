@@ -43,7 +43,7 @@ def one_line(error: BaseException) -> str:
 class Worker(faust.Worker):
     """Faust's worker process.
 
-    It leaves with 1 after an operating error, which it has told once, in one line.
+    It leaves with 1 after an operating error, which it has logged once, in one line.
     """
 
     app: Any
@@ -67,13 +67,11 @@ class Worker(faust.Worker):
         self._told = True
         text = one_line(error)
         logger.critical("leaving: %(reason)s", {"reason": text})
-        if self.logfile:  # whoever started it looks here first
+        if self.logfile:  # the operator looks here first
             print(f"holdfast: {text}", file=self.stderr)
 
     def on_setup_root_logger(self, logger: logging.Logger, level: int) -> None:
-        """Have what is told once not be logged again by each service that the crash goes through, and lines
-        in the form that the settings say.
-        """
+        """Log each crash once, not again by each service that it passes, and in the form of the settings."""
         super().on_setup_root_logger(logger, level)
         use_format(self.app.settings.log_format)
         for handler in logger.handlers:
@@ -85,7 +83,7 @@ class Worker(faust.Worker):
         try:
             super()._shutdown_loop()
         except (Exception, asyncio.CancelledError):
-            if not self._told:  # else it is of a task that is ended because of what was told
+            if not self._told:  # else the error is of a task that ends because of the logged one
                 raise
         if self._told:
             raise SystemExit(EX_FAILURE)

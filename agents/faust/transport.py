@@ -23,7 +23,7 @@ from holdfast.agents.faust.group_watch import watch_group
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.clock import system_clock
 from holdfast.core.outbox.pacing import FEW_RECORDS
-from holdfast.kafka.source_fetcher import Fetched
+from holdfast.kafka.fetching.source_fetcher import Fetched
 
 logger = logging.getLogger(__name__)
 

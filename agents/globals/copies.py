@@ -24,7 +24,7 @@ from holdfast.core.engine.skips import OffsetRanges
 from holdfast.core.engine.stepping import Refused
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, GlobalsError, TopicError
-from holdfast.kafka.source_fetcher import Fetched
+from holdfast.kafka.fetching.source_fetcher import Fetched
 from holdfast.tables.ends import ASK_TIMEOUT_S, EndsClient
 from holdfast.tables.global_store import GlobalStore
 from holdfast.tables.lived import Stopwatch

@@ -14,8 +14,8 @@ from holdfast.core.engine.skips import OffsetRanges
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, GlobalsError, TopicError
 from holdfast.kafka.clients import make_admin
-from holdfast.kafka.connections import connector
-from holdfast.kafka.source_fetcher import Fetched, SourceFetcher
+from holdfast.kafka.fetching.source_fetcher import Fetched, SourceFetcher
+from holdfast.kafka.requests.connections import connector
 
 FETCH_RECORDS, FETCH_BYTES, QUEUE_BYTES = 20_000, 4 << 20, 8 << 20
 WAIT_S = 0.5

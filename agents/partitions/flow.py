@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from holdfast.clock import Clock, system_clock
-from holdfast.kafka.records import Records
-from holdfast.kafka.source_fetcher import Fetched
+from holdfast.kafka.fetching.records import Records
+from holdfast.kafka.fetching.source_fetcher import Fetched
 
 
 class FlowControl:

@@ -13,7 +13,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.folding import Folder
 from holdfast.core.engine.stepping import Refused
-from holdfast.kafka.records import FetchedRecord
+from holdfast.kafka.fetching.records import FetchedRecord
 from holdfast.tables.partition import Partition
 
 BACKLOG_S = 0.1

@@ -36,8 +36,8 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.outbox.pacing import AdaptiveLinger
 from holdfast.errors import FencedError
-from holdfast.kafka.connections import connector
-from holdfast.kafka.source_fetcher import Fetched, SourceFetcher
+from holdfast.kafka.fetching.source_fetcher import Fetched, SourceFetcher
+from holdfast.kafka.requests.connections import connector
 from holdfast.tables.partition import Partition
 
 logger = logging.getLogger(__name__)

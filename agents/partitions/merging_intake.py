@@ -26,7 +26,7 @@ from holdfast.core.engine.merging import Merger, Stretch
 from holdfast.core.engine.merging_folder import MergingFolder
 from holdfast.core.engine.stepping import Refused
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.kafka.records import FetchedRecord
+from holdfast.kafka.fetching.records import FetchedRecord
 from holdfast.tables.partition import Partition
 
 NO_EPOCH = -1

@@ -8,7 +8,7 @@ from holdfast.agents.partitions.membership import Membership
 from holdfast.agents.partitions.types import Held
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
-from holdfast.kafka.source_fetcher import SourceFetcher
+from holdfast.kafka.fetching.source_fetcher import SourceFetcher
 
 
 class Readiness:

@@ -22,9 +22,9 @@ from holdfast.core.engine.processor import Emit
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import FencedError, RottenStoreError
 from holdfast.kafka.codes import name_of
+from holdfast.kafka.fetching.records import FetchedRecord
 from holdfast.kafka.loop_turn import TURN_S
-from holdfast.kafka.records import FetchedRecord
-from holdfast.kafka.transactional_producer import UndeliverableError
+from holdfast.kafka.transactions.transactional_producer import UndeliverableError
 from holdfast.tables.partition import AnyChanges, AnyFolder, Partition
 
 logger = logging.getLogger(__name__)

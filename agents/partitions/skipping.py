@@ -3,8 +3,8 @@ folded.
 
 A partition that stands goes on when the setting `unreadable` says so, or when an operator asked for it
 (holdfast/core/engine/skips.py). The skip is a record of `{app}-skips`, written together with its traces in
-the quarantine in one transaction of a table of that partition: so only the owner makes one, and whoever owns
-the partition next finds it. It changes no table. Replays read the same record.
+the quarantine in one transaction of a table of that partition: so only the owner makes one, and the next
+owner finds it. It changes no table. Replays read the same record.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from holdfast.core.engine.processor import Emit
 from holdfast.core.engine.skips import OffsetRanges, Skip, Skips, behind, encode_skip
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
-from holdfast.kafka.skip_log import PARTITION, read_skips
-from holdfast.kafka.source_fetcher import SourceFetcher
-from holdfast.kafka.transactional_producer import UndeliverableError
+from holdfast.kafka.fetching.source_fetcher import SourceFetcher
+from holdfast.kafka.reading.skip_log import PARTITION, read_skips
+from holdfast.kafka.transactions.transactional_producer import UndeliverableError
 
 logger = logging.getLogger(__name__)
 

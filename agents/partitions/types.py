@@ -13,7 +13,7 @@ from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.membership import NO_TERM
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import FencedError
-from holdfast.kafka.source_fetcher import Fetched
+from holdfast.kafka.fetching.source_fetcher import Fetched
 from holdfast.tables.partition import Partition
 
 Held = tuple[str, int]

@@ -17,6 +17,7 @@ from typing import Any
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
 from holdfast.core.outbox import progress
+from holdfast.core.producers import cleaning
 from holdfast.core.producers import ledger as rules
 from holdfast.core.producers import registry as names
 from holdfast.errors import ConfigError
@@ -29,7 +30,7 @@ def registry(
     topic: str, *, answers: str | None = None
 ) -> Processor[names.ReceivedCommand, names.Registration]:
     """Return the registry of producers' names: commands on *topic*, answers on *answers*
-    (`<topic>.answers` unless told).
+    (default `<topic>.answers`).
     """
     told = answers or f"{topic}.answers"
     return Processor(
@@ -57,11 +58,14 @@ def books(topic: str) -> Processor[rules.LedgerEntry, rules.BookRow]:
     )
 
 
-def dedupe(source: str, clean: str, *, verdicts: str | None = None) -> Processor[rules.Whole, rules.BookRow]:
+def dedupe(
+    source: str, clean: str, *, verdicts: str | None = None
+) -> Processor[cleaning.Whole, rules.BookRow]:
     """Return the processor that keeps the books of *source* and sends on to *clean* what is new, each record
     exactly once.
 
-    *verdicts* (`<source>.verdicts` unless told) gets everything unusual, with its reason. Both need as many partitions as *source*.
+    *verdicts* (default `<source>.verdicts`) gets everything unusual, with its reason. Both need as many
+    partitions as *source*.
     """
     told = verdicts or f"{source}.verdicts"
     if len({source, clean, told}) < 3:
@@ -71,8 +75,8 @@ def dedupe(source: str, clean: str, *, verdicts: str | None = None) -> Processor
     return Processor(
         name=f"clean-{_slug(source)}",
         source=source,
-        decode=rules.decode_whole,
-        fold=partial(rules.fold_clean, source=source, clean=clean, verdicts=told),
+        decode=cleaning.decode_whole,
+        fold=partial(cleaning.fold_clean, source=source, clean=clean, verdicts=told),
         row=rules.BookRow,
         inputs=("value", "key", "headers", "partition", "offset"),
         emits=(clean, told),

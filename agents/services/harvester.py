@@ -1,8 +1,8 @@
 """Harvesting inside workers: with `outbox_harvest` every worker takes part in the outbox's election and leads
 what it is given.
 
-The harvester is the same as `holdfast outbox harvest` runs alone, and both may serve one outbox. What it is
-told (pause, resume, flush, status) reaches it through an agent of the application. Were the agent's channel
+The harvester is the same as `holdfast outbox harvest` runs alone, and both may serve one outbox. Commands
+(pause, resume, flush, status) reach it through an agent of the application. Were the agent's channel
 the commands topic itself, the group would give each command to one worker only, and a shard may be led in
 any. So the channel is a broadcast: every worker follows the whole topic (holdfast.outbox.command_log) and
 feeds the agent of its own.
@@ -40,7 +40,7 @@ LIMIT_WAITING = 16
 
 @dataclass(frozen=True, slots=True)
 class PendingCommand:
-    """A command on its way to the agent, and whoever waits until it is done."""
+    """A command on its way to the agent, and the future of its sender."""
 
     command: Command
     done: Future[None]
@@ -133,7 +133,7 @@ class HarvesterService(Service):
 
 
 def declare(app: faust.App) -> None:
-    """Give *app* the agent through which the harvester of its worker is told what to do."""
+    """Give *app* the agent that passes commands to the harvester of its worker."""
 
     async def obey(stream: Any) -> None:
         async for told in stream:

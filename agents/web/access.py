@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from holdfast.agents.web.replies import RequestRefused
-from holdfast.config import Settings
+from holdfast.config import WebSettings
 
 OPEN_ON_LOOPBACK = frozenset({"/health/live", "/health/ready", "/metrics"})
 
@@ -26,7 +26,7 @@ class Access:
     this machine.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WebSettings) -> None:
         self._token = None if settings.web_token is None else settings.web_token.encode()
         self._loopback = is_loopback(settings.web_bind)
         self._check_host = self._loopback and self._token is None and settings.web_tls_ca is None

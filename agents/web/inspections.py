@@ -1,9 +1,9 @@
-"""What a worker's stores hold, told as digests: one partition at a time, each at one offset, read beside
+"""Digests of a worker's stores: one partition at a time, each at one offset, read beside
 folding and never in its way.
 
 An inspection pins the committed state of a moment (a RocksDB iterator), reads it in slices on a thread of its
-own that rests three times as long as it reads, and keeps it for a while, so that whoever found a difference
-can be told the rows of that same moment.
+own that rests three times as long as it reads, and keeps it for a while, so that a client that found a
+difference can read the rows of that same moment.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Inspections:
         except StoreError as error:
             raise self._busy(place, str(error)) from None
         work = asyncio.get_running_loop().run_in_executor(self._pool, digest_of, state, stop)
-        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever asked may be gone
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # its client may be gone
         held = _Held(
             inspection=inspection,
             replica=replica,

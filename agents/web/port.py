@@ -1,7 +1,7 @@
 """The listening socket of the web port: how many connections it admits, how long each may be silent, and what
 it says of bad requests.
 
-Connections are counted from the moment they are accepted, before any TLS handshake: whoever is over a limit
+Connections are counted from the moment they are accepted, before any TLS handshake: a connection over a limit
 costs one descriptor for one turn of the event loop. Bodies are never inflated here, and what a refused
 request has yet to send is not read.
 """
@@ -33,7 +33,7 @@ HEADERS_S = 10.0
 connection must have sent one.
 """
 WRITE_S = 60.0
-"""Whoever takes nothing of an answer for so long gets no more of it."""
+"""A client that reads nothing of an answer for so long gets no more of it."""
 CLOSE_S = 2.0
 LOG_EVERY_S = 10.0
 BACKLOG = 128

@@ -161,7 +161,7 @@ def root(
     chosen = context.obj
     assert isinstance(chosen, Globals)
     chosen.config, chosen.application, chosen.output, chosen.verbose = config, application, output, verbose
-    # Without -v an error is said once, by `_fail`, and not by librdkafka's log as well.
+    # Without -v `_fail` prints an error once, and librdkafka's log does not repeat it.
     logging.basicConfig(
         level={0: logging.CRITICAL, 1: logging.INFO}.get(verbose, logging.DEBUG), stream=sys.stderr
     )
@@ -204,9 +204,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         try:
             typer.main.get_command(app).main(args=hoist(given), prog_name="holdfast", obj=chosen)
         finally:
-            sys.stdout.flush()  # here, where it can still be told that what reads it is gone or full
+            sys.stdout.flush()  # here, where an error of a closed pipe or a full disk can still be reported
     except HoldfastError as error:
-        _fail(str(error), code=2 if isinstance(error, ConfigError) else 1, verbose=chosen.verbose)
+        wrong = isinstance(error, ConfigError)
+        lines = error.args if wrong else [str(error)]
+        message = "\n".join(" ".join(line.split()) for line in lines)
+        _fail(message, code=2 if wrong else 1, verbose=chosen.verbose)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
@@ -246,12 +249,12 @@ def _drop_stdout() -> None:
 
 
 def _fail(message: str, *, code: int, verbose: int) -> NoReturn:
-    """Say what is wrong in one line; called while the exception is handled, so that -v can show where it came from."""
+    """Print *message*, a line for each wrong setting; called while the exception is handled, so that -v can show where it came from."""
     if verbose:
         import traceback
 
         traceback.print_exc()
-    print(f"holdfast: {' '.join(message.split())}", file=sys.stderr)
+    print(f"holdfast: {message}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from holdfast.config import Settings
+from holdfast.config.kafka_properties import suggest
 from holdfast.core.engine.processor import Processor
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.kafka_properties import suggest
 
 BUILT_IN = "holdfast.agents.services.all:processors"
 NAMES = ("app", "processors")

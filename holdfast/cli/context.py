@@ -10,7 +10,7 @@ import typer
 
 from holdfast.cli.output import Output
 from holdfast.config import Settings, load_settings
-from holdfast.config_sources import find_file
+from holdfast.config.sources import find_file
 from holdfast.errors import ConfigError
 from holdfast.logs import use_format
 

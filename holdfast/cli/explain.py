@@ -31,8 +31,8 @@ from holdfast.core.kafka.compression import LIMIT_UNPACKED_BYTES
 from holdfast.core.kafka.record_batch import HEADER_BYTES, BatchHeader, decode_header, read_batch
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import ConfigError, DecodeError, TopicError, WireError
-from holdfast.kafka.batch_at import BatchAt, Reading, batch_at
-from holdfast.kafka.raw_log import RawLog
+from holdfast.kafka.fetching.batch_at import BatchAt, Reading, batch_at
+from holdfast.kafka.requests.raw_log import RawLog
 
 __all__ = ["FIELDS", "Transactions", "app", "read_segment"]
 
@@ -118,7 +118,7 @@ def _show_segment(view: memoryview, first: int, limit: int, records: bool, outpu
                 break
             found.append(seen)
     except WireError:
-        pass  # the same as in the first pass, told below
+        pass  # the same error as in the first pass, which is reported below
     _show(found, transactions, records, output)
     if more:
         note(
@@ -225,7 +225,7 @@ async def _batch_line(log: RawLog, topic: str, partition: int, held: BatchAt) ->
 
 
 def _fragment(data: memoryview) -> dict[str, Cell]:
-    """Return what can be said of a batch without a header of its format."""
+    """Return what is known of a batch without a header of its format."""
     version = data[16] if len(data) > 16 else None
     return {
         "kind": UNREADABLE,

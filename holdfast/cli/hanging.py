@@ -30,7 +30,7 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, TopicError
 
 if TYPE_CHECKING:
-    from holdfast.kafka.raw_log import RawLog
+    from holdfast.kafka.requests.raw_log import RawLog
 
 COLUMNS = (
     "topic",
@@ -133,7 +133,7 @@ def _record(lost: LostEnd) -> dict[str, Cell]:
 
 async def _find(settings: Settings, topics: list[str] | None, *, end: bool) -> list[LostEnd]:
     """Return what hangs; with *end* it has been ended where that could be, or BrokerError is raised."""
-    from holdfast.kafka.raw_log import RawLog
+    from holdfast.kafka.requests.raw_log import RawLog
 
     async with RawLog(settings) as raw:
         cluster = Hanging(settings, raw)

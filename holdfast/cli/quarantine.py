@@ -231,7 +231,7 @@ def _objection(
     return None
 
 
-# -- how a record is told
+# -- how a record is shown
 
 
 def _record(record: QuarantinedRecord) -> dict[str, Cell]:

@@ -23,9 +23,9 @@ from holdfast.core.engine.positions import Position, stored_format
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.strays import Audit, ForeignRecords, Mending
 from holdfast.errors import ChangelogError, ConfigError, GroupError
-from holdfast.kafka.connections import connector
-from holdfast.kafka.raw_log import RawLog
-from holdfast.kafka.transactional_client import producers
+from holdfast.kafka.requests.connections import connector
+from holdfast.kafka.requests.raw_log import RawLog
+from holdfast.kafka.transactions.transactional_client import producers
 from holdfast.pipeline.extent import Until
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.tables.changelog import ChangelogWriter
@@ -215,7 +215,8 @@ class Mender:
     # -- writing
 
     async def write(self, partition: int, *, rebuild: bool, applied: Applied | None) -> MendingStep:
-        """Shut out whoever wrote before, look again, and write what is to be written in one transaction; return what was done."""
+        """Fence earlier writers, look again, and write what is to be written in one transaction; return what
+        was done."""
         settings, processor = self._settings, self._processor
         connect = connector(settings, timeout_s=settings.request_timeout_s)
         producer = producers(connect, transaction_timeout_s=TRANSACTION_S)

@@ -36,7 +36,7 @@ def without_records(
 async def _without_records(
     settings: Settings, tails: Iterable[tuple[Place, int, int]], timeout_s: float
 ) -> set[tuple[Place, int]]:
-    from holdfast.kafka.raw_log import RawLog  # aiokafka takes a while to load
+    from holdfast.kafka.requests.raw_log import RawLog  # aiokafka takes a while to load
 
     found = set()
     async with asyncio.timeout(timeout_s), RawLog(settings, timeout_s=timeout_s) as log:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from holdfast.core.engine.processor import Processor
     from holdfast.core.engine.query_wire import InspectReply
     from holdfast.pipeline.replay import ReplayOptions
+    from holdfast.pipeline.verify import TableVerdict
+    from holdfast.pipeline.verify_store import StoreVerdict
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -68,22 +70,33 @@ def verify(
             context, application.processor(name), application.settings, options, store_timeout_s
         )
     verdict = run(application.processor(name), application.settings, options)
+    same = "equal" if verdict.equal else "DIFFERENT"
+    columns = ("partition", "applied", "equal", "live_digest", "replayed_digest")
+    _report(context, verdict, columns, f"{name}: {same}", f"live {verdict.live_digest}")
+
+
+def _report(
+    context: typer.Context,
+    verdict: TableVerdict | StoreVerdict,
+    columns: tuple[str, ...],
+    found: str,
+    digest: str,
+) -> None:
+    """Print what was compared, and exit with code 1 when it differs."""
     document = verdict.document()
     if output_of(context) is Output.JSON:
         show_json(document)
     else:
-        show(
-            document["partitions"],
-            ("partition", "applied", "equal", "live_digest", "replayed_digest"),
-            Output.TABLE,
-        )
+        rows = [
+            {**each, "differs": ",".join(each.get("differs") or ()) or None}
+            for each in document["partitions"]
+        ]
+        show(rows, columns, Output.TABLE)
         for each in verdict.partitions:
             if each.cause is not None:
                 note(f"partition {each.partition}: {each.explain()}")
-        same = "equal" if verdict.equal else "DIFFERENT"
-        note(
-            f"{name}: {same} after {verdict.records} records{left_out(verdict.skipped)} on {verdict.engine}; live {verdict.live_digest}"
-        )
+        read = f"{verdict.records} records{left_out(verdict.skipped)} on {verdict.engine}"
+        note(f"{found} after {read}; {digest}")
     if not verdict.equal:
         raise typer.Exit(1)
 
@@ -117,27 +130,14 @@ def _of_stores(
 
     with StoreInspector(settings) as inspector:
         verdict = verify_store(processor, settings, _Stores(inspector, timeout_s), options)
-    document = verdict.document()
-    if output_of(context) is Output.JSON:
-        show_json(document)
-    else:
-        shown = (
-            "partition",
-            "applied",
-            "equal",
-            "differs",
-            "store_digest",
-            "changelog_digest",
-            "replayed_digest",
-        )
-        rows = [{**each, "differs": ",".join(each["differs"]) or None} for each in document["partitions"]]
-        show(rows, shown, Output.TABLE)
-        for each in verdict.partitions:
-            if each.cause is not None:
-                note(f"partition {each.partition}: {each.explain()}")
-        same = "replay, changelog and store are equal" if verdict.equal else "DIFFERENT"
-        note(
-            f"{processor.name}: {same} after {verdict.records} records{left_out(verdict.skipped)} on {verdict.engine}; store {verdict.store_digest}"
-        )
-    if not verdict.equal:
-        raise typer.Exit(1)
+    same = "replay, changelog and store are equal" if verdict.equal else "DIFFERENT"
+    columns = (
+        "partition",
+        "applied",
+        "equal",
+        "differs",
+        "store_digest",
+        "changelog_digest",
+        "replayed_digest",
+    )
+    _report(context, verdict, columns, f"{processor.name}: {same}", f"store {verdict.store_digest}")

@@ -91,8 +91,8 @@ class Take(msgspec.Struct, frozen=True, tag="take", forbid_unknown_fields=True):
 class Keep(msgspec.Struct, frozen=True, tag="keep", forbid_unknown_fields=True):
     """The owner is at work and has done all below *progress*; with *free* it gives the rest back.
 
-    With *given* it is about to hand out the messages from *progress* to before that: a delivery. Said before,
-    not after, since whoever is given them may die of them.
+    With *given* it is about to hand out the messages from *progress* to before that: a delivery. The frame
+    comes before the messages, since they may kill their consumer.
     """
 
     start: int
@@ -171,8 +171,8 @@ def _taken(row: Ranges, wish: Take, at_ms: int, lease_ms: int) -> Ranges | None:
     found = row.block(wish.start)
     if found is None or found.end != wish.end or not found.is_free(at_ms, lease_ms):
         return None
-    # Taking is no delivery: whoever dies or leaves before a message of it was handed out has not shown that
-    # anything is wrong with it.
+    # Taking is no delivery: a consumer that dies or leaves before it hands out a message proves nothing about
+    # the block.
     block = msgspec.structs.replace(
         found, owner=wish.owner, instance=wish.instance, epoch=found.epoch + 1, at_ms=at_ms
     )

@@ -167,7 +167,7 @@ class MemoryGlobal:
 
 
 class MemoryWorker:
-    """A worker without Kafka: it serves what it is told to hold, at `settings.advertised_url`."""
+    """A worker without Kafka: it serves the rows that it is given, at `settings.advertised_url`."""
 
     def __init__(
         self,

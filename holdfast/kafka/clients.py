@@ -1,5 +1,5 @@
-"""librdkafka's clients, each made in one place: readers, members of groups, writers and admin clients. Their log
-lines, their log level and their errors go where the maker is told.
+"""librdkafka's clients, each made in one place: readers, members of groups, writers and admin clients.
+Arguments set their logger, log level and error callback.
 
 Also here: the settings of a consumer that reads a log and is a member of no group, and how an error that a client
 raised while it was calling back lets go of the client.

@@ -25,7 +25,7 @@ class CoordinatorAdmin:
     librdkafka keeps a question to a coordinator after its `request_timeout` has ended it, sends it when the
     coordinator is back, and then aborts: `eonce->refcnt > 0` (confluentinc/librdkafka#3663). A client that
     goes while a question is open forgets it in good order. So a question never ends by librdkafka's timeout
-    here, and whoever gives one up drops the client with it; the next one makes a new client.
+    here. Dropping a question drops its client; the next question makes a new one.
     """
 
     def __init__(self, config: dict[str, Any], logger: Any) -> None:

@@ -59,7 +59,8 @@ class FrameSender:
     fleet that starts at once, on a broker that is slow for that moment, each of them made it slower still,
     and all together never came to rest.
 
-    `send` may be called from any thread. *told* hears what became of each frame, within `send` or `go_on`.
+    `send` may be called from any thread. It calls *told* with the result of each frame, within `send` or
+    `go_on`.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """KIP-848's consumer groups as a fold: a target for the group, and each member on its own way to it
 (PROTOCOL.md#incremental-reconciliation).
 
-There is no barrier. A member is told to give up what the target has given to another, and gets what is new to
-it when its last holder has given that up.
+There is no barrier. The coordinator has a member revoke what the target gives to another, and assigns a
+partition when its last holder has revoked it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModernState(StrEnum):
 
 
 class ModernMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A member: *assigned* is what it may hold, *revoking* what it was told to give up and has not yet."""
+    """A member: *assigned* is what it may hold, *revoking* what it must give up and still holds."""
 
     member_id: str
     instance_id: str | None
@@ -198,8 +198,7 @@ def commit_code(group: ModernGroup, member_id: str, epoch: int) -> GroupCode:
 def _check_epoch(member: ModernMember, said: ModernHeartbeat) -> GroupCode:
     if said.epoch in (member.epoch, JOIN_EPOCH):
         return GroupCode.NONE
-    # The answer that told it the present epoch was lost: it goes on as long as it holds nothing beyond its
-    # part.
+    # The answer with the present epoch was lost: it goes on as long as it holds nothing beyond its part.
     behind = said.epoch == member.previous_epoch and said.owned is not None and said.owned <= member.assigned
     return GroupCode.NONE if behind and said.epoch < member.epoch else GroupCode.FENCED_MEMBER_EPOCH
 

@@ -125,8 +125,8 @@ def _init(
     if known.state in PREPARED:
         return _error(Code.CONCURRENT_TRANSACTIONS)
     if known.state is _S.ONGOING:
-        # The new epoch is never told: the producer asks again when the abort is through, and gets the one
-        # after.
+        # No answer carries the new epoch: the producer asks again when the abort is complete, and gets the
+        # next one.
         _put(rows, transactional_id, known, _fenced(known, at_ms))
         return CoordinatorReply(error=Code.CONCURRENT_TRANSACTIONS, touched=(transactional_id,))
     expected_epoch = None if command.expected is None else command.expected[1]

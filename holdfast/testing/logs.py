@@ -52,7 +52,8 @@ class TopicLogs:
         headers: Headers = (),
         partition: int | None = None,
     ) -> TopicRecord:
-        """Append a record, to the partition of its key (as Java clients choose it) unless told which.
+        """Append a record, to the partition of its key (as Java clients choose it) unless *partition* names
+        one.
 
         One without a key goes to partition 0, where a producer would choose any.
         """

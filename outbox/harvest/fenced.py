@@ -67,7 +67,7 @@ class FencedTerm:
         self._deleting: tuple[Pending[tuple[int, list[tuple[int, str]]]], list[int]] | None = None
 
     def run(self) -> None:
-        """Lead until told to stop; errors cost a pause and a new beginning, never the term."""
+        """Lead until `stop`; errors cost a pause and a new beginning, never the term."""
         try:
             lead_on(self._term, self._lead_once, self._progress.producer)
         finally:

@@ -1,5 +1,5 @@
 """A harvester: takes part in the election of an outbox's shards and leads those it is given, by the strategy
-it is told.
+of its settings.
 
     with Harvester(HarvestSettings(database=url, kafka=settings, name="orders")) as harvester:
         harvester.wait()
@@ -130,7 +130,7 @@ class Harvester:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # -- what it can be told
+    # -- commands
 
     def pause(self) -> None:
         """Publish nothing more until `resume`; leadership is kept."""
@@ -147,7 +147,7 @@ class Harvester:
             leader.signals.nudged.set()
 
     def obey(self, command: Command) -> None:
-        """Do as told."""
+        """Carry out a command."""
         match command.verb:
             case Verb.PAUSE:
                 self.pause()
@@ -208,7 +208,7 @@ class Harvester:
 
     @property
     def stopping(self) -> bool:
-        """Whether nothing it is told counts any more."""
+        """Whether it obeys no command any more."""
         return self._over.is_set() or self._commands.ended
 
     def leads(self, shard: int) -> bool:
@@ -270,7 +270,7 @@ class Harvester:
 
     def _lead(self, leader: _Leader, before: _Leader | None) -> None:
         if before is not None:
-            before.thread.join()  # it was told to stop; two of one process must not work on one shard
+            before.thread.join()  # it will stop; two of one process must not work on one shard
         role, signals = leader.leadership.role, leader.signals
         stats = self.stats[role]
         stats.epoch = 0  # of a term before
@@ -298,7 +298,7 @@ class Harvester:
                 if isinstance(error, HoldfastError)
                 else HoldfastError(f"shard {role} of {self.settings.name}: {error!r}")
             )
-            self._over.set()  # a bug: whoever runs this must hear of it rather than see nothing published
+            self._over.set()  # a bug: the run must end with an error, not publish nothing in silence
         finally:
             stats.leading = False
             shard_rows.close(CLOSE_S)

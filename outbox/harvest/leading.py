@@ -22,7 +22,7 @@ def _kind(error: Exception) -> str:
 
 
 def lead_on(term: Term, lead: Callable[[], None], producer: str) -> None:
-    """Call *lead*, which leads until it is told to stop, again after each error: that costs a pause, never
+    """Call *lead*, which leads until `stop`, again after each error: that costs a pause, never
     the term.
 
     Pauses grow while nothing is published in between. The term tells `stats.trouble` when it works again.

@@ -119,8 +119,8 @@ class TopicLimits:
             self._collect([topic for topic in self._asking if topic not in self._known])
 
     def limit(self, topic: str) -> int | None:
-        """Return how many bytes a batch for *topic* may have, as the broker said last; None where it does
-        not say.
+        """Return how many bytes a batch for *topic* may have, by the broker's last answer; None where it gave
+        none.
         """
         found = self._known.get(topic)
         return None if found is None else found[0]
@@ -158,8 +158,8 @@ class TopicLimits:
         """Return why *row* can never be in its topic as that stands now; None where it may be, or nobody can
         tell.
 
-        Not told of rows that are small by key and value and were not refused before: most are, and counting
-        headers takes time.
+        Do not call it for rows with small key and value that were not refused before. Most rows are such, and
+        counting headers takes time.
         """
         limit = self.limit(row.topic)
         if (

@@ -80,7 +80,7 @@ class MarkTerm:
         self._purging: tuple[Pending[int], list[int]] | None = None
 
     def run(self) -> None:
-        """Lead until told to stop; errors cost a pause and a new leader id, never the term."""
+        """Lead until `stop`; errors cost a pause and a new leader id, never the term."""
         try:
             lead_on(self._term, self._lead_once, self._settings.name)
         finally:
@@ -98,8 +98,8 @@ class MarkTerm:
         self._ahead = self._purging = None
         self._held = self._refusals.lead()
         self._stats.epoch = self._held.epoch
-        # Published under another id of this process: these are this leader's to delete, whoever's mark they
-        # bear by now.
+        # Published under another id of this process: this leader deletes them, whichever mark they bear by
+        # now.
         if self._delivered:
             self._shard_rows.call(self._shard_rows.rows.delete, sorted(self._delivered))
             self._delivered.clear()

@@ -1,7 +1,7 @@
-"""goharvest's marks: whose rows are, said in the table's own column `leader_id`.
+"""goharvest's marks: the table's own column `leader_id` names the leader of a row.
 
 Marking, purging and resetting are one transaction each. A mark counts only for the leader that holds the
-shard's newest epoch in the lease table, so of two processes of ours that both believe to lead, one is told;
+shard's newest epoch in the lease table, so of two of our processes that both believe to lead, one is refused;
 purges and resets touch nothing but the caller's own marks, so that a late one cannot take a row from under
 its successor.
 """

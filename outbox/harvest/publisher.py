@@ -21,7 +21,7 @@ from holdfast.core.producers.stamps import DIGEST
 from holdfast.errors import BrokerError, FencedError, HoldfastError
 from holdfast.kafka.clients import forget_frames, make_reader, make_writer, reader_options
 from holdfast.kafka.codes import fences, refuses_record
-from holdfast.kafka.log_reader import LogReader
+from holdfast.kafka.reading.log_reader import LogReader
 from holdfast.outbox.harvest.destinations import Destinations
 from holdfast.outbox.harvest.limits import Rounds, TopicLimits
 from holdfast.outbox.schema.layouts import OutboxRow
@@ -29,7 +29,7 @@ from holdfast.outbox.schema.layouts import OutboxRow
 logger = logging.getLogger(__name__)
 
 SLICE_S = 0.5
-"""Longest single wait inside the client: in between, whoever wants to stop is heard."""
+"""Longest single wait inside the client; between two, `stop` takes effect."""
 FLUSH_S = 0.05
 """How soon it is noticed that a record was not delivered: the client's flush goes on waiting for those
 behind it.
@@ -55,7 +55,7 @@ class Aborted(HoldfastError):
 
 
 class PublishStopped(Exception):
-    """Whoever waits has been told to stop waiting; the transaction was left to its successor's fence."""
+    """The wait was stopped; the transaction was left to its successor's fence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Publisher:
         *meanwhile* is called once they are on their way, before their commit is waited for.
 
         Raises Refused or Aborted when the transaction came to nothing and may be tried otherwise or again,
-        FencedError when there is another leader, Stopped when told to stop, BrokerError when the outcome is
+        FencedError when there is another leader, PublishStopped after `stop`, BrokerError when the outcome is
         not known in time. After any but the first two this publisher is of no use: a new one learns the
         outcome from the progress records.
         """
@@ -360,7 +360,7 @@ def read_progress(
 
     Call it after the fence: then everything that any leader before this one committed is there, and nothing
     more will come. Raises BrokerError when nothing has come for *timeout_s*, also where a transaction stays
-    open: readers of committed records are told that its beginning is the end. DecodeError when a record is
+    open: for readers of committed records its beginning is the end. DecodeError when a record is
     not a progress record of this version.
     """
     consumer = make_reader({**client, **reader_options(f"{topic}-reader", committed=True, wait_ms=10)})
@@ -402,8 +402,8 @@ def read_progress(
 
 
 def _log_end(consumer: Consumer, place: Place) -> int:
-    """Return the next offset of a partition, open transactions included, as the last fetch told; -1 before
-    the first.
+    """Return the next offset of a partition, open transactions included, by the last fetch; -1 before the
+    first.
     """
     _, end = consumer.get_watermark_offsets(TopicPartition(*place), cached=True) or (-1, -1)
     return int(end)

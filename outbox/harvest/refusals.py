@@ -72,7 +72,7 @@ class Refusals:
         self._warned_s, self._unwarned = -WARN_EVERY_S, 0
 
     def lead(self) -> ShardEpoch:
-        """Take the shard's next epoch in the database; whoever led before can set nothing aside any more."""
+        """Take the shard's next epoch in the database; earlier leaders can set nothing aside any more."""
         self._noting.clear()
         epoch = self._shard_rows.call(self._shard_rows.rows.epoch, self._shard, self._settings.instance)
         self._held = ShardEpoch(shard=self._shard, epoch=epoch)

@@ -373,8 +373,8 @@ class OutboxRows:
         """Within a transaction: raise FencedError unless *held* is the newest epoch of its shard, and keep it
         so until the end of it.
 
-        A leader that slept through its succession is told here, whatever it still believes. None is nobody in
-        particular: a person.
+        A leader that slept through its succession is refused here, whatever it still believes. None is nobody
+        in particular: a person.
         """
         if held is None:
             return

@@ -78,7 +78,7 @@ class ShardStats:
 
 
 class LeaderSignals:
-    """What a leader is told from other threads: stop when this is finished, or leave everything as it is."""
+    """Commands to a leader from other threads: stop when this is finished, or leave everything as it is."""
 
     def __init__(self, leading: Callable[[], bool], clock: Clock = system_clock) -> None:
         self._leading, self._clock = leading, clock
@@ -112,7 +112,7 @@ class LeaderSignals:
 
         Asked before each batch: from an answer of yes on nothing is on its way.
         """
-        self.busy.set()  # before looking, so that whoever pauses either is seen here or sees this
+        self.busy.set()  # before looking: either this sees a pause, or the pause sees this
         if not self.paused.is_set():
             return False
         self.busy.clear()
@@ -179,8 +179,8 @@ class ShardRows:
         return self._poll_s >= self.settings.idle_poll_s
 
     def wait(self) -> None:
-        """Return when there may be new rows: told so, or after a while, which grows up to `idle_poll_s`
-        where not every writer tells.
+        """Return when there may be new rows: after a wake-up, or after a while, which grows up to
+        `idle_poll_s` where not every writer wakes it.
         """
         idle_s = self.settings.idle_poll_s
         wait_s, self._poll_s = (
@@ -197,12 +197,12 @@ class ShardRows:
             self.signals.sleep(wait_s)
 
     def interrupt(self) -> None:
-        """Let whoever waits for new rows go on; from any thread."""
+        """End a wait for new rows; from any thread."""
         if self.wakeup is not None:
             self.wakeup.interrupt()
 
     def abort(self) -> None:
-        """Let whoever waits for the database go on, without an answer; from any thread."""
+        """End a wait for the database without an answer; from any thread."""
         self.interrupt()
         self.rows.interrupt()
 

@@ -15,7 +15,7 @@ SLICE_S = 0.25
 
 
 class Abandoned(Exception):
-    """Whoever waited was told not to wait any longer; what the thread does may still happen."""
+    """The wait was stopped; what the thread does may still happen."""
 
 
 class Pending(Generic[T]):
@@ -75,6 +75,6 @@ class WorkerThread:
             future, call, args, kwargs = job
             try:
                 future.set_result(call(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001  whoever asked gets it
+            except BaseException as error:  # noqa: BLE001  the caller gets it
                 future.set_exception(error)
             del job, future, call, args, kwargs

@@ -238,7 +238,7 @@ def add_number(column: str) -> None:
     one.
     """
     name, schema = table_name()
-    if _is_offline():  # cannot look whether it is there, and only these can be told to look themselves
+    if _is_offline():  # offline there is no database to look at; only these databases check for it themselves
         if (kind := op.get_context().dialect.name) in ("postgresql", "mariadb"):
             op.execute(
                 f"ALTER TABLE {_quoted((name, schema))} ADD COLUMN IF NOT EXISTS {column} {_NUMBER[kind]}"

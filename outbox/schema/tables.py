@@ -21,8 +21,8 @@ from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.engine.url import URL
 from sqlalchemy.exc import ArgumentError
 
+from holdfast.config.kafka_properties import MASK
 from holdfast.errors import ConfigError, OutboxSchemaError
-from holdfast.kafka_properties import MASK
 from holdfast.outbox.schema.columns import big_id, long_text
 from holdfast.outbox.schema.kinds import narrower, type_problems
 from holdfast.outbox.schema.layouts import Layout, layout_named

@@ -31,7 +31,7 @@ def channel_of(table: Table) -> str:
 class Wakeup:
     """Waits for the next commit that wrote rows.
 
-    What was committed while nobody listened is not told: look at the table first.
+    A commit before the listener began sends no notification: look at the table first.
     """
 
     def __init__(self, url: URL, table: Table) -> None:

@@ -1,5 +1,5 @@
-"""One record for the outbox, and every check that needs no database: what is wrong with it is said before
-any SQL.
+"""One record for the outbox, and every check that needs no database: a wrong record is refused before any
+SQL.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An application of its own that asks another one's tables: `python -P -m tests.agents.desk worker`.
 
-Its ordinary Faust agent takes requests, writes claims frames for the claims application, asks that one's
-tables for what they have become, and writes what it was told to a topic. A processor beside it counts the
+Its ordinary Faust agent takes requests, writes claims frames for the claims application, asks that
+application's tables for their state, and writes the answers to a topic. A processor beside it counts the
 answers.
 """
 
@@ -45,7 +45,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent was told, or the error it met; *written* is where its own frame lies."""
+    """The answer to the agent, or the error it met; *written* is where its own frame lies."""
 
     id: str
     verb: str

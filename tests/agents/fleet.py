@@ -1,4 +1,4 @@
-"""An application as real worker processes, the built-in one unless told otherwise, and what tests write to
+"""An application as real worker processes, the built-in one by default, and what tests write to
 its topics.
 """
 

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from holdfast.clients.quarantine.records import Quarantine
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.kafka.skip_log import read_skips
+from holdfast.kafka.reading.skip_log import read_skips
 from tests.agents.fleet import Writer
 from tests.agents.jobs import KEEP, Done
 from tests.kafka.test_bombs import BOMB_BYTES, send

@@ -21,7 +21,7 @@ from faust.assignor.partition_assignor import PartitionAssignor
 from faust.transport.consumer import Consumer
 
 from holdfast.agents.partitions.manager import PartitionManager
-from holdfast.kafka.transactional_client import TransactionalClient
+from holdfast.kafka.transactions.transactional_client import TransactionalClient
 from holdfast.tables import restore, store
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.partition import Partition
@@ -40,7 +40,7 @@ FAULTS = (
     "restoring",
     "activated",
 )
-"""Where a worker can be told to die, in the order of the path: eight points of a batch, then three of
+"""Where a worker can die on demand, in the order of the path: eight points of a batch, then three of
 taking over a partition.
 """
 

@@ -149,7 +149,7 @@ class Harm:
             )
 
     def _forge(self) -> None:
-        """Say what only workers say, to whoever listens."""
+        """Send the announcements of a worker to all listeners."""
         plain = self._producers[0]
         for key, value in self._chance.sample(worker_records(self._chance), 3):
             self._write(plain, f"{self._app}-workers", key, value, 0)

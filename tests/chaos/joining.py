@@ -1,8 +1,9 @@
 """The application of two sources under test, and its worker: `python -P -m tests.chaos.joining worker`.
 
 A row holds a digest of all that its key has met, in order, so that two orders never give the same row. A record
-is `op key number`. `JOIN_LIE=1` has the worker be told that every source has ended, and hands over what comes of
-the customers half a second late: each guess is wrong. With `JOIN_WINDOWS` it is sessions of the orders. `CHAOS_FAULT` is as for `tests.chaos.worker`.
+is `op key number`. `JOIN_LIE=1` reports to the worker that every source has ended, and hands over what comes
+of the customers half a second late: each guess is wrong. With `JOIN_WINDOWS` it is sessions of the orders.
+`CHAOS_FAULT` is as for `tests.chaos.worker`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Text
 from holdfast.core.engine.sources import FoldWith, Source
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.kafka.transactional_client import TransactionalClient
+from holdfast.kafka.transactions.transactional_client import TransactionalClient
 from holdfast.streams import Session, Windowed, final
 from tests.chaos.faults import Doom, plant
 
@@ -126,7 +127,7 @@ def from_environment() -> Processor[Any, Any]:
 
 
 def lie(customers: str) -> None:
-    """Have every source said to have ended, and the customers come late."""
+    """Report that every source has ended, and have the customers come late."""
     hand = MergingIntake.hand
 
     def late(self: MergingIntake, event: Any) -> None:

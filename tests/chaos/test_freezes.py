@@ -24,7 +24,7 @@ LOOK_S = 3.0
 
 
 class Victim:
-    """A worker that stops itself at the point it is told."""
+    """A worker that stops itself at a given point."""
 
     def __init__(self, app: Application, folder: Path) -> None:
         self.order = folder / "freeze"

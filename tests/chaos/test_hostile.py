@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.dev import parent_death
-from holdfast.kafka.skip_log import read_skips
+from holdfast.kafka.reading.skip_log import read_skips
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.hostile import BOMB_BYTES, HOSTILE
 from tests.chaos.test_bombs import resident_bytes
@@ -90,7 +90,7 @@ def all_decided(app: Application) -> bool:
 
 
 def prove_beside_harm(app: Application, acked: int) -> None:
-    """Prove the tables, that the load is all there, and that what is forged is told from what is not."""
+    """Prove the tables, that the load is all there, and that forged records are told from true ones."""
     idle_or_more = max(resident_bytes(worker, "VmHWM") for worker in app.live)
     assert idle_or_more < 130 * MIB + LIMIT_GROWTH_BYTES, f"a worker took {idle_or_more >> 20} MiB"
     counts = app.processors[0]

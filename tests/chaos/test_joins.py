@@ -14,7 +14,7 @@ from tests.support.damage import one_batch
 from tests.support.harness import wait_for
 
 HIDDEN = 70_000
-"""Sound records in one batch: more than a worker unpacks that is told to unpack 1 MiB."""
+"""Sound records in one batch: more than a worker with a limit of 1 MiB unpacks."""
 
 
 def test_two_sources_are_joined_live_as_their_logs_and_choices_say(join: MakeJoin) -> None:

@@ -29,7 +29,7 @@ def an_hour_later(app: Application, instance: str) -> Worker:
 
 
 def loud(worker: Worker) -> list[str]:
-    """Return what it said at WARNING or above since it is healthy: a broker just started is asked more
+    """Return its log lines at WARNING or above since it is healthy: a broker just started is asked more
     than once.
     """
     lines = worker.said("")

@@ -10,7 +10,7 @@ import time
 import pytest
 from confluent_kafka import Producer
 
-from holdfast.kafka.source_fetcher import HANDFUL
+from holdfast.kafka.fetching.source_fetcher import HANDFUL
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.faults import SMALL_STEP_RECORDS
 from tests.support.harness import Application, Worker, wait_for

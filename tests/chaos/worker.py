@@ -1,5 +1,5 @@
-"""The worker under test: `python -P -m tests.chaos.worker worker`. An ordinary application, and faults when
-told to have some.
+"""The worker under test: `python -P -m tests.chaos.worker worker`. An ordinary application, with faults on
+demand.
 
 `CHAOS_SOURCE` and `CHAOS_OUT` name its topics. `CHAOS_FAULT=POINT:N` ends the process by SIGKILL when it
 comes to POINT for the Nth time; `CHAOS_FREEZE` names a file in which the test orders a freeze; `CHAOS_HOURS`

@@ -322,7 +322,8 @@ def naive_rows(table: GlobalLogs, vector: Vector) -> dict[str, int]:
 def _check_emits(
     logs: Sequence[Log], tables: Sequence[GlobalLogs], recorded: Sequence[Any], live: Journal
 ) -> None:
-    """Hold what records have told of the globals against the model: without timers, whose order is proved elsewhere."""
+    """Compare what records carry of the globals with the model: without timers, whose order is proved
+    elsewhere."""
     keyed: list[list[tuple[int, int, int]]] = []
     for source, log in enumerate(logs):
         highest, entries = -1, []

@@ -1,4 +1,4 @@
-"""`holdfast claims`: found by the workers topic of a real broker, asked over HTTP, told in the columns of
+"""`holdfast claims`: found by the workers topic of a real broker, asked over HTTP, shown in the columns of
 kafka-consumer-groups.
 """
 

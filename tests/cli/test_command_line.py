@@ -128,6 +128,16 @@ def test_a_configuration_error_is_one_line_on_stderr_and_exit_code_2(
         assert part in line
 
 
+def test_all_wrong_settings_are_on_stderr_at_once_a_line_each(tmp_path: Path) -> None:
+    done = holdfast("config", "--set", "web_port=0", folder=tmp_path, HOLDFAST_STANDBYS="many\nof them")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "holdfast: 2 settings are wrong:",
+        "- environment HOLDFAST_STANDBYS: standbys cannot be 'many\\nof them': Expected `int`, got `str`",
+        "- web_port (flag) is 0; the range is 1 to 65535",
+    ]
+
+
 @pytest.mark.parametrize(
     "arguments", [["confg"], ["config", "--nonsense"], ["config", "--output", "yaml"], ["topics", "creat"]]
 )

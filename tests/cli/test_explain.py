@@ -26,8 +26,8 @@ from holdfast.core.kafka.record_batch import ControlType, Record, RecordBatch, e
 from holdfast.core.producers.stamps import Stamp, stamp_headers
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import TopicError
-from holdfast.kafka.batch_at import Reading
-from holdfast.kafka.raw_log import RawLog
+from holdfast.kafka.fetching.batch_at import Reading
+from holdfast.kafka.requests.raw_log import RawLog
 from holdfast.models.partition_leader import lead, log_of, producer_of
 from tests.models.leading import empty_rows
 from tests.support.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_header, damage, lie, send, spoil
@@ -37,8 +37,7 @@ from tests.support.marker_batches import marker_batch
 DEADLINE_S = 30.0
 LINGER_MS = 10_000
 """What is flushed together is one batch, however slow the machine is: a flush ends the wait. Of a topic that
-the client knows, that is: what still waits to be told its partition when a flush begins is sent as it
-comes."""
+the client knows, that is: a record whose partition is not known when a flush begins is sent as it comes."""
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -20,7 +20,7 @@ from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, Record, RecordBa
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import BrokerError
-from holdfast.kafka.raw_log import RawLog
+from holdfast.kafka.requests.raw_log import RawLog
 from tests.support.harness import wait_for_ends
 from tests.support.lost_markers import log_file, lose_markers
 from tests.support.parts import part
@@ -49,7 +49,7 @@ class Desk:
         self._broker, self._capsys = broker, capsys
 
     def run(self, topic: str, *more: str) -> tuple[int, list[dict[str, Any]], str]:
-        """Return the exit code, the records and what is told beside them."""
+        """Return the exit code, the records and the notes beside them."""
         with pytest.raises(SystemExit) as left:
             main(
                 [

@@ -10,8 +10,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 
-from holdfast.errors import ConfigError
-from holdfast.kafka_properties import (
+from holdfast.config.kafka_properties import (
     ALIASES,
     ALLOWED,
     CONSUMER,
@@ -22,6 +21,7 @@ from holdfast.kafka_properties import (
     check_name,
     env_names,
 )
+from holdfast.errors import ConfigError
 
 NOT_TEXT = {
     "opaque",

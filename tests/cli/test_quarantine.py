@@ -25,7 +25,7 @@ from holdfast.core.engine.folding import Refused, Stage
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import QuarantineError
-from holdfast.kafka.records import Records
+from holdfast.kafka.fetching.records import Records
 from tests.support.columns import take
 from tests.support.harness import wait_for_ends
 

@@ -19,7 +19,7 @@ from holdfast.cli.__main__ import main
 from holdfast.config import Settings
 from holdfast.core.engine.skips import Skip, encode_skip
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.kafka.skip_log import read_skips
+from holdfast.kafka.reading.skip_log import read_skips
 from tests.support.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_header, damage, lie, send, spoil
 from tests.support.harness import wait_for_ends
 

@@ -1,4 +1,4 @@
-"""Settings: which source wins, what is refused and how it is said."""
+"""Settings: which source wins, what is refused and with which message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.cli.pipeline import spark_options
 from holdfast.config import Settings, load_settings, settings_from_environment
-from holdfast.config_sources import SECTIONS, find_file
+from holdfast.config.sources import SECTIONS, find_file
 from holdfast.errors import ConfigError
 
 SOURCES = ("default", "file", "environment", "flag")
@@ -382,6 +382,50 @@ def test_a_refusal_says_where_the_value_came_from() -> None:
         load(env={"HOLDFAST_WEB_PORT": "x"})
     with pytest.raises(ConfigError, match=r"flag: compat_view cannot be 'maybe'"):
         load(flags={"compat_view": "maybe"})
+
+
+def test_every_wrong_value_is_said_at_once_with_its_place_and_without_secrets(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(
+            flags={"compat_view": "maybe", "kafka.debgu": "all"},
+            env={
+                "HOLDFAST_WEB_PORT": "0",
+                "HOLDFAST_WEB_PROT": "1",
+                "HOLDFAST_WEB_TOKEN_FILE": str(tmp_path / "gone"),
+            },
+            toml="[outbox]\nshards = 'hunter2'\n[holdfast]\nstandbys = -1\nstandbies = 2\n[kafak]\nx = 1\n[kafka]\nacks = 1",
+            folder=tmp_path,
+        )
+    first, *lines = str(refused.value).splitlines()
+    assert first == "10 settings are wrong:"
+    assert [line.removeprefix("- ").split(":")[0].replace(str(tmp_path), "") for line in lines] == [
+        "file /holdfast.toml",
+        "file /holdfast.toml",
+        "file /holdfast.toml [kafka]",
+        "environment HOLDFAST_WEB_PROT",
+        "environment HOLDFAST_WEB_TOKEN_FILE",
+        "flag kafka.debgu",
+        "file /holdfast.toml [outbox]",
+        f"standbys (file {tmp_path}/holdfast.toml) is -1; the range is 0 to 100".replace(str(tmp_path), ""),
+        "web_port (environment HOLDFAST_WEB_PORT) is 0; the range is 1 to 65535",
+        "flag",
+    ]
+    with pytest.raises(ConfigError) as refused:
+        Settings(app="a b", web_bind="0.0.0.0", web_token="hunter2 x", log_format="xml", standbys=-1)
+    said = str(refused.value)
+    assert "hunter2" not in said
+    assert [line.split(" ")[:2] for line in said.splitlines()] == [
+        ["3", "settings"],
+        ["-", "standbys"],
+        ["-", "web_token"],
+        ["-", "log_format"],
+    ]
+
+
+def test_the_settings_of_a_section_are_compared_once_each_is_within_its_range() -> None:
+    """A wrong number is no reason to say that two numbers do not fit together."""
+    with pytest.raises(ConfigError, match=r"^session_timeout_s is 1e\+09; the range is 1 to 1800$"):
+        Settings(session_timeout_s=1e9)
 
 
 def test_everything_at_the_edge_of_its_range_is_accepted() -> None:

@@ -16,9 +16,9 @@ from holdfast.core.engine.codec import RowCodec
 from holdfast.core.groups import announcements, membership
 from holdfast.core.kafka.compression import Compression
 from holdfast.core.outbox import harvest, progress
-from holdfast.core.producers import audit, ledger, registry, row_digests, stamps
-from holdfast.kafka.batch_reader import BatchReader
-from holdfast.kafka.records import Records
+from holdfast.core.producers import audit, cleaning, registry, row_digests, stamps
+from holdfast.kafka.fetching.batch_reader import BatchReader
+from holdfast.kafka.fetching.records import Records
 from tests.fuzz.targets import (
     LIMIT_UNPACKED_BYTES,
     UNFIT,
@@ -146,7 +146,7 @@ WHOLE_RECORDS: tuple[Target, ...] = (
     ),
     Target(
         name="what the books pass on",
-        decode=lambda data: ledger.decode_whole(b"v", b"k", headers_of(data), 0, 3),
+        decode=lambda data: cleaning.decode_whole(b"v", b"k", headers_of(data), 0, 3),
         seeds=(stamped(*_STAMP), stamped(*_STAMP, (3, b"9"))),
     ),
     Target(

@@ -13,7 +13,7 @@ from holdfast.core.kafka import transaction_requests as wire
 from holdfast.core.kafka.record_batch import RecordBatch, decode_batch
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.wire import WireReader, put_compact, put_uvarint
-from holdfast.kafka.raw_request import RawRequest
+from holdfast.kafka.requests.raw_request import RawRequest
 
 LOG: Place = ("log", 0)
 OUT: Place = ("out", 1)

@@ -25,8 +25,8 @@ from holdfast.core.kafka.record_batch import (
     encode_records,
 )
 from holdfast.errors import WireError
-from holdfast.kafka.batch_reader import LIMIT_HEADERS, PIECE_BYTES, BatchReader
-from holdfast.kafka.records import Records
+from holdfast.kafka.fetching.batch_reader import LIMIT_HEADERS, PIECE_BYTES, BatchReader
+from holdfast.kafka.fetching.records import Records
 from tests.support.marker_batches import marker_batch
 
 MIB = 1 << 20
@@ -337,7 +337,7 @@ def test_a_header_that_claims_offsets_of_the_next_batch_costs_nothing_but_its_ow
         reader.take(Records(), 100)
     found = reader.unreadable("events", 0, refused.value)
     assert (found.first, found.last) == (10, 14)
-    # The next fetch may begin with it again, since its last offset is said to be behind the position.
+    # The next fetch may begin with it again, since its header puts its last offset behind the position.
     for skips in (((10, 14),), ()):
         rows, ended = read(bytes(damaged) + following, 15, skips=skips)
         assert [row[0] for row in rows] == list(range(15, 20))

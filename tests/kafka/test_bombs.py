@@ -18,9 +18,9 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.kafka.connections import connector
-from holdfast.kafka.records import Records
-from holdfast.kafka.source_fetcher import Fetched, SourceFetcher
+from holdfast.kafka.fetching.records import Records
+from holdfast.kafka.fetching.source_fetcher import Fetched, SourceFetcher
+from holdfast.kafka.requests.connections import connector
 from tests.support.columns import take
 from tests.support.places import ROOT
 
@@ -131,8 +131,8 @@ def test_a_bomb_stops_its_partition_and_no_other_until_it_is_skipped(
 HUNGRY = """
 import asyncio, resource, sys
 from concurrent.futures import ThreadPoolExecutor
-from holdfast.kafka.connections import connector
-from holdfast.kafka.source_fetcher import SourceFetcher
+from holdfast.kafka.requests.connections import connector
+from holdfast.kafka.fetching.source_fetcher import SourceFetcher
 from holdfast.config import Settings
 
 def peak_mib():

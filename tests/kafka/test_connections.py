@@ -9,7 +9,7 @@ import pytest
 from holdfast.agents.cluster import _compression
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
-from holdfast.kafka.connections import connector
+from holdfast.kafka.requests.connections import connector
 
 
 def test_a_client_has_the_settings_servers_name_and_credentials() -> None:

@@ -21,8 +21,8 @@ from holdfast.core.kafka.fetch_requests import FETCH, Wanted, fetch_request, fet
 from holdfast.core.kafka.record_batch import Record, RecordBatch, encode_batch
 from holdfast.core.kafka.wire import WireReader, put_compact, put_uvarint
 from holdfast.errors import TopicError, WireError
-from holdfast.kafka.raw_request import RawRequest
-from holdfast.kafka.source_fetcher import ATTEMPTS, Fetched, SourceFetcher
+from holdfast.kafka.fetching.source_fetcher import ATTEMPTS, Fetched, SourceFetcher
+from holdfast.kafka.requests.raw_request import RawRequest
 
 DEADLINE_S = 60.0
 TOPIC = "events"
@@ -284,7 +284,7 @@ def test_a_topic_that_may_not_be_read_is_an_error(told_by: str) -> None:
 
 
 def test_a_topic_that_nobody_knows_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.kafka.fetcher.UNKNOWN_TOPIC_S", 0.5)
+    monkeypatch.setattr("holdfast.kafka.fetching.fetcher.UNKNOWN_TOPIC_S", 0.5)
 
     async def run() -> None:
         brokers = Brokers(0)
@@ -298,7 +298,7 @@ def test_a_topic_that_nobody_knows_is_an_error_after_a_while(monkeypatch: pytest
 def test_brokers_that_are_away_are_told_of_once_and_found_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("holdfast.kafka.fetcher.STALE_CLIENT_S", 0.5)
+    monkeypatch.setattr("holdfast.kafka.fetching.fetcher.STALE_CLIENT_S", 0.5)
 
     async def run() -> None:
         brokers = Brokers(0)

@@ -26,7 +26,7 @@ WITHIN_S = 20.0
 
 
 class Wire:
-    """A producer that keeps what it is given until it is told what became of it."""
+    """A producer that keeps frames until the test gives their results."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[bytes, int]] = []

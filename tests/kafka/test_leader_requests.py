@@ -1,4 +1,4 @@
-"""Questions to leaders whose timeout is over before they are looked at: told, and the process lives on."""
+"""Questions to leaders whose timeout is over before they are sent: an error, and the process lives on."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message
 
 from holdfast.clock import ManualClock
-from holdfast.kafka.log_reader import POLL_S, LogReader, raise_if_fatal
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.log_reader import POLL_S, LogReader, raise_if_fatal
+from holdfast.kafka.reading.skipper import Skipper
 
 PLACE = ("log", 0)
 END = KafkaError._PARTITION_EOF
@@ -38,7 +38,7 @@ class Told:
 
 
 class ScriptedConsumer:
-    """Gives what it was told to give; a wait for more takes its time on *clock*."""
+    """Gives the scripted messages; a wait for more takes its time on *clock*."""
 
     def __init__(self, clock: ManualClock, *told: Told | None) -> None:
         self._clock, self._told = clock, list(told)
@@ -140,7 +140,7 @@ def test_who_waits_for_better_times_hears_of_errors_only_when_they_are_fatal() -
 
 
 class NotingSkipper:
-    """Notes where it is told that reading begins."""
+    """Notes where reading begins."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[str, int, int]] = []

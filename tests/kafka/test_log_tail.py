@@ -14,8 +14,8 @@ from holdfast.clients.claims.balanced_log import GroupLog
 from holdfast.clients.claims.log import CoordinationLog
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.kafka.log_reader import LogReader
-from holdfast.kafka.log_tail import EndOfLog
+from holdfast.kafka.reading.log_reader import LogReader
+from holdfast.kafka.reading.log_tail import EndOfLog
 from tests.clients.claims.claiming import LOG_APPEND
 
 GAP_S = 0.005
@@ -135,7 +135,7 @@ def test_an_end_that_the_reader_tells_counts_whatever_was_read(
 
 
 class NoNews:
-    """A consumer that has not heard yet where any partition ends; it gives the end that it is told."""
+    """A consumer that does not know yet where any partition ends; it gives the scripted end."""
 
     def __init__(self, message: ToldEnd) -> None:
         self._message: ToldEnd | None = message

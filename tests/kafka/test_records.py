@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Message
 
 from holdfast.core.engine.processor import INPUTS, Headers
-from holdfast.kafka.records import FetchedRecord, Records
+from holdfast.kafka.fetching.records import FetchedRecord, Records
 from tests.support.columns import take
 
 

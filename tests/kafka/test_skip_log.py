@@ -13,7 +13,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.skips import Skip, encode_skip
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import BrokerError
-from holdfast.kafka.skip_log import read_skips
+from holdfast.kafka.reading.skip_log import read_skips
 
 
 def skip(first: int, *, made: bool = True) -> Skip:

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from holdfast.config import Settings
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.skipper import Skipper
 from tests.support.hostile_batches import ROOM, corrupt_batch, misplaced_batch, send, send_bomb, send_raw
 
 WITHIN_S = 60.0

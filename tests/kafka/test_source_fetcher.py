@@ -15,8 +15,8 @@ from confluent_kafka import Producer
 
 from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.kafka.connections import connector
-from holdfast.kafka.source_fetcher import HANDFUL, SourceFetcher
+from holdfast.kafka.fetching.source_fetcher import HANDFUL, SourceFetcher
+from holdfast.kafka.requests.connections import connector
 
 RECORDS = 3 * HANDFUL + 100
 DEADLINE_S = 30.0
@@ -45,7 +45,7 @@ async def reading(
         await feed.assign({(topic, 0): 0, (topic, 1): 0})
         try:
             async with asyncio.timeout(DEADLINE_S):
-                # Ends are told by the responses that bring the records.
+                # The responses that bring the records carry the ends.
                 while sum(feed.ends().values()) < RECORDS:  # noqa: ASYNC110  nobody tells an event of it
                     await asyncio.sleep(0.05)
                 yield feed
@@ -107,7 +107,7 @@ def test_a_fetch_ends_when_it_has_the_bytes_it_may_have(broker: SessionBroker, t
 def test_what_was_taken_for_an_older_assignment_does_not_come_out(
     broker: SessionBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.kafka.source_fetcher.HANDFUL", 1)
+    monkeypatch.setattr("holdfast.kafka.fetching.source_fetcher.HANDFUL", 1)
 
     async def run() -> None:
         async with reading(broker, topic, fetch_records=10_000) as feed:

@@ -21,11 +21,11 @@ from holdfast.core.engine.processor import Emit
 from holdfast.core.kafka import transaction_requests as wire
 from holdfast.core.kafka.wire import put_compact
 from holdfast.errors import BrokerError, FencedError, WireError
-from holdfast.kafka import transactional_client
 from holdfast.kafka.codes import refuses_record
-from holdfast.kafka.raw_request import RawRequest
-from holdfast.kafka.transactional_client import TransactionalClient, _first_refused, producers
-from holdfast.kafka.transactional_producer import AbortableError, UndeliverableError
+from holdfast.kafka.requests.raw_request import RawRequest
+from holdfast.kafka.transactions import transactional_client
+from holdfast.kafka.transactions.transactional_client import TransactionalClient, _first_refused, producers
+from holdfast.kafka.transactions.transactional_producer import AbortableError, UndeliverableError
 from holdfast.tables import changelog
 from holdfast.tables.changelog import ChangelogWriter, _place_of
 from tests.kafka.scripted import (

@@ -1,4 +1,4 @@
-"""KIP-848's reconciliation: what members are told, step by step."""
+"""KIP-848's reconciliation: the answers to members, step by step."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Broker:
 
 
 def test_a_newcomer_waits_until_the_owner_has_given_up_what_it_is_to_get() -> None:
-    """G5: c1 owns 0, 1, 2; c2 joins: c1 is told to revoke 2, c2 gets nothing until c1 has said so, then 2."""
+    """G5: c1 owns 0, 1, 2; c2 joins: c1 must revoke 2, c2 gets nothing until c1 has confirmed it, then 2."""
     broker = Broker()
     assert broker.where() is ModernState.EMPTY
     assert broker.beat("c1", 0) == HeartbeatReply(GroupCode.NONE, 1, parts(0, 1, 2))

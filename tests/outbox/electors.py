@@ -21,7 +21,7 @@ TIMEOUT_S = 2.0
 
 @dataclass
 class Journal:
-    """What the handlers of several processes were told, in order: (what, who, role, epoch)."""
+    """The calls of handlers of several processes, in order: (what, who, role, epoch)."""
 
     entries: list[tuple[str, str, int, int]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -39,7 +39,7 @@ class Journal:
 
 
 class Noting:
-    """A handler that writes down what it is told."""
+    """A handler that writes down its calls."""
 
     def __init__(self, journal: Journal, who: str, *, drain_s: float = 0.0) -> None:
         self.journal, self.who, self.drain_s = journal, who, drain_s

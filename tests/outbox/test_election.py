@@ -79,7 +79,7 @@ class Contest:
 
 
 def process(on: Contest, name: str) -> subprocess.Popen[str]:
-    """Start a member as a process of its own; it prints what it is told."""
+    """Start a member as a process of its own; it prints the calls of its handler."""
     command = [sys.executable, "-P", "-m", "tests.outbox.electors", on.broker.bootstrap, on.topic, name]
     bound = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -249,7 +249,7 @@ def test_it_joins_a_group_of_gonelis_and_leads_partition_zero(contest: Callable[
 
 
 class Script:
-    """A consumer and producer that do as they are told: `polls` is what poll returns or raises, in turn."""
+    """A scripted consumer and producer: `polls` is what poll returns or raises, in turn."""
 
     def __init__(self, polls: list[Any]) -> None:
         self.polls, self.closed, self.produced = polls, 0, 0

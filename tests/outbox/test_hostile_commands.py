@@ -1,4 +1,4 @@
-"""The topics by which harvesters of an outbox are told what to do, made before brokers were asked to
+"""The topics of commands to an outbox's harvesters, made before brokers were asked to
 refuse bombs.
 """
 

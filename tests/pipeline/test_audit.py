@@ -76,7 +76,7 @@ def told(report: AuditReport) -> list[tuple[str, int, int, int, int]]:
 
 
 def tell_progress(broker: SessionBroker, topic: str, last: Mapping[int, int], epoch: int = 5) -> str:
-    """Write what leaders of an outbox would have said; return the outbox."""
+    """Write the progress that leaders of an outbox would have written; return the outbox."""
     outbox = topic.replace(".", "-")
     books = ProducerProgress(f"{outbox}-0")
     books.epoch = epoch
@@ -144,7 +144,7 @@ def test_topics_and_last_numbers_are_taken_from_the_leaders(
     report = audit(settings, AuditOptions(rules=Rules(outbox=outbox), engine="local"))
     assert report.is_clean, told(report)
     assert all(each.ends for each in report.partitions)
-    # an open transaction hides what comes after it: nothing is said of the end then
+    # an open transaction hides what comes after it: then no end is reported
     open_producer = Producer(broker.client_config(**{"transactional.id": f"{outbox}-open"}))
     open_producer.init_transactions(30)
     open_producer.begin_transaction()

@@ -19,8 +19,8 @@ from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ChangelogError, PipelineError
-from holdfast.kafka.connections import connector
-from holdfast.kafka.transactional_client import producers
+from holdfast.kafka.requests.connections import connector
+from holdfast.kafka.transactions.transactional_client import producers
 from holdfast.pipeline.land import land
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import Span, TopicReader

@@ -13,7 +13,7 @@ from aiokafka.protocol.produce import ProduceRequest
 from holdfast.config import Settings
 from holdfast.core.kafka.compression import Compression
 from holdfast.core.kafka.record_batch import Record, RecordBatch, encode_batch
-from holdfast.kafka.raw_log import RawLog
+from holdfast.kafka.requests.raw_log import RawLog
 
 MIB = 1 << 20
 CODECS = (Compression.GZIP, Compression.SNAPPY, Compression.LZ4, Compression.ZSTD)

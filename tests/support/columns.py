@@ -8,7 +8,7 @@ from typing import cast
 from confluent_kafka import Message
 
 from holdfast.core.engine.processor import Headers
-from holdfast.kafka.records import Records
+from holdfast.kafka.fetching.records import Records
 
 
 def take(records: Records, messages: Sequence[Message]) -> None:

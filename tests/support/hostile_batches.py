@@ -1,4 +1,4 @@
-"""Batches that brokers take from whoever may write to a topic, and that librdkafka cannot read."""
+"""Batches that brokers take from any writer of a topic, and that librdkafka cannot read."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.merging import replayed
 from holdfast.core.engine.merging_folder import MergingFolder, start_of
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.kafka.records import Records
+from holdfast.kafka.fetching.records import Records
 from holdfast.pipeline.replay import replay
 from holdfast.pipeline.verify import verify
 from tests.chaos.joining import joined, windowed

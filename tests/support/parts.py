@@ -1,5 +1,5 @@
-"""The real parts that tests need, as marks: `@part("broker")` below `@pytest.fixture` marks whoever uses what
-it starts.
+"""The real parts that tests need, as marks: `@part("broker")` below `@pytest.fixture` marks the tests that
+use what it starts.
 
 A test that starts a part in its own body bears the mark itself (`@pytest.mark.broker`). `make fast` runs what
 has none.

@@ -25,7 +25,7 @@ from holdfast.core.engine.codec import APPLIED, META, Marker, RowCodec, decode_m
 from holdfast.core.engine.folding import Folder
 from holdfast.core.engine.processor import Emit, Processor
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.kafka.records import Records
+from holdfast.kafka.fetching.records import Records
 from tests.chaos.counting import EMIT_EVERY, Count
 from tests.support.columns import take
 from tests.support.harness import Application, Worker, end_transactions

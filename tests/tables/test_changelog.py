@@ -21,10 +21,15 @@ from holdfast.core.kafka import transaction_requests
 from holdfast.core.kafka.sequences import MAX_EPOCH
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, FencedError
-from holdfast.kafka import transactional_client
-from holdfast.kafka.connections import connector
-from holdfast.kafka.transactional_client import BATCH_RECORDS, ROUND_BYTES, TransactionalClient, producers
-from holdfast.kafka.transactional_producer import UndeliverableError
+from holdfast.kafka.requests.connections import connector
+from holdfast.kafka.transactions import transactional_client
+from holdfast.kafka.transactions.transactional_client import (
+    BATCH_RECORDS,
+    ROUND_BYTES,
+    TransactionalClient,
+    producers,
+)
+from holdfast.kafka.transactions.transactional_producer import UndeliverableError
 from holdfast.tables.changelog import ChangelogWriter
 
 DEADLINE_S = 30.0
@@ -92,8 +97,8 @@ def committed(broker: SessionBroker, topic: str, partition: int = 1) -> list[Mes
         assert message is not None, "the end was not reached"
         if (error := message.error()) is not None:
             assert error.code() == KafkaError._PARTITION_EOF, error
-            # Markers come after the answer to a commit; until then an open transaction's beginning is told as
-            # the end.
+            # Markers come after the answer to a commit; until then an open transaction's beginning is
+            # reported as the end.
             _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
             assert time.monotonic() < until_s, f"a transaction stays open at {message.offset()}"
             if message.offset() == end:

@@ -14,7 +14,7 @@ from holdfast.core.engine.folding import Changes
 from holdfast.core.engine.processor import Emit
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, FencedError
-from holdfast.kafka.transactional_producer import (
+from holdfast.kafka.transactions.transactional_producer import (
     AbortableError,
     ProducerFactory,
     TransactionalProducer,

@@ -1,5 +1,5 @@
-"""A large transaction goes to the store in pieces: readers see all of it or nothing, and a crash in
-between is told and cured.
+"""A large transaction goes to the store in pieces: readers see all of it or nothing, and a crash in between
+is noticed and cured.
 """
 
 from __future__ import annotations

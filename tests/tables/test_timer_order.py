@@ -1,4 +1,4 @@
-"""Timers in a store are also in order of time: whatever was written, and whoever wrote it."""
+"""Timers in a store are also in order of time, whatever was written, by any version."""
 
 from __future__ import annotations
 

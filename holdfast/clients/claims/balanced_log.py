@@ -22,9 +22,9 @@ from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_reader, make_writer
 from holdfast.kafka.codes import CLOSED_TOPIC, NO_LEADER, code_of
 from holdfast.kafka.frame_sender import Ack, FrameSender
-from holdfast.kafka.log_reader import LogReader
-from holdfast.kafka.log_tail import EndOfLog, following
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.log_reader import LogReader
+from holdfast.kafka.reading.log_tail import EndOfLog, following
+from holdfast.kafka.reading.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ POLL_S = 0.02
 LINGER_MS = 2
 NO_LEADERS_YET = KafkaError._NOENT
 ANY = 0
-"""Send id of announcements: what became of one is seen by reading it back, so they need not be told apart."""
+"""Send id of all announcements: reading the log back shows the result of each, so they share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class GroupLog:
         self.last_error: str | None = None
 
     def open(self, since_ms: int) -> None:
-        """Connect and begin with what was said at *since_ms*; TopicError without the topic, BrokerError
-        when nobody answers.
+        """Connect and begin with the records of *since_ms*; TopicError without the topic, BrokerError when no
+        broker answers.
         """
         reads = following(self._settings, "groups-reader", self._follow_wait_ms)
         self._reader = LogReader(
@@ -91,7 +91,7 @@ class GroupLog:
             )
         self._partition = coordinator_partition(self._group_id, count)
         found, place = self._since(self._reader.consumer, since_ms), (self._topic, self._partition)
-        self._reader.assign({place: found.offset})  # the log's end, where nothing was said since then
+        self._reader.assign({place: found.offset})  # the log's end, if no record is as late
         self._tail = EndOfLog(self._reader, place)
         writing: dict[str, str | int | bool] = {
             "enable.idempotence": True,
@@ -111,8 +111,8 @@ class GroupLog:
         )
 
     def _since(self, reader: Consumer, since_ms: int) -> TopicPartition:
-        """Return where what was said at *since_ms* begins; waits for a partition that is only just being
-        made, or whose leader changes.
+        """Return the offset of the first record of *since_ms* or later; waits for a partition that is only
+        just being made, or whose leader changes.
         """
         until_s = self._clock.monotonic_s() + self._timeout_s
         while True:

@@ -25,7 +25,7 @@ from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.kafka.clients import make_reader
 from holdfast.kafka.codes import CLOSED_TOPIC, OUT_OF_LOG, UNREADABLE, is_end
 from holdfast.kafka.librdkafka_log import Quiet, impatient
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 quiet: Any = Quiet(logger)
@@ -387,6 +387,6 @@ def size_of(messages: Sequence[Message]) -> int:
 
 _NOT_ALONE = "the coordination topic has them. A consumer group of Kafka's own has the name of this one, and members: let one of them have another name"
 _HOPELESS = CLOSED_TOPIC | OUT_OF_LOG
-"""What ends the reading of a partition: its claim is given back, and whoever gets it begins where there is
+"""What ends the reading of a partition: its claim is given back, and the next owner begins where there is
 something to read.
 """

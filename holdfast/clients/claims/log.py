@@ -23,9 +23,9 @@ from holdfast.kafka.clients import make_reader, make_writer
 from holdfast.kafka.codes import CLOSED_TOPIC, NO_TOPIC, is_of_group
 from holdfast.kafka.frame_sender import Ack, FrameSender
 from holdfast.kafka.librdkafka_log import Quiet, impatient
-from holdfast.kafka.log_reader import LogReader
-from holdfast.kafka.log_tail import EndOfLog, following
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.log_reader import LogReader
+from holdfast.kafka.reading.log_tail import EndOfLog, following
+from holdfast.kafka.reading.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 quiet: Any = Quiet(logger)
@@ -95,7 +95,7 @@ class CoordinationLog:
     # -- life
 
     def open(self, topics: Iterable[str], timeout_s: float) -> None:
-        """Connect, and begin to read everything that was ever said about *topics*.
+        """Connect, and begin to read all frames about *topics*, from the beginning.
 
         Raises TopicError when there is no coordination topic, BrokerError when nobody answers within
         *timeout_s*.

@@ -40,8 +40,7 @@ LIMIT_ASKED = 5_000
 """Partitions asked about in one round."""
 RETRY_S = 0.25
 ATTEMPT_S = 3.0
-"""How long one question may take before it is put again; far less than the patience of whoever waits for
-the answer.
+"""How long one question may take before it is put again; far less than the caller's deadline.
 """
 COORDINATOR_WAIT_S = 0.05
 SLACK_S = 0.5
@@ -85,7 +84,7 @@ class OffsetFetcher:
         overrides: dict[str, str | int | bool] = {
             "group.id": group_id,  # never joined, never committed to: it names the book that is read
             "enable.auto.commit": False,
-            "isolation.level": "read_uncommitted",  # the end is where the next message goes, whoever may read it yet
+            "isolation.level": "read_uncommitted",  # the end is where the next message goes, committed or not
         }
         self._config = impatient(settings.consumer(**overrides))
         self._consumer: Consumer | None = None

@@ -33,7 +33,7 @@ from holdfast.core.claims.resets import (
 )
 from holdfast.errors import BrokerError, DecodeError
 from holdfast.kafka.clients import make_writer, reader_options
-from holdfast.kafka.log_reader import reading
+from holdfast.kafka.reading.log_reader import reading
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ def settle(
 
     A reset that was decided is carried out at once. One that was not is given up if its administrator is
     silent: then nobody knows whether it will decide after all, so an abort is written, and the first decision
-    in the log counts. *start* tells where a claim begins for which nobody ever told an offset.
+    in the log counts. *start* gives where a claim without a known offset begins.
     """
     by_reset: dict[str, list[ClaimKey]] = {}
     for key, claim in held.items():

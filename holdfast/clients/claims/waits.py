@@ -42,7 +42,7 @@ class Waits:
                     wait.future.set_result(None)
             elif now_s >= wait.until_s:
                 _refuse(wait.future, late(wait.what))
-            elif not wait.future.done():  # given up by whoever waited
+            elif not wait.future.done():  # its caller has given up
                 continue
             self._waits.remove(wait)
 

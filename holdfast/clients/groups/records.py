@@ -1,4 +1,4 @@
-"""What is told about groups, claim groups and the broker's own alike; field names are those of
+"""The reports about groups, claim groups and the broker's own alike; field names are those of
 kafka-consumer-groups.
 """
 
@@ -87,7 +87,7 @@ class MemberDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Where a group is sent in one partition; *current_offset* None where none was ever told."""
+    """Where a group is sent in one partition; *current_offset* None where none is known."""
 
     group: str
     topic: str

@@ -49,7 +49,7 @@ class Knowledge(NamedTuple):
     """
 
     spots: Callable[[Mapping[ClaimKey, int | None]], Mapping[ClaimKey, Spot]]
-    """Current offsets (None: never told) to what new ones are made of."""
+    """Current offsets (None: unknown) to what new ones are made of."""
     commit: Callable[[Mapping[ClaimKey, int]], None]
     """Writes new offsets to `__consumer_offsets` as well."""
 
@@ -98,8 +98,7 @@ class ClaimReset:
         """Return what was moved."""
         self._resets.ensure()
         rows = self._view.claims(self._group)
-        # Where a partition starts of which no offset was ever told; asked now, while nothing waits for the
-        # answer.
+        # The start of a partition without a known offset; asked now, while nothing waits for the answer.
         self._starts = self._knowledge.spots(
             {key: rows[key].current_offset if key in rows else None for key in self._keys}
         )

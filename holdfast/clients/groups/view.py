@@ -147,7 +147,8 @@ class GroupView:
         return {group: pause for group, pause in latest.items() if is_paused(pause, self.now_s)}
 
     def places(self, group: str) -> set[int]:
-        """Return the coordination partitions that carry anything of *group*: where a pause must be said."""
+        """Return the coordination partitions that carry anything of *group*: a pause must be written to
+        each."""
         claims = {coordination_partition(key.topic, len(self._rows)) for key in self.claims(group)}
         return claims | {partition for partition, rows in self._rows.items() if PAUSE_PREFIX + group in rows}
 
@@ -191,7 +192,7 @@ class GroupView:
             )
 
     def obeys(self, client_id: str, instance_id: str) -> bool:
-        """Return whether the last frame of this instance told that it knows pauses."""
+        """Return whether this instance knows pauses, by its last frame."""
         return self._capable.get((client_id, instance_id), False)
 
     # -- writing

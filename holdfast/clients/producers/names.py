@@ -27,7 +27,7 @@ from holdfast.core.producers.registry import (
 from holdfast.core.producers.stamps import check_name
 from holdfast.errors import BrokerError, FencedError, TopicError
 from holdfast.kafka.clients import make_reader, make_writer
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 

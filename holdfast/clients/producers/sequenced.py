@@ -50,8 +50,8 @@ class Sent:
 
 
 class SequencedProducer:
-    """Sends stamped records under *name*. One process holds a name at a time: `open` takes it over from
-    whoever held it.
+    """Sends stamped records under *name*. One process holds a name at a time: `open` takes it over from the
+    last holder.
 
     Each epoch counts from 0 in every partition, and says so. A record whose delivery failed is kept and sent
     again by `flush` under the same stamp, so that one which did arrive is found to be a duplicate. A caller

@@ -32,7 +32,7 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import QuarantineError, TopicError
 from holdfast.kafka.clients import make_writer, reader_options
 from holdfast.kafka.codes import code_of
-from holdfast.kafka.log_reader import reading
+from holdfast.kafka.reading.log_reader import reading
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ and a batch has none of its own.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedBatch:
-    """What the header of a skipped batch told: its *last* offset, how it is packed, its size as it lies
+    """The header of a skipped batch: its *last* offset, how it is packed, its size as it lies
     there, and "id/epoch" of its producer.
 
     *records_count* is what it claims, -1 where it tells nothing.

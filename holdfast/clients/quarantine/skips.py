@@ -1,7 +1,6 @@
 """Asking for a batch of a source to be skipped that cannot be read, and what was skipped so far.
 
-Whoever asks writes a wish to `{app}-skips`. A worker that stands before the batch makes the skip; nobody else
-can.
+The command writes a request to `{app}-skips`. Only a worker that stands before the batch can make the skip.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from holdfast.config import Settings
 from holdfast.core.engine.skips import Skip, Skips, encode_skip
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import BrokerError, SkipError, TopicError
-from holdfast.kafka.batch_at import BatchAt, batch_at
 from holdfast.kafka.clients import make_writer
-from holdfast.kafka.raw_log import RawLog
-from holdfast.kafka.skip_log import PARTITION, read_skips
+from holdfast.kafka.fetching.batch_at import BatchAt, batch_at
+from holdfast.kafka.reading.skip_log import PARTITION, read_skips
+from holdfast.kafka.requests.raw_log import RawLog
 
 logger = logging.getLogger(__name__)
 

@@ -225,7 +225,7 @@ class RangeConsumer:
         while not self._stopping.wait(KEEP_LEASES * self._lease_s):
             try:
                 self._thread.submit(self._keep_held).result()
-            except Exception as error:  # noqa: BLE001  raised to whoever asks for the next block
+            except Exception as error:  # noqa: BLE001  raised to the task that asks for the next block
                 if not self._stopping.is_set():
                     self._failure = error
                 return
@@ -235,7 +235,7 @@ class RangeConsumer:
     def _keep_held(self) -> None:
         for mine in list(self._mine.values()):
             if self._may_keep(mine):
-                with suppress(ClaimLostError):  # whoever works on it is told when it says that it is done
+                with suppress(ClaimLostError):  # the task that works on it gets the error from `done`
                     self._keep(mine, mine.progress)
 
     def _may_keep(self, mine: _Mine) -> bool:

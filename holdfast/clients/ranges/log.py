@@ -42,8 +42,8 @@ from holdfast.kafka.clients import make_admin, make_reader, make_writer, reader_
 from holdfast.kafka.codes import COORDINATOR_MOVES, code_of, is_end
 from holdfast.kafka.leader_requests import delete_records
 from holdfast.kafka.librdkafka_log import Quiet, impatient
-from holdfast.kafka.log_reader import LogReader, raise_if_fatal
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.log_reader import LogReader, raise_if_fatal
+from holdfast.kafka.reading.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 quiet: Any = Quiet(logger)

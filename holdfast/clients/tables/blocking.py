@@ -9,11 +9,11 @@ from typing import Any, Self, TypeVar, overload
 from holdfast.clients.tables.answers import Answer, AtLeast, Bound
 from holdfast.clients.tables.client import PAGE_ROWS, TIMEOUT_S, TableClient
 from holdfast.clients.tables.directory import Directory
-from holdfast.clients.tables.loop_thread import CLOSE_S, LoopThread
 from holdfast.config import Settings
 from holdfast.core.engine.global_tables import Global
 from holdfast.core.engine.processor import Processor
 from holdfast.core.streams.window_rows import WindowResult
+from holdfast.loop_thread import CLOSE_S, LoopThread
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -26,8 +26,8 @@ from holdfast.errors import BrokerError
 from holdfast.kafka.clients import make_admin, make_reader, reader_options
 from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
 from holdfast.kafka.leader_requests import list_offsets
-from holdfast.kafka.log_reader import LogReader
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.log_reader import LogReader
+from holdfast.kafka.reading.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Workers:
         return self._standbys.get((table, version, partition), [])
 
     def partitions(self, table: str, version: int) -> int:
-        """Return how many partitions the table has, 0 when no worker has told."""
+        """Return how many partitions the table has, 0 when no worker has announced it."""
         return self._partitions.get((table, version), 0)
 
     def versions(self, table: str) -> list[int]:
@@ -299,7 +299,7 @@ class WorkersTopic:
 
 
 class FixedDirectory:
-    """A directory that knows what it was told; for tests and for a single worker without announcements."""
+    """A directory with given contents; for tests and for a single worker without announcements."""
 
     def __init__(self, claims: Iterable[WorkerClaims] = ()) -> None:
         self.workers = Workers(claims)
@@ -309,7 +309,7 @@ class FixedDirectory:
         self.workers = Workers(claims.values())
 
     async def refresh(self, timeout_s: float) -> None:
-        """Nothing is newer than what was told."""
+        """Nothing is newer than the given contents."""
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from holdfast.clients.tables.directory import Directory, WorkersTopic
-from holdfast.clients.tables.loop_thread import CLOSE_S, LoopThread
 from holdfast.clients.tables.query_router import QueryRouter
 from holdfast.clients.tables.questions import Question
 from holdfast.clock import Clock, system_clock
@@ -32,6 +31,7 @@ from holdfast.core.engine.query_wire import (
     encode,
 )
 from holdfast.errors import HoldfastError
+from holdfast.loop_thread import CLOSE_S, LoopThread
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Reply)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from holdfast.config import Settings, hosts_and_networks
+from holdfast.config import WebSettings, hosts_and_networks
 from holdfast.errors import AccessError, ConfigError
 
 
@@ -23,7 +23,7 @@ class WorkerToken:
     worker's record says.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WebSettings) -> None:
         self._headers = (
             {} if settings.web_token is None else {"Authorization": f"Bearer {settings.web_token}"}
         )
@@ -55,7 +55,7 @@ class WorkerToken:
         return any(address in network for network in self._networks)
 
 
-def server_tls(settings: Settings) -> ssl.SSLContext | None:
+def server_tls(settings: WebSettings) -> ssl.SSLContext | None:
     """Return how the web port speaks TLS, None when it speaks plain HTTP; with `web_tls_ca`, only to
     holders of a certificate.
     """
@@ -71,7 +71,7 @@ def server_tls(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-def client_tls(settings: Settings) -> ssl.SSLContext:
+def client_tls(settings: WebSettings) -> ssl.SSLContext:
     """Return how to ask a worker over https: trust and present what the settings name.
 
     Trusted are the authorities in `web_tls_ca`; without them the system's (SSL_CERT_FILE adds to these) and

@@ -269,8 +269,8 @@ class Admin:
                         raise
 
     def _unready(self, wanted: Mapping[str, int], metadata: Any, wait_s: float) -> list[str]:
-        """Return the topics that lack a leader or that some broker has not heard of: its clients would be
-        told they do not exist.
+        """Return the topics that lack a leader or that some broker does not know yet: to its clients they
+        would not exist.
         """
         led = [name for name in wanted if name in metadata.topics and _has_leaders(metadata.topics[name])]
         for name in led:

@@ -18,7 +18,7 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, ChainError
 from holdfast.kafka.clients import make_reader, reader_options
-from holdfast.kafka.log_reader import LogReader
+from holdfast.kafka.reading.log_reader import LogReader
 
 TAIL_RECORDS = 64
 """How far before a changelog's end its last position is looked for at first: each commit takes two offsets."""

@@ -22,10 +22,10 @@ class GroupOffsets:
         self._admin = Admin(settings, timeout_s=timeout_s, clock=clock)
 
     def spots(self, current: Mapping[ClaimKey, int | None], at_ms: int | None) -> dict[ClaimKey, Spot]:
-        """Return what is known of each partition, given its offset (None: never told); with *at_ms* also its
+        """Return what is known of each partition, given its offset (None: unknown); with *at_ms* also its
         first offset of that time.
 
-        One whose offset nobody told begins where the broker's committed offset is, if there is one.
+        One whose offset is unknown begins where the broker's committed offset is, if there is one.
         GroupError or TopicError when a partition does not exist.
         """
         places = {key: (data_topic(key.topic), key.partition) for key in current}

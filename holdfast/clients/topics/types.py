@@ -40,7 +40,7 @@ class Severity(StrEnum):
 class TopicSpec:
     """How one topic must be.
 
-    *partitions* None: nobody has said, and the topic does not exist that could say.
+    *partitions* None: the count is not declared, and the topic that would give it does not exist.
     """
 
     name: str

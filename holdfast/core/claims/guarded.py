@@ -66,7 +66,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
     The identity stays after a release: then it is that of the last owner, and *heartbeat_at_s* is None.
     Exactly one of
     *heartbeat_at_s* and *released_at_s* is set. *epoch* counts owners and only grows: a fencing token for what the owner writes.
-    *frame_time_s* is what the owner's clock said in its last heartbeat; it decides nothing and shows skew.
+    *frame_time_s* is the time of the owner's clock in its last heartbeat. It decides nothing and shows skew.
     """
 
     client_id: str
@@ -188,8 +188,8 @@ def _heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int, stale_after_s:
     if offset is None:
         return _with_anomaly(after, AnomalyKind.NEGATIVE_OFFSET, frame, now_s)
     if after.current_offset is not None and offset < after.current_offset:
-        # It was under way for long, or is appended twice. What is done is done: whoever starts here must not
-        # do it again.
+        # The frame was under way for long, or was appended twice. The next owner must not do finished work
+        # again.
         return _with_anomaly(after, AnomalyKind.BACKWARD_OFFSET, frame, now_s)
     proposed = after.proposed_offset
     return msgspec.structs.replace(
@@ -300,7 +300,7 @@ def _with_anomaly(claim: Claim, kind: AnomalyKind, frame: Frame, now_s: int) -> 
 
 
 def _pause(rows: Rows[GuardedRow], frame: ReleaseGroup, now_s: int) -> None:
-    """The latest ReleaseGroup counts, whoever sent it; one that has expired when it is appended lifts the
+    """The latest ReleaseGroup counts, from any sender. One that has expired when it is appended lifts the
     pause.
     """
     key = pause_key(frame.group_id)
@@ -323,9 +323,7 @@ class ClaimStatus(StrEnum):
 
 
 def is_live(claim: Claim, now_s: int, stale_after_s: int | None = None) -> bool:
-    """Return whether the claim has an owner at *now_s*: whoever asks at the log's time gets what the fold
-    decides by.
-    """
+    """Return whether the claim has an owner at *now_s*. At the log's time this is what the fold decides by."""
     heartbeat_at_s = claim.heartbeat_at_s
     return heartbeat_at_s is not None and now_s - heartbeat_at_s < (
         STALE_AFTER_S if stale_after_s is None else stale_after_s

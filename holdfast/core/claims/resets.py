@@ -2,8 +2,8 @@
 (PROTOCOL.md#pausing-and-resetting-a-group).
 
 Partitions of a group lie in several logs, and no write covers two of them. So a reset is decided by *one*
-record on a topic of its own: whoever finds a partition in the hands of a reset that did not end reads that
-topic, and gives the partition back with the offset the decision says. The first decision about a reset in the
+record on a topic of its own. A member that finds a partition in the hands of an unfinished reset reads that
+topic, and gives the partition back with the decision's offset. The first decision about a reset in the
 log is the decision.
 """
 
@@ -134,8 +134,8 @@ def held_by_reset(claim: Claim) -> str | None:
 
 
 def final_offset(decision: Decision, key: ClaimKey, claim: Claim) -> int | None:
-    """Return where *key*, in the hands of the reset that *decision* is about, starts; None when nobody
-    ever told an offset.
+    """Return where *key*, in the hands of the reset that *decision* is about, starts; None when no offset is
+    known.
     """
     new = decision.new_offset(key) if isinstance(decision, ResetCommit) else None
     return claim.current_offset if new is None else new

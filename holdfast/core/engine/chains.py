@@ -1,7 +1,7 @@
 """Chains: processors that read what others of the application emit, and are raised to another version together.
 
-A new version folds its source from the beginning and emits all of it again. So what it emits goes to a topic of its own, and
-whoever reads that begins anew as well.
+A new version folds its source from the beginning and emits all of it again. So it emits to a topic of its
+own, and the readers of that topic begin anew as well.
 """
 
 from __future__ import annotations

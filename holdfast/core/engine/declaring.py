@@ -1,6 +1,4 @@
-"""What is wrong with a declaration, told when it is made: what is wrong here would otherwise be wrong for
-every record.
-"""
+"""Checks of declarations when they are made: an error here would otherwise be an error of every record."""
 
 from __future__ import annotations
 

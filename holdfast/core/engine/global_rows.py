@@ -66,14 +66,14 @@ class GlobalViews(Protocol):
     """Where a folder has its globals from; each is named by its place among the processor's `reads`."""
 
     def move(self, number: int, vector: Vector) -> None:
-        """Be told that what is folded next sees the global at *vector*."""
+        """Set the *vector* at which the next records see the global."""
 
     def view(self, number: int, vector: Vector) -> GlobalStoreView:
         """Return the global as of exactly *vector*; GlobalsError when it cannot be had."""
         ...
 
     def settle(self, number: int, vector: Vector) -> None:
-        """Be told that a transaction begins at *vector*: nothing before it is looked at any more."""
+        """Begin a transaction at *vector*: nothing before it is read any more."""
 
 
 class GlobalRows(Generic[R]):

@@ -1,4 +1,4 @@
-"""What lies in the keys and values of a topic: declared once, for whoever reads it and whoever emits to it."""
+"""The formats of a topic's keys and values: declared once, for its readers and its writers."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Skips:
         return len(self._records)
 
     def add(self, skip: Skip) -> None:
-        """Take a record. What was made stays made, whoever asks for it later."""
+        """Take a record. A skip that was made stays made, whatever later requests ask."""
         known = self._records.get(skip.batch)
         if known is None or skip.made or not known.made:
             self._records[skip.batch] = skip

@@ -35,8 +35,8 @@ from holdfast.errors import FoldError
 
 R = TypeVar("R")
 
-Place: TypeAlias = tuple[str, int]
-"""Topic and offset of a record; see `Refused` for what else is told so."""
+TopicOffset: TypeAlias = tuple[str, int]
+"""Topic and offset of a record in the partition that is folded. A `Place` is a topic and a partition."""
 Stage = Literal["decode", "fold", "wake", "tick", "close"]
 USERS_FAILURES = (Exception, SystemExit)
 """How code of users fails.
@@ -391,7 +391,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     def _careful_record(
         self,
         rows: JournaledRows[R],
-        at: Place,
+        at: TopicOffset,
         at_ms: int,
         decode: Callable[[], Any],
         fold: _Fold[R],
@@ -416,7 +416,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             self._pass_event_time(rows, at, event_ms)
         self._attempt(rows, at, "fold", partial(fold, rows, event, self.stream_ms))
 
-    def _pass_event_time(self, rows: JournaledRows[R], at: Place, event_ms: int) -> None:
+    def _pass_event_time(self, rows: JournaledRows[R], at: TopicOffset, event_ms: int) -> None:
         events, on_event = self._events, self.processor.on_event
         assert events is not None
         assert on_event is not None
@@ -430,7 +430,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     def _attempt(
         self,
         rows: JournaledRows[R],
-        at: Place,
+        at: TopicOffset,
         stage: Stage,
         act: Callable[[], Emits],
         what: str = "",
@@ -463,7 +463,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         rows.keep()
 
     def _tell(
-        self, rows: JournaledRows[R], at: Place, at_ms: int, trace: Callable[[Transition[Any]], None]
+        self, rows: JournaledRows[R], at: TopicOffset, at_ms: int, trace: Callable[[Transition[Any]], None]
     ) -> None:
         topic, offset = at
         for part, journal in zip(self._parts, rows.journals(), strict=True):
@@ -482,7 +482,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                         )
                     )
 
-    def _refuse(self, at: Place, stage: Stage, error: BaseException, what: str = "") -> None:
+    def _refuse(self, at: TopicOffset, stage: Stage, error: BaseException, what: str = "") -> None:
         try:
             reason = f"{what}{error}"[:1000].encode(errors="backslashreplace").decode()
         except Exception:  # noqa: BLE001  an error of user code that cannot even be printed

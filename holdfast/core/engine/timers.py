@@ -42,7 +42,7 @@ _ABSENT: Any = _Absent()
 class TimerTable:
     """Timers by key, one each; the earliest is known at once.
 
-    Whoever fires them takes all that are `due`, then asks `fire` of each: one that was cancelled or moved
+    The caller takes all that are `due`, then calls `fire` for each: one that was cancelled or moved
     meanwhile does not fire, and one that was set meanwhile waits for the next time the clock moves.
 
     Of those in a *store* it holds the first in order of time, up to *last*, and what the transaction changes; the others are read

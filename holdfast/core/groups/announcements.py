@@ -64,7 +64,8 @@ class GroupMember(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Announce(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="announce"):
-    """The member is here, wants *topics* and holds *owned*; said at joining and whenever any of it changes.
+    """The member is here, wants *topics* and holds *owned*. A member sends this when it joins and when any of
+    it changes.
 
     *counts* are the partition counts it sees. *generation* is that of the target *owned* came from, -1 for none. *assignors* come with
     the preferred one first.

@@ -111,9 +111,7 @@ class BalancerSettings:
 
     @property
     def lookback_s(self) -> float:
-        """Return how far before the log's end to begin reading: a living group has said there what it
-        consists of.
-        """
+        """Return how far before the log's end to begin reading: a live group has announced its members there."""
         return LOOKBACK_SUMMARIES * SUMMARY_S
 
 
@@ -226,7 +224,7 @@ class Balancer:
         return self._announce(now_s)
 
     def owned(self, places: Collection[tuple[str, int]], now_s: float) -> list[bytes]:
-        """The claims held are these. Others are told with the next sign of life at the latest."""
+        """Set the claims held. The next sign of life announces them at the latest."""
         mine = frozenset((topic, partition) for topic, partition in places)
         if mine == self._owned:
             return []
@@ -270,8 +268,8 @@ class Balancer:
         return any(isinstance(each, LastSeen) and each.owned for each in seen)
 
     def _look_later(self, at_ms: int, now_s: float) -> None:
-        """Plan to speak when the first session can be over: a member is gone by the log only when
-        something is said after that.
+        """Plan to announce when the first session can be over: by the log a member is gone only when a later
+        record is appended.
         """
         progress = self.progress
         if progress is None or not progress.complete or not progress.look_at_ms:
@@ -296,8 +294,8 @@ class Balancer:
         elif isinstance(announcement, Summary) and self._summary_at_s < inf:
             self._summary_at_s = now_s + self._turn_s()  # somebody is at it
         elif self._read_back and progress is not None and not progress.complete and self._summary_at_s == inf:
-            # Nobody has said what the group consists of since reading began. Who knows it will; if there is
-            # nobody, this member does, or another one in its place, whoever is first.
+            # No record since reading began lists the group's members. A member that knows them will write
+            # one. If there is none, this member does, unless another is first.
             if progress.generation_seen <= 0 and not self._rank():
                 return self._summarize(now_s)
             self._summary_at_s = now_s + (self._turn_s() if progress.generation_seen <= 0 else FOUND_AFTER_S)
@@ -345,7 +343,7 @@ class Balancer:
         return NO_GENERATION if group is None or not self.is_member else group.generation
 
     def _announce(self, now_s: float) -> list[bytes]:
-        """Say who this is. Said again until it is read back."""
+        """Announce this member, again and again until the log shows it."""
         if not self._caught_up or self._counts is None or self._left or self.failure is not None:
             return []
         wanted = self.settings

@@ -1,14 +1,14 @@
 """Balanced groups as a fold of the topic `holdfast.groups`: who is a member, and which partitions are whose
 (PROTOCOL.md#balanced-groups).
 
-Everybody who reads the topic computes the same target, with the assignor the members agree on; nobody is told
-it. What a partition's owner does about it is the claims' business: a target never takes a partition from
+Everybody who reads the topic computes the same target, with the assignor the members agree on; no message
+carries it. The claims decide what an owner does about it: a target never takes a partition from
 anybody, it says who should hand over to whom.
 
 Rows, by key (no id contains `/`):
 
     group          members in the order they came, generation, target
-    group/member   the member's last sign of life and what it said it holds
+    group/member   the member's last sign of life and what it announced to hold
     group//        how far the group has been read, and when to look for members that have gone
 
 Time is the log's. Members that have gone are looked for whenever their group is spoken of: a group nobody
@@ -60,7 +60,7 @@ class Group(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="g"):
 
 
 class LastSeen(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="s"):
-    """A member's last sign of life, and what it said last: what it holds, and the generation it works
+    """A member's last sign of life, and its last announcement: what it holds, and the generation it works
     towards.
     """
 

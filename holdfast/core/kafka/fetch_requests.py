@@ -90,7 +90,7 @@ def _partitions(reader: WireReader, view: memoryview) -> Iterator[Answered]:
         for _ in range(reader.compact_array("partitions")):
             partition, code, high, stable, start = _ANSWERED.unpack_from(view, _step(reader, _ANSWERED.size))
             aborted = tuple(_aborted(reader, view))
-            _step(reader, 4)  # the replica to read from, which is told to those who name their rack
+            _step(reader, 4)  # the replica to read from, for clients that name their rack
             size = max(0, reader.uvarint("records") - 1)
             begin = _step(reader, size)
             reader.tags("partition")

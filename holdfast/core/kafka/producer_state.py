@@ -204,7 +204,7 @@ class AppendOutcome(StrEnum):
 
 
 class AppendVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the producer is told.
+    """The answer to the producer.
 
     *rule* is the row of the table that decided (0: nothing to check); a duplicate has its first offsets.
     """

@@ -177,7 +177,7 @@ CoordinatorCommand: TypeAlias = (
 
 
 class CoordinatorReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller is told. *touched* are the transactional ids whose rows changed."""
+    """The answer to the caller. *touched* are the transactional ids whose rows changed."""
 
     error: Code = Code.NONE
     producer_id: int = NO_ID

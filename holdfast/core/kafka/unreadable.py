@@ -1,6 +1,6 @@
 """A batch of a source that no reader of ours reads: it unpacks to more than a limit, or is corrupt.
 
-What is told of it comes from its header.
+Its description comes from its header.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Draining(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Releasing(msgspec.Struct, frozen=True, kw_only=True):
-    """*releases* frames said that the claim is free, and the log shows none of them yet. *batch* was under way
+    """*releases* frames have released the claim, and the log shows none of them yet. *batch* was under way
     when the claim was given back; *cooldown*: others go first once it is free.
     """
 

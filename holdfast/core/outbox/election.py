@@ -21,7 +21,7 @@ from holdfast.errors import ConfigError
 
 HEARTBEAT_TIMEOUT_S = 5.0
 MINIMUM_TIMEOUT_S, MAXIMUM_TIMEOUT_S = 2.0, 600.0
-"""The session is three timeouts, and brokers accept sessions of 6 s to 1800 s unless told otherwise."""
+"""The session is three timeouts, and brokers accept sessions of 6 s to 1800 s by default."""
 SESSIONS_PER_TIMEOUT = 3
 HEARTBEATS_PER_TIMEOUT = 5
 LIMIT_DRAIN = 500
@@ -103,7 +103,7 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acquired:
-    """This process leads the role from now on; it is said once a term, before anything is done under it."""
+    """This process leads the role from now on. Emitted once a term, before any action under it."""
 
     leadership: Leadership
 
@@ -131,8 +131,8 @@ LeadershipEvent = Acquired | Revoked | Fenced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionSettings:
-    """What an election is told. One that exists is valid: everything is checked on construction, before any
-    input or output.
+    """The settings of an election. One that exists is valid: everything is checked on construction, before
+    any input or output.
 
     >>> ElectionSettings(group_id="harvest", leader_topic="harvest.neli", name="a").session_timeout_s
     15.0
@@ -294,8 +294,8 @@ class RoleElection:
     # -- what others ask
 
     def leadership(self, now_s: float) -> Leadership | None:
-        """Return the term this process leads in at *now_s*, None when it does not, whoever forgot to tell
-        it so.
+        """Return the term this process leads in at *now_s*, None when it does not, even if no call has ended
+        the term.
         """
         return self._leadership if self.phase is Phase.LEADER and now_s < self._lease_until_s else None
 
@@ -436,8 +436,8 @@ class RoleElection:
         return [Fenced(leadership=held, reason=reason)]
 
     def _received_other(self, beat: LeaderRecord, offset: int, now_s: float) -> list[LeadershipEvent]:
-        """Another process spoke. A newer epoch means that it leads, or was told to: step aside until it has
-        been silent for a timeout.
+        """A frame of another process. A newer epoch means that it leads, or is about to: step aside until it
+        has been silent for a timeout.
 
         One of the two is a zombie, and only the group knows which. If it is this process, its partition is
         taken from it. If it is the other, whose claim was delayed on its way, it says no more, and this one

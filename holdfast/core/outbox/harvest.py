@@ -2,8 +2,8 @@
 sizes.
 
 One *shard* of an outbox has one leader at a time and one producer name for ever. Every record it publishes
-carries that name, the epoch of the leader and a sequence that is contiguous per destination partition,
-whoever led. With the records of a transaction go its *progress records*: which rows it published, and how far
+carries that name, the epoch of the leader and a sequence that is contiguous per destination partition, across
+leaders. With the records of a transaction go its *progress records*: which rows it published, and how far
 the sequences are. A leader that comes reads them first, so the crash of the one before it, at whatever
 moment, costs nothing (docs/PROTOCOL.md, "Outbox progress").
 """

@@ -9,7 +9,7 @@ FEW_RECORDS = 1_000
 depend on their size.
 """
 SENT_BACK_S = 0.020
-"""librdkafka's wait before it asks again whether a partition may join a transaction, when the broker said
+"""librdkafka's wait before it asks again whether a partition may join a transaction, after
 CONCURRENT_TRANSACTIONS.
 """
 LEAST_S, MOST_S = 0.001, 0.008
@@ -20,7 +20,7 @@ class TransactionPacing:
 
     A broker answers a commit once it is decided, and writes the transaction's markers after that: 1 ms later
     when it is at leisure, 8 ms when it is new or busy. What begins before is sent back and comes again 20 ms
-    later; whoever has something waiting then begins at once after that one too, and is sent back again. A
+    later; a producer with waiting rows begins the next one at once too, and is sent back again. A
     rest of some ms ends this. Doubled whenever a transaction took so long that it may have been sent back, it
     shrinks slowly otherwise. Before many records there is no rest: handing them over takes longer.
 

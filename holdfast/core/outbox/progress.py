@@ -16,7 +16,7 @@ from holdfast.core.outbox.harvest import SequencesProgress, decode_progress
 
 
 class Reached(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What a producer last said of one partition.
+    """A producer's last progress in one partition.
 
     *zombies* are older epochs' words, *backward* those of lower sequences.
     """

@@ -2,9 +2,9 @@
 without a gap.
 
 A fold over one destination partition keeps the books of every producer (holdfast.core.producers.ledger), the
-last number of every key, and notes whatever is not as it must be, with its offset. What is left of that once
-the whole partition is known is said by `holdfast.core.producers.audit_verdict`. Both are pure, so every engine
-says the same (docs/outbox.md, "Proving it").
+last number of every key, and notes whatever is not as it must be, with its offset.
+`holdfast.core.producers.audit_verdict` judges what is left of that once the whole partition is known. Both
+are pure, so every engine reports the same (docs/outbox.md, "Proving it").
 
 The rows of a partition:
 
@@ -58,7 +58,7 @@ class FindingKind(StrEnum):
     ZOMBIE = "zombie"
     """A record of an epoch that had been replaced."""
     DOUBTFUL = "doubtful"
-    """A number so late that it may have come before; only told where very much is wrong already."""
+    """A number so late that it may have come before; only reported where very much is wrong already."""
     CHANGED = "changed"
     """A record whose key, value, headers or number are not those it was published with."""
     MISPLACED = "misplaced"

@@ -1,9 +1,8 @@
 """The books of stamped records: for each producer and partition, what came, what came twice, late, or from a
 zombie, and what is missing.
 
-Every stamped topic may be folded into such a table (`decode`, `fold`). With `fold_clean` the same books also
-decide: what is new goes on to a clean topic, the rest with its reason to a topic of verdicts, in the same
-transaction as the books (docs/producers.md, The books).
+Every stamped topic may be folded into such a table (`decode`, `fold`). The same books decide what goes on to a
+clean topic (cleaning.py; docs/producers.md, The books).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from holdfast.core.engine.processor import Emit, Emits, Headers
+from holdfast.core.engine.processor import Emits, Headers
 from holdfast.core.engine.rows import Rows
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, NO_SEQUENCE, advance, distance
 from holdfast.core.producers.stamps import DIGEST, EPOCH, PRODUCER, SEQUENCE, Stamp, read_stamp
@@ -365,95 +364,3 @@ def _added(totals: Totals, before: Book | None, after: Book) -> Totals:
         totals.doubtful + new.doubtful - old.doubtful,
         totals.zombies + new.zombies - old.zombies,
     )
-
-
-# -- the fold that cleans
-
-
-class Whole(msgspec.Struct, frozen=True):
-    """A record with all that goes on to the clean topic."""
-
-    value: bytes | None
-    key: bytes | None
-    headers: Headers
-    partition: int
-    offset: int
-    stamp: Stamp
-
-
-def decode_whole(
-    value: bytes | None, key: bytes | None, headers: Headers, partition: int, offset: int
-) -> Whole:
-    """Return the whole record; for inputs ("value", "key", "headers", "partition", "offset")."""
-    stamp = read_stamp(headers)
-    return Whole(value, key, headers, partition, offset, NOBODY if stamp is None else stamp)
-
-
-class LedgerVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict on one record: everything but the next one is told.
-
-    *kept* says whether it went on to the clean topic.
-    """
-
-    verdict: Judgement
-    kept: bool
-    producer: str
-    epoch: int
-    sequence: int
-    current_epoch: int
-    expected: int
-    topic: str
-    partition: int
-    offset: int
-    at_ms: int
-    reason: str
-
-
-_encode_verdict = msgspec.json.Encoder().encode
-
-
-def fold_clean(
-    rows: Rows[BookRow], whole: Whole, at_ms: int, *, source: str, clean: str, verdicts: str
-) -> Iterator[Emit]:
-    """Enter a record, send it on to *clean* if it is new, and tell everything unusual to *verdicts*.
-
-    Key, value, headers and partition stay what they were, so the clean topic needs as many partitions as
-    *source*. A record without a stamp goes on: nothing is known against it.
-    """
-    stamp = whole.stamp
-    before, judgement = record(rows, stamp, whole.offset, at_ms)
-    if judgement in KEPT:
-        yield Emit(clean, whole.key, whole.value, whole.headers, whole.partition)
-    if judgement is not Judgement.NEW and before is not None:
-        verdict = _verdict_of(before, whole, judgement, at_ms, source)
-        yield Emit(verdicts, stamp.producer, _encode_verdict(verdict), partition=whole.partition)
-
-
-def _verdict_of(book: Book, whole: Whole, judgement: Judgement, at_ms: int, source: str) -> LedgerVerdict:
-    stamp, expected = whole.stamp, advance(book.last_sequence, 1)
-    if stamp.epoch > book.epoch and stamp.first is not None:
-        expected = stamp.first
-    reasons = {
-        Judgement.GAP: f"numbers {expected} to {advance(stamp.sequence, -1)} have not come",
-        Judgement.LATE: f"number {stamp.sequence} came after {book.last_sequence}",
-        Judgement.DUPLICATE: f"number {stamp.sequence} has come before, the next is {expected}",
-        Judgement.DOUBTFUL: f"number {stamp.sequence} may have come before: more than {LIMIT_HOLES} ranges of numbers are missing",
-        Judgement.ZOMBIE: f"epoch {stamp.epoch} was replaced by {book.epoch}",
-    }
-    return LedgerVerdict(
-        verdict=judgement,
-        kept=judgement in KEPT,
-        producer=stamp.producer,
-        epoch=stamp.epoch,
-        sequence=stamp.sequence,
-        current_epoch=max(book.epoch, stamp.epoch),
-        expected=expected,
-        topic=source,
-        partition=whole.partition,
-        offset=whole.offset,
-        at_ms=at_ms,
-        reason=reasons[judgement],
-    )
-
-
-decode_verdict = msgspec.json.Decoder(LedgerVerdict).decode

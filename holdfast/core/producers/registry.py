@@ -1,7 +1,7 @@
 """Who may send under a producer's name: commands on a topic, a row for each name, answers on another
 (docs/producers.md, The registry).
 
-`register` gives the name's id and its next epoch: whoever held it before is fenced. `bump` raises the epoch
+`register` gives the name's id and its next epoch, and fences the last holder. `bump` raises the epoch
 for the holder itself, who goes on from an error. A command that is repeated under the same request id is
 answered the same again and changes nothing.
 """

@@ -6,8 +6,8 @@ Stamps).
 64 bits of BLAKE2b in hexadecimal; the partition the row was put in; and, for a row that its key placed, among
 how many partitions. Hashed are the producer, its epoch and the row's sequence, partition and count, key,
 value, and the other headers in their order. So a record whose key, value or headers changed on the way, or
-that lies under another number or in another partition, does not fit its digest. Nobody's secret is in it: it
-finds damage, copies and careless changes, and not whoever computes it anew.
+that lies under another number or in another partition, does not fit its digest. It contains no secret: it
+finds damage, copies and careless changes, but not a change with a new digest.
 """
 
 from __future__ import annotations

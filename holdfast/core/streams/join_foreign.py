@@ -26,7 +26,7 @@ J = TypeVar("J")
 class Subscription(msgspec.Struct, frozen=True, array_like=True):
     """A row of the left table, sent to the foreign key it refers to; *value* None when it does so no more.
 
-    *offset* is that of its record, by which later ones are told from earlier ones.
+    *offset* is that of its record, which tells later ones from earlier ones.
     """
 
     key: str

@@ -22,7 +22,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 Record = tuple[Any, bytes | None, bytes | None, Headers, int | None]
-"""What a step is told of a record: the event, and value, key, headers and partition as they are in the topic."""
+"""What a step gets of a record: the event, and value, key, headers and partition as they are in the topic."""
 
 
 class NoRow(msgspec.Struct, frozen=True):
@@ -410,7 +410,7 @@ def _one(source: Source[Any], out: Stream[Any], stays: bool) -> dict[str, Any]:
 
 
 def _checked(name: str, source: object, **calls: object) -> str:
-    """Return how the step is told of in errors; ConfigError unless its source and functions may be declared so."""
+    """Return the step's name in errors; ConfigError unless its source and functions may be declared so."""
     whose = f"processor {name}"
     if not isinstance(source, Source):
         raise ConfigError(f"{whose}: source is {source!r:.200}; write Source(topic, serde)")

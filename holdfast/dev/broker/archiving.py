@@ -29,8 +29,7 @@ DEADLINE_S = 60.0
 def prepare() -> Java:
     """Return the Java to run nodes with; the first time for its JDK and jars, that takes 4 s longer.
 
-    Nodes start without an archive too, only more slowly, so a failure to make one is told in the log and
-    harms nobody.
+    Nodes start without an archive too, only more slowly, so a failure to make one is only logged.
     """
     java = Java(program=jars.find_java(), class_path=jars.class_path())
     folder = cache_folder() / "classes"

@@ -38,7 +38,7 @@ _PORT_LOST = "Address already in use"
 
 
 class Cluster:
-    """One node or three in one folder. Nothing runs before `start`; whoever starts it stops it.
+    """One node or three in one folder. Nothing runs before `start`; the caller of `start` calls `stop`.
 
     Unless *detached*, nodes also end when this object or this process is gone, even by SIGKILL (on Linux;
     elsewhere only `stop` ends them), so keep a reference. Data stays in the folder, and a later `start` there
@@ -86,8 +86,8 @@ class Cluster:
 
     @classmethod
     def find(cls, folder: Path | str) -> Cluster | None:
-        """Return the cluster that was ever started in *folder*, whoever started it and whether or not it
-        runs; None without one.
+        """Return the cluster that was ever started in *folder* by any process, running or not; None without
+        one.
         """
         known = state.load(Path(folder).absolute())
         if known is None:

@@ -51,8 +51,8 @@ class DatabaseServer(ABC):
         self.durable = durable
         self.port = 0
         self.password = self._kept_password() or secrets.token_urlsafe(18)
-        """That of its folder, where it lies in `secret`: what made the data must be known to whoever
-        starts a server on them.
+        """The password of its folder, from its file `secret`: a server on these data needs the password that
+        made them.
         """
         self._forker: ThreadPoolExecutor | None = None
         self._child: subprocess.Popen[bytes] | None = None
@@ -140,7 +140,7 @@ class DatabaseServer(ABC):
         """Return the command that runs the server."""
 
     def _run(self, command: list[str], *, input_text: str = "", **more: Any) -> None:
-        """Run a program that prepares data, and raise DevBrokerError with what it said when it fails."""
+        """Run a program that prepares data, and raise DevBrokerError with its output when it fails."""
         try:
             done = subprocess.run(
                 command,

@@ -1,1 +1,1 @@
-"""The demo: the whole of holdfast on real parts, told step by step and checked."""
+"""The demo: the whole of holdfast on real parts, narrated step by step and checked."""

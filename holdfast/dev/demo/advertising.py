@@ -1,6 +1,7 @@
 """`python -P -m holdfast.dev.demo.advertising worker`: an application of the demo that joins two streams.
 
-Each impression of an advertisement meets the clicks on it within two seconds of event time, or is told to have had none.
+Each impression of an advertisement meets the clicks on it within two seconds of event time, or is emitted
+without one.
 """
 
 from __future__ import annotations

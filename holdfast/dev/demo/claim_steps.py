@@ -251,7 +251,7 @@ class Letters:
                 self._over.wait(max(0.0, due_s - self._clock.monotonic_s()))
             if left := self._producer.flush(LIMIT_FLUSH_S):
                 raise BrokerError(f"{left} letters were not acknowledged within {LIMIT_FLUSH_S:g} s")
-        except Exception as error:  # noqa: BLE001  told by check() in the owner's thread
+        except Exception as error:  # noqa: BLE001  raised by check() in the owner's thread
             self._failure = self._failure or error
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:

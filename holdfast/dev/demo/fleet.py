@@ -1,7 +1,7 @@
 """A simulated fleet of claim holders: real frames on the coordination topic, and books to hold a table of
 claims against.
 
-`Fleet` is pure: told the time, it says what its clients write next, and keeps for every claim what a fold
+`Fleet` is pure: for a time it returns what its clients write next, and keeps for every claim what a fold
 must make of that. `LiveFleet` writes it to a broker, in step with the clock, from a thread of its own.
 """
 
@@ -101,7 +101,7 @@ class FleetClaim:
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """What the fleet has done, in frames unless said otherwise."""
+    """What the fleet has done, in frames where no other unit is named."""
 
     claims: int = 0
     heartbeats: int = 0
@@ -219,7 +219,7 @@ class Fleet:
 
     @classmethod
     def restored(cls, saved: bytes) -> Fleet:
-        """Return the fleet that `saved` told of; raises ConfigError for what is none."""
+        """Return the fleet that `saved` wrote; raises ConfigError for anything else."""
         try:
             state = msgspec.json.decode(saved, type=_Saved)
             fleet = cls(state.plan, state.counts)
@@ -396,7 +396,7 @@ class LiveFleet:
                 while (left_s := due_s - self._clock.monotonic_s()) > 0 and not self._wanted.is_set():
                     self._producer.poll(left_s)
             self._flush()
-        except Exception as error:  # noqa: BLE001  told by check() in the owner's thread
+        except Exception as error:  # noqa: BLE001  raised by check() in the owner's thread
             self._failure = self._failure or error
         finally:
             self._arrived.set()

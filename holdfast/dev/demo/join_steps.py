@@ -31,7 +31,7 @@ from holdfast.dev.demo.procfile import Process
 from holdfast.dev.waits import wait_until
 from holdfast.errors import DemoError
 from holdfast.kafka.clients import make_reader, make_writer, reader_options
-from holdfast.kafka.log_reader import LogReader
+from holdfast.kafka.reading.log_reader import LogReader
 from holdfast.pipeline.verify import verify
 
 PARTITIONS = 2
@@ -227,7 +227,7 @@ class Audience:
                 self._send(clicks, Shown(each, at_ms))
             if left := self._producer.flush(FLUSH_S):
                 raise DemoError(f"{left} records were not written in {FLUSH_S:g} s")
-        except BaseException as error:  # noqa: BLE001  whoever waits for the thread raises it
+        except BaseException as error:  # noqa: BLE001  the waiting thread raises it
             self._failed = error
 
     def _step(self, number: int) -> None:

@@ -62,7 +62,7 @@ class Teller:
             yield
             return
         self._spinner = Spinner("dots", style="dim")
-        # Two columns for the spinner, so that what it says stands under what was said.
+        # Two columns for the spinner, so that its text stands under the text before.
         with Live(Padding(self._spinner, (0, 0, 0, INDENT - 2)), console=self.console, transient=True):
             try:
                 yield

@@ -18,7 +18,7 @@ from holdfast.core.kafka.sequences import advance
 from holdfast.core.producers.stamps import Stamp, read_stamp
 from holdfast.errors import BrokerError
 from holdfast.kafka.clients import make_reader, reader_options
-from holdfast.kafka.log_reader import LogReader
+from holdfast.kafka.reading.log_reader import LogReader
 
 READ_RECORDS = 5_000
 READ_DEADLINE_S = 30.0

@@ -51,7 +51,7 @@ def read_commands(path: Path | None = None) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Process:
-    """One process of a Procfile. Whoever starts it ends it; unless *detached* it also dies with this process
+    """One process of a Procfile. Its starter ends it; unless *detached* it also dies with this process
     (Linux).
 
     The command replaces the shell that reads it (`exec`), so that a signal meets the program and not its

@@ -1,5 +1,5 @@
-"""The demo: the whole of holdfast on real parts in about two minutes, told step by step, every statement
-of it checked.
+"""The demo: the whole of holdfast on real parts in about two minutes, narrated step by step, with every
+statement checked.
 """
 
 from __future__ import annotations

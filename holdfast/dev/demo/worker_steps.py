@@ -1,4 +1,4 @@
-"""The steps of the demo on the broker and the workers, each told as it happens, every statement of it
+"""The steps of the demo on the broker and the workers, each narrated as it happens, with every statement
 checked.
 """
 

@@ -1,9 +1,9 @@
 """What we rely on inside faust-streaming 0.15.3, mode 0.7.1 and aiokafka 0.14.0, where no public interface
 promises it.
 
-`agents/faust/transport.py`, `holdfast/kafka/fetcher.py`, `agents/faust/group_watch.py`,
+`agents/faust/transport.py`, `holdfast/kafka/fetching/fetcher.py`, `agents/faust/group_watch.py`,
 `agents/faust/assignor.py`, `agents/faust/leaving.py` and `agents/faust/recovery.py` override and touch
-private names; `holdfast/kafka/raw_request.py` stands in for aiokafka's requests. Here every function that
+private names; `holdfast/kafka/requests/raw_request.py` stands in for aiokafka's requests. Here every function that
 they replace, call or count on is pinned by its source: when one of these tests fails after an upgrade, read
 that function again, then the override, and only then renew the fingerprint (the failure prints it). The other
 tests pin the behaviour of traps that have bitten.
@@ -184,7 +184,7 @@ PRIVATE: dict[str, set[str]] = {
         "_wait",
     },
     "agents/app.py": {"_on_partitions_revoked"},
-    "holdfast/kafka/fetcher.py": {"_conns", "_limit", "_reader"},
+    "holdfast/kafka/fetching/fetcher.py": {"_conns", "_limit", "_reader"},
 }
 """The private names of others that each module mentions."""
 

@@ -18,7 +18,7 @@ from holdfast.agents.faust.credentials import broker_credentials
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError
-from holdfast.kafka.oidc import OidcTokens
+from holdfast.kafka.requests.oidc import OidcTokens
 from tests.support.places import TLS
 
 CA = str(TLS / "ca.pem")

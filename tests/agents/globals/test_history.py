@@ -14,7 +14,7 @@ from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Text
 from holdfast.core.engine.sources import FoldWith, Source
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.kafka.source_fetcher import Fetched
+from holdfast.kafka.fetching.source_fetcher import Fetched
 
 LOG, FETCHED = 400, 10
 """Records of each partition, and how many of them a fetch brings."""

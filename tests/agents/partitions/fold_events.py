@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.kafka.source_fetcher import Fetched
+from holdfast.kafka.fetching.source_fetcher import Fetched
 
 AT_MS = 1_000
 
@@ -30,7 +30,7 @@ def event_of(
     at_ms: int = AT_MS,
     size_bytes: int | None = None,
 ) -> HandedEvent:
-    """Return an event of records with *values* from offset *first* on, a byte each unless told."""
+    """Return an event of records with *values* from offset *first* on, a byte each by default."""
     count = len(values)
     fetched = Fetched(
         epoch,

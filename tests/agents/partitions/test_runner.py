@@ -21,7 +21,7 @@ from holdfast.core.engine.processor import Emit, Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.errors import FencedError
 from holdfast.kafka.codes import name_of
-from holdfast.kafka.transactional_producer import UndeliverableError
+from holdfast.kafka.transactions.transactional_producer import UndeliverableError
 from tests.agents.partitions.fold_events import HandedEvent, event_of
 
 

@@ -1,4 +1,4 @@
-"""The built-in application as a worker that can be told to restore slowly:
+"""The built-in application as a worker that restores slowly on demand:
 
 `python -P -m tests.agents.services.rationalizing worker`.
 """

@@ -19,7 +19,8 @@ from holdfast.clients.producers.sequenced import Sent, SequencedProducer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
-from holdfast.core.producers.ledger import Book, Judgement, book_key, decode_verdict, producer_of_key
+from holdfast.core.producers.cleaning import decode_verdict
+from holdfast.core.producers.ledger import Book, Judgement, book_key, producer_of_key
 from holdfast.core.producers.registry import Registration, name_key
 from holdfast.core.producers.stamps import Stamp, read_stamp, stamp_headers
 from holdfast.dev.fixtures import SessionBroker
@@ -168,7 +169,7 @@ def test_books_and_clean_topics_are_exact_through_sigkill(fleet: Bookkeeping, br
         if stamp.epoch >= newest.setdefault((stamp.producer, partition), stamp.epoch):
             newest[stamp.producer, partition] = stamp.epoch
             wanted.add((stamp.producer, partition, stamp.sequence))
-    # what came late from before the books began cannot be told from a duplicate; nothing here does
+    # a late record from before the books began looks like a duplicate; nothing here does
     assert kept == wanted, f"lost: {sorted(wanted - kept)[:3]}, invented: {sorted(kept - wanted)[:3]}"
     told = [
         decode_verdict(message.value() or b"")

@@ -1,4 +1,5 @@
-"""The agent through which a worker's harvester is told: it hears whatever the group makes of the worker."""
+"""The agent that passes commands to a worker's harvester: it gets them whatever the group assigns to the
+worker."""
 
 from __future__ import annotations
 

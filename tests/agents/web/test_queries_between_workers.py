@@ -222,7 +222,7 @@ def run(scenario: Awaitable[T]) -> T:
 
 
 def fetch(worker: Worker, path: str, token: str | None) -> tuple[int, str]:
-    """Return (status, body) of what a worker says to whoever bears *token*."""
+    """Return (status, body) of a worker's answer to a request with *token*."""
     asked = urllib.request.Request(
         worker.url + path, headers={} if token is None else {"Authorization": f"Bearer {token}"}
     )

@@ -447,7 +447,7 @@ async def test_what_was_read_while_the_partition_was_lost_is_not_answered(
 @pytest.mark.parametrize(
     ("bound", "applied", "source_end", "current_ms", "stream_ms", "status"),
     [
-        (None, 9, 10, 1_000_000, 0, 421),  # nobody said that stale is good enough
+        (None, 9, 10, 1_000_000, 0, 421),  # no bound accepts a stale row
         ("0", 9, 10, 0, 0, 200),
         ("0", 8, 10, 1_000_000, 0, 421),
         ("1", 8, 10, 0, 0, 200),

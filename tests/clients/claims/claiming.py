@@ -96,9 +96,7 @@ class Ground:
     # -- members
 
     def consumer(self, client: str, **named: Any) -> ClaimConsumer:
-        """Return a consumer of the ground's topic, not yet started; a heartbeat of 3 s unless told
-        otherwise.
-        """
+        """Return a consumer of the ground's topic, not yet started; a heartbeat of 3 s by default."""
         topics = named.pop("topics", [self.topic])
         named.setdefault("heartbeat_interval_s", 3.0)
         return ClaimConsumer(
@@ -115,7 +113,7 @@ class Ground:
     def fill(
         self, count: int, *, partition: int | None = None, start: int = 0, topic: str | None = None
     ) -> None:
-        """Write messages whose values are their numbers, to every partition unless told one."""
+        """Write messages whose values are their numbers, to every partition unless one is given."""
         for number in range(start, start + count):
             for at in range(self.partitions) if partition is None else (partition,):
                 self.producer.produce(topic or self.topic, value=str(number).encode(), partition=at)
@@ -215,7 +213,7 @@ class Ownership:
 async def take(
     consumer: ClaimConsumer, count: int, within_s: float = 20.0, *, commit: bool = True
 ) -> list[ClaimedMessage]:
-    """Return the next *count* messages, committed unless told not to."""
+    """Return the next *count* messages, committed by default."""
     out = []
     async with asyncio.timeout(within_s):
         async for message in consumer:
@@ -280,7 +278,7 @@ class Child:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """Return what was told of messages: at_s (monotonic), gate_s (when its gate was asked), partition,
+        """Return the printed messages: at_s (monotonic), gate_s (when its gate was asked), partition,
         offset.
         """
         return [each for each in list(self.told) if each["kind"] == "message"]
@@ -301,14 +299,14 @@ class Child:
         self._process.send_signal(number)
 
     def kill(self) -> float:
-        """End it by SIGKILL and return when, once it is gone and all it said is read."""
+        """End it by SIGKILL and return when, once it is gone and all its output is read."""
         at_s = time.monotonic()
         self._process.kill()
         self.wait()
         return at_s
 
     def wait(self, within_s: float = DEADLINE_S) -> int:
-        """Return how it ended, once all it said is read."""
+        """Return how it ended, once all its output is read."""
         code = self._process.wait(within_s)
         self._reading.join(within_s)
         return code

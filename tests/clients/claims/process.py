@@ -1,6 +1,4 @@
-"""A claim consumer as a process: tells each message on its output, and kills or stops itself where it is
-told to.
-"""
+"""A claim consumer as a process: prints each message, and kills or stops itself at a given point."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def interrupted(taken: Taken, staying: Iterable[tuple[str, int]]) -> dict[int, s
     """Return which of the partitions that stayed with their owner did not go on all the while, and why not.
 
     A pause is a stop and a start, however short: it shows by another lease, of another epoch when the claim
-    was given up for it, by a message left out, or out of turn. So nothing is said about clocks, and a machine
-    that stalls changes nothing.
+    was given up for it, by a message left out, or out of turn. So no clock decides, and a machine that stalls
+    changes nothing.
     """
     found: dict[int, str] = {}
     for owner, partition in staying:

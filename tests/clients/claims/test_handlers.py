@@ -1,5 +1,5 @@
-"""Handlers that take far longer than a heartbeat, on a real broker: they keep their claims, and their own
-deadline is told of.
+"""Handlers that take far longer than a heartbeat, on a real broker: they keep their claims, and an event
+reports their own deadline.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ async def test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in
             await until("the second to have all", lambda: heir.load == LANES)
         everything = [(each["at_s"], each) for each in child.messages]
         offsets = {each["offset"] for each in child.messages}
-        # The first may have handled all of a lane and not have told yet: what is left is what the log says.
+        # The first may have handled all of a lane and not committed yet: the log shows what is left.
         lanes = {offset: lane_of(b"key-%d" % (offset % 16), 0, LANES) for offset in range(3_000)}
         left = {
             lane: [offset for offset in lanes if lanes[offset] == lane and offset >= (stood[lane] or 0)]

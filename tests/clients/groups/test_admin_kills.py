@@ -169,7 +169,7 @@ def test_killed_by_the_system_and_found_by_a_second_reset(desk: GroupDesk, step:
         assert admin.state(reset.group).state == "Resetting"
         plan = admin.plan_reset(reset.group, Aim(Where.LATEST))
         if step is ResetStep.CLAIMED:
-            # It may be alive for all anybody knows: whoever comes next waits, or is told how to end it.
+            # It may still be alive: the next reset waits, or its error says how to end it.
             with pytest.raises(GroupError, match="wait for it, or end it by `holdfast groups resume"):
                 admin.reset_offsets(plan, deadline_s=1)
             assert reset.settle() == 3

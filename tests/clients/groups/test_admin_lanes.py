@@ -1,4 +1,4 @@
-"""Groups that work in lanes, on a real broker: told under their partitions, and reset with all of their
+"""Groups that work in lanes, on a real broker: shown under their partitions, and reset with all of their
 lanes or none.
 """
 
@@ -44,7 +44,7 @@ def told(claims: dict[tuple[str, int], Claim], ends: dict[tuple[str, int], int])
     ]
 
 
-# -- what is told
+# -- what is shown
 
 
 def test_the_lag_of_a_partition_in_lanes_is_told_once_behind_its_slowest_lane() -> None:

@@ -1,5 +1,5 @@
-"""A claim group of live consumers, paused and reset (M13): all obey, and start exactly where they were
-sent, whoever dies meanwhile.
+"""A claim group of live consumers, paused and reset (M13): all obey, and start exactly where they were sent,
+even if some die meanwhile.
 """
 
 from __future__ import annotations

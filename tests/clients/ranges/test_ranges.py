@@ -1,6 +1,4 @@
-"""Ranges on a real broker: blocks shared, taken over after SIGKILL, put aside when they kill whoever
-touches them.
-"""
+"""Ranges on a real broker: blocks shared, taken over after SIGKILL, put aside when they kill their consumers."""
 
 from __future__ import annotations
 
@@ -122,9 +120,7 @@ def field(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Field]:
 async def work(
     consumer: RangeConsumer, seen: list[tuple[int, int]], pause_s: float = 0.0, done: list[int] | None = None
 ) -> None:
-    """Note what is *seen* and, block by block, of how many messages the consumer was told that they are
-    *done*.
-    """
+    """Note what is *seen* and, block by block, how many messages were reported *done*."""
     async for block in consumer:
         for record in block.records:
             seen.append((block.partition, record.offset() or 0))

@@ -1,4 +1,4 @@
-"""What asking again cannot cure: unknown tables, tokens, certificates. It is told at once."""
+"""Errors that no retry cures: unknown tables, tokens, certificates. They are raised at once."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Hanging:
 async def refused_at_once(
     tables: TableClient, kind: type[HoldfastError], match: str, table: Processor[Any, Any] | str = TOTALS
 ) -> None:
-    """What asking again cannot cure is told at once, long before the deadline, whether or not the
-    partition is known.
+    """An error that no retry cures is raised at once, long before the deadline, whether or not the partition
+    is known.
     """
     for partition in (None, 0):
         with at_most(5.0, "the refusal"), pytest.raises(kind, match=match):

@@ -1,4 +1,4 @@
-"""What whoever may write the workers topic can do to those who ask: nothing but cost them a little time."""
+"""What a writer of the workers topic can do to clients: nothing but cost them a little time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with topics that exist, and the remedy that is told."""
+"""What is wrong with topics that exist, and the remedy in the message."""
 
 from __future__ import annotations
 

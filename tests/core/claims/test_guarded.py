@@ -41,7 +41,7 @@ AGES: dict[str, Any] = json.loads((TESTDATA / "claim_age.json").read_text())
 class World:
     """One coordination partition, folded by both views.
 
-    A sender is "client/instance"; its clock is right unless told.
+    A sender is "client/instance"; its clock is right by default.
     """
 
     def __init__(self) -> None:

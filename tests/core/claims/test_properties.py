@@ -109,8 +109,8 @@ def steps(log: Log, fold: Fold) -> list[Step]:
 
 
 def at_most_one_owner_is_live(log: Log, fold: Fold) -> None:
-    """Whoever is granted the claim holds it for 120 s from its last heartbeat, unless it releases it or a
-    newer instance of its own client replaces it. This book-keeping never looks at the claim's own status: by
+    """An owner holds the claim for 120 s from its last heartbeat, unless it releases it or a newer instance
+    of its own client replaces it. This book-keeping never looks at the claim's own status: by
     it, no grant comes before the last one ended."""
     owner: tuple[str, str] | None = None
     held_until_s = 0

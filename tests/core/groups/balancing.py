@@ -174,7 +174,7 @@ def appended(said: Announcement) -> bytes:
 
 
 def reader_of(*said: tuple[int, Announcement]) -> Reader:
-    """Return a reader that has read what was said, each at its time in ms, from offset 0 on."""
+    """Return a reader that has read these announcements, each at its time in ms, from offset 0 on."""
     reader = Reader()
     for offset, (at_ms, each) in enumerate(said):
         reader.read(offset, each, at_ms)

@@ -265,7 +265,7 @@ def test_a_result_owned_by_everybody_does_not_change_again(
 def test_cooperative_members_never_hold_what_another_still_owns(
     group: tuple[dict[str, int], list[Subscriber]],
 ) -> None:
-    """G2: in every round, what a member is told to add was given up by everybody in an earlier round;
+    """G2: in every round, each partition that a member gets was given up by all others in an earlier round;
     three rounds settle it.
     """
     counts, members = group

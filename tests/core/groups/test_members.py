@@ -200,8 +200,8 @@ def test_the_older_of_two_processes_under_one_client_id_hears_that_it_lost_its_p
 
 
 def test_a_group_whose_log_was_cut_begins_anew_and_its_numbers_go_on() -> None:
-    """All members stopped, and what they said is beyond the look back: the first to return says what there
-    is.
+    """All members stopped, and their announcements are beyond the look back: the first to return announces
+    what there is.
     """
     world = World(t=4)
     world.start("a")

@@ -159,9 +159,7 @@ def test_the_check_of_targets_finds_planted_faults() -> None:
 
 
 def test_summaries_that_count_at_any_time_would_part_the_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: without the condition, a reader that begins late undoes what was said after the
-    summary was written.
-    """
+    """Planted fault: without the condition, a reader that begins late undoes announcements after the summary."""
     adopt = membership._adopt
 
     def careless(

@@ -121,7 +121,7 @@ def test_any_flipped_byte_of_a_batch_fails_its_checksum(place: int) -> None:
         spoiled[place] ^= 1 << bit
         with pytest.raises(WireError) as caught:
             decode_batch(bytes(spoiled))
-        # a header that contradicts itself is told before the checksum
+        # a header that contradicts itself is reported before the checksum
         assert caught.value.reason in (WireReason.CHECKSUM, WireReason.LENGTH, WireReason.COMPRESSION)
 
 

@@ -13,8 +13,8 @@ from tests.core.member.world import World, held_by
 
 
 def test_partition_0_is_the_key_to_a_whole_topic() -> None:
-    """M11: another's partition 0 blocks the topic; when it goes free, all partitions are claimed, and told
-    once.
+    """M11: another's partition 0 blocks the topic; when it goes free, all partitions are claimed, and
+    reported once.
     """
     world = World({"orders": 3})
     world.heartbeat("x", "orders", 0, 0)
@@ -123,7 +123,7 @@ def test_a_clock_too_far_from_the_brokers_is_refused_before_anything_is_consumed
 
 
 def test_a_clock_within_the_limit_or_that_jumps_later_neither_frees_nor_holds_a_claim() -> None:
-    """D3: the broker's time decides; a jump of our clock is told, no more."""
+    """D3: the broker's time decides; a jump of our clock is only reported."""
     world = World()
     node = world.add("a", skew_s=-20.0)
     world.run(60)

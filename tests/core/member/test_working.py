@@ -143,7 +143,7 @@ def test_the_first_message_after_a_long_silence_has_its_time_to_be_fetched() -> 
 
 @pytest.mark.parametrize("batches", [1, 2])
 def test_at_most_once_a_handler_at_work_keeps_its_claim_and_has_the_same_deadline(batches: int) -> None:
-    """Of a batch in hand nothing more is told before all of it is handed out, and the next one waits
+    """No offset of a batch in hand is announced before all of it is handed out, and the next one waits
     meanwhile.
     """
     world, node = owner(delivery=Delivery.AT_MOST_ONCE, handler_timeout_s=60.0)

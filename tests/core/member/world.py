@@ -48,7 +48,7 @@ BEGAN_S = 1_700_000_000.0
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """One process: a member, where it has read to, and everything it was told to do."""
+    """One process: a member, where it has read to, and all its actions."""
 
     member: Member
     skew_s: float = 0.0
@@ -106,7 +106,7 @@ class World:
     # -- the log
 
     def append(self, frame: Frame, log: int | None = None) -> None:
-        """Append *frame* now. What is not told by the caller takes the time of the broker's clock."""
+        """Append *frame* now, by default at the time of the broker's clock."""
         assert decode(encode(frame)) == frame
         if log is None:
             assert not isinstance(frame, ReleaseGroup)

@@ -16,7 +16,8 @@ from holdfast.config import Settings
 from holdfast.core.engine.folding import Batch, Folder
 from holdfast.core.engine.processor import Emit, Headers, Processor
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, advance
-from holdfast.core.producers import ledger, registry, stamps
+from holdfast.core.producers import cleaning, ledger, registry, stamps
+from holdfast.core.producers.cleaning import Whole, decode_verdict
 from holdfast.core.producers.ledger import (
     KEPT,
     LIMIT_HOLES,
@@ -24,9 +25,7 @@ from holdfast.core.producers.ledger import (
     Hole,
     Judgement,
     Totals,
-    Whole,
     book_key,
-    decode_verdict,
     judge,
     totals_of,
 )
@@ -423,7 +422,7 @@ def test_whatever_comes_a_number_is_in_the_clean_topic_at_most_once_however_the_
 
 
 def test_a_cleaner_that_keeps_zombies_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "KEPT", KEPT | {J.ZOMBIE, J.DUPLICATE})
+    monkeypatch.setattr(cleaning, "KEPT", KEPT | {J.ZOMBIE, J.DUPLICATE})
     with pytest.raises(AssertionError):
         test_a_clean_topic_gets_each_number_once_as_it_was_and_verdicts_tell_the_rest()
 

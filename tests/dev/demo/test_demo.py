@@ -367,7 +367,7 @@ def test_the_first_signal_interrupts_and_later_ones_let_the_clean_up_finish() ->
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-# -- what is told
+# -- what is narrated
 
 
 def findings(*digests: str) -> Measurements:

@@ -1,4 +1,4 @@
-"""Harvesters as they run: by `holdfast outbox harvest` and inside workers, and what they can be told."""
+"""Harvesters as they run: by `holdfast outbox harvest` and inside workers, and their commands."""
 
 from __future__ import annotations
 

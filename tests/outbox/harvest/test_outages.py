@@ -1,5 +1,5 @@
-"""Brokers that die, disks that are full, databases that may only be read: what is said, and that it goes
-on by itself.
+"""Brokers that die, disks that are full, read-only databases: what is logged, and that work resumes by
+itself.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing(
 
 
 class FullRows(OutboxRows):
-    """Rows of a leader whose SQLite file may not grow any more, until it is told otherwise."""
+    """Rows of a leader whose SQLite file may not grow any more, until the limit is lifted."""
 
     LIMIT_PAGES = 1 << 30
     full = threading.Event()

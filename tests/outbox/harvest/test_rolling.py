@@ -103,7 +103,7 @@ def traffic(rig: Rig, every_s: float) -> Iterator[threading.Event]:
         try:
             while not ended.wait(every_s):
                 rig.fill(TRANSACTION_ROWS, keys=KEYS)
-        except Exception as error:  # noqa: BLE001  told by the thread that waits
+        except Exception as error:  # noqa: BLE001  raised by the waiting thread
             failed.append(error)
 
     thread = threading.Thread(target=write)
@@ -250,7 +250,7 @@ def test_eight_fenced_harvesters_come_and_go(
 def test_four_marking_harvesters_with_faults_come_and_go(
     broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres, pace: Pace
 ) -> None:
-    """O1: what was delivered and said not to be comes again, and nothing out of order."""
+    """O1: rows that were delivered but reported lost come again, and nothing out of order."""
     rig = rig_of("goharvest", broker, fresh_topic, postgres)
     nodes = roll(rig, 4, pace, FAULTY, **MARK)
     assert prove_mark(rig, nodes) > 0

@@ -62,7 +62,8 @@ def test_the_lowest_rows_come_first_and_what_is_deleted_is_gone(of_any_layout: l
 
 
 def test_a_row_that_becomes_visible_late_is_simply_the_lowest(postgres_outbox: FreshOutbox) -> None:
-    """Ids are given at INSERT and seen at COMMIT: whoever remembers how far it came loses the late one."""
+    """Ids are given at INSERT and seen at COMMIT: a reader that remembers how far it came loses the late
+    one."""
     outbox = postgres_outbox
     with Session(outbox.engine()) as slow, outbox.rows() as rows:
         outbox.writer().write(slow, "orders", "slow")

@@ -401,7 +401,9 @@ def listening(postgres: Postgres, postgres_outbox: FreshOutbox) -> Iterator[Any]
     with postgres_outbox.rows() as rows:
         wakeup = rows.wakeup()
         assert wakeup is not None
-        assert wakeup.wait(0)  # what came before it listened is not told, so the first answer is yes
+        assert wakeup.wait(
+            0
+        )  # commits from before it listened send no notification, so the first answer is yes
         yield wakeup
         wakeup.close()
 

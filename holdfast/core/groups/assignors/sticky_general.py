@@ -145,7 +145,7 @@ class _General:
             member_id: [each for each in owned[member_id] if each.topic in topics]
             for member_id, topics in self._topics.items()
         }
-        # Whoever lost a topic he held makes everything movable at once; else what is new is moved first.
+        # A member that lost a topic makes everything movable at once; else new partitions move first.
         self._revoked = any(len(valid[member_id]) < len(owned[member_id]) for member_id in valid)
         self._before = self._older_claims(members)
         self._load = _Load(valid)

@@ -21,7 +21,7 @@ from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.kafka.codes import UNREADABLE, is_end
 
 if TYPE_CHECKING:
-    from holdfast.kafka.batch_look import BatchLook
+    from holdfast.kafka.reading.batch_look import BatchLook
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ class Skipper:
     cannot be read.
 
     Used from the consumer's thread, but for `close`; it never waits for the broker, which is asked by a
-    thread of its own. Given *stands*, it passes nothing: *stands* is told of each batch once. *in_group*: the
-    consumer has its partitions from a group.
+    thread of its own. Given *stands*, it passes nothing, and calls *stands* once for each batch. *in_group*:
+    the consumer has its partitions from a group.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class Skipper:
         """Batches that were passed."""
 
     def begin(self, topic: str, partition: int, offset: int) -> None:
-        """Note that reading of a partition begins at *offset*; below 0 it is not known before the first
-        record, or the end, is told.
+        """Note that reading of a partition begins at *offset*; below 0 the first record, or the end, will
+        show it.
         """
         self._places[topic, partition] = _Standing(offset, self._clock.monotonic_s())
 
@@ -226,7 +226,7 @@ class Skipper:
             standing = self._places[place] = _Standing(offset, self._clock.monotonic_s())
         if (
             0 <= offset < standing.next
-        ):  # said before what has been passed since, or of a batch whose beginning has been read
+        ):  # an error from before the last pass, or of a batch whose beginning has been read
             standing.patience_s, standing.is_behind = 0.0, True
             return
         standing.next = max(standing.next, offset)
@@ -260,7 +260,7 @@ class Skipper:
         return _end_of(consumer, place) > standing.next
 
     def _begin_look(self, place: Place, standing: _Standing, now_s: float) -> None:
-        from holdfast.kafka.batch_look import BatchLook  # aiokafka takes a while to load
+        from holdfast.kafka.reading.batch_look import BatchLook  # aiokafka takes a while to load
 
         if standing.refused is None:
             standing.times += 1
@@ -329,7 +329,7 @@ class Skipper:
 
 
 def _end_of(consumer: Consumer, place: Place) -> int:
-    """Return the end of a partition as the last answer told it; below 0 before the first."""
+    """Return the end of a partition from the last answer; below 0 before the first."""
     try:
         _, end = consumer.get_watermark_offsets(TopicPartition(*place), cached=True) or (-1, -1)
     except KafkaException:  # it is not read (any more)

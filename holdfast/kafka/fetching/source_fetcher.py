@@ -19,10 +19,10 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.core.kafka.wire import WireReason
 from holdfast.errors import WireError
-from holdfast.kafka.batch_reader import BatchReader
-from holdfast.kafka.fetched_partition import Chunk, FetchedPartition
-from holdfast.kafka.fetcher import Fetcher
-from holdfast.kafka.records import Records
+from holdfast.kafka.fetching.batch_reader import BatchReader
+from holdfast.kafka.fetching.fetched_partition import Chunk, FetchedPartition
+from holdfast.kafka.fetching.fetcher import Fetcher
+from holdfast.kafka.fetching.records import Records
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,7 @@ class Fetched:
     """Records of one partition as one fetch brought them. *first* is the position before it: nothing between
     it and the records exists.
 
-    Those of a topic that ordinary agents read are handed on *singly*. *broker_time* tells whose clock the
-    last of them has its time from.
+    *broker_time* tells whose clock the last of them has its time from.
     *readers* counts the processors that have them in hand; after the last the records are let go.
     """
 
@@ -53,7 +52,6 @@ class Fetched:
     topic: str
     partition: int
     first: int
-    singly: bool = False
     records: Records = field(default_factory=Records)
     broker_time: bool = False
     last: int = -1
@@ -229,7 +227,7 @@ class SourceFetcher:
     ) -> tuple[int, int]:
         place = chunk.source.place
         reading = self._readings[place]
-        fetched = fetches.get(place) or Fetched(epoch, *place, reading.following, singly=chunk.source.advised)
+        fetched = fetches.get(place) or Fetched(epoch, *place, reading.following)
         before = len(fetched.records)
         size = reader.take(fetched.records, limit)
         if more := len(fetched.records) - before:
@@ -331,8 +329,8 @@ class SourceFetcher:
     # -- what brokers tell
 
     def ends(self) -> dict[Place, int]:
-        """Return the end of each partition's committed log, as far as it was told; where all of it is read,
-        the offset after the last record.
+        """Return the end of each partition's committed log, as the last fetch gave it; where all of it is
+        read, the offset after the last record.
 
         So a log that ends with markers has an end that a reader can come to.
         """

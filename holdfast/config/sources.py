@@ -12,8 +12,9 @@ from typing import Any, get_args
 
 import msgspec
 
+from holdfast.config.kafka_properties import check_name, check_value, env_names, suggest
+from holdfast.config.section import noted
 from holdfast.errors import ConfigError
-from holdfast.kafka_properties import check_name, check_value, env_names, suggest
 
 ENV_PREFIX = "HOLDFAST_"
 ENV_KAFKA_PREFIX = "HOLDFAST_KAFKA__"
@@ -52,57 +53,93 @@ def find_file(flag: str | Path | None, env: Mapping[str, str], folder: Path) -> 
 
 
 def read_layers(
-    known: Collection[str], *, flags: Mapping[str, object], env: Mapping[str, str], file: Path | None
+    known: Collection[str],
+    problems: list[str],
+    *,
+    flags: Mapping[str, object],
+    env: Mapping[str, str],
+    file: Path | None,
 ) -> Layer:
-    """Return what was given, the strongest source winning; names are settings or "kafka.<property>". Unknown names are ConfigErrors."""
-    return {**_from_file(known, file), **_from_env(known, env), **_from_flags(known, flags)}
+    """Return what was given, the strongest source winning; names are settings or "kafka.<property>".
+
+    What cannot be read, such as an unknown name, is added to *problems*.
+    """
+    spelled = {f"{ENV_PREFIX}{name.upper()}": name for name in known}
+    spelled |= {f"{ENV_KAFKA_PREFIX}{name}": f"{KAFKA}{prop}" for name, prop in env_names().items()}
+    return {
+        **_from_file(known, file, problems),
+        **_from_env(spelled, env, problems),
+        **_from_flags(known, flags, problems),
+    }
 
 
-def _from_flags(known: Collection[str], flags: Mapping[str, object]) -> Layer:
+def _from_flags(known: Collection[str], flags: Mapping[str, object], problems: list[str]) -> Layer:
     layer = {}
     for name, value in flags.items():
         if value is None:
             continue
-        if name.startswith(KAFKA):
-            name, value = _kafka(name.removeprefix(KAFKA), value, f"flag {name}")
-        elif name not in known:
-            raise ConfigError(f"flag {name}: unknown setting{suggest(name, [*known])}")
-        layer[name] = Given(value, "flag")
+        with noted(problems):
+            if name.startswith(KAFKA):
+                name, value = _kafka(name.removeprefix(KAFKA), value, f"flag {name}")
+            elif name not in known:
+                raise ConfigError(f"flag {name}: unknown setting{suggest(name, [*known])}")
+            layer[name] = Given(value, "flag")
     return layer
 
 
-def _from_file(known: Collection[str], file: Path | None) -> Layer:
+def _from_file(known: Collection[str], file: Path | None, problems: list[str]) -> Layer:
+    layer: Layer = {}
     if file is None:
-        return {}
+        return layer
+    origin = f"file {file}"
+    for table, content in _document(file).items():
+        with noted(problems):
+            place = f"{origin} [{table}]" if table in SECTIONS else origin
+            for written, value in _flat(_table(table, content, origin)):
+                with noted(problems):
+                    name, value = _named(known, table, written, value, origin)
+                    if name in layer:
+                        raise ConfigError(
+                            f"{layer[name].origin} and {place} both set {name}: keep one of them"
+                        )
+                    layer[name] = Given(value, place)
+    return layer
+
+
+def _document(file: Path) -> dict[str, object]:
     try:
-        document = tomllib.loads(file.read_text("utf-8"))
+        return tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"file {file}: cannot be read: {error.strerror}") from error
     except ValueError as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError
         raise ConfigError(f"file {file}: is not valid TOML: {error}") from error
-    origin, layer, tables = f"file {file}", dict[str, Given](), ["holdfast", *SECTIONS, "kafka"]
-    for table, content in document.items():
-        if table not in tables:
-            raise ConfigError(
-                f"{origin}: unknown table or key {table}{suggest(table, tables)}; settings live in [holdfast], or in a section of "
-                f"theirs ({', '.join(SECTIONS)}), Kafka's own in [kafka]"
-            )
-        if not isinstance(content, dict):
-            raise ConfigError(f"{origin}: {table} must be a table: write [{table}]")
-        prefix = SECTIONS.get(table, "")
-        place = f"{origin} [{table}]" if prefix else origin
-        for written, value in _flat(content):
-            name = prefix + written
-            if table == "kafka":
-                name, value = _kafka(name, value, f"{origin} [kafka]")
-            elif name not in known:
-                names = [each.removeprefix(prefix) for each in known if each.startswith(prefix)]
-                hint = suggest(written, names) or ("; it belongs in [holdfast]" if written in known else "")
-                raise ConfigError(f"{origin}: unknown setting {written} in [{table}]{hint}")
-            elif name in layer:
-                raise ConfigError(f"{layer[name].origin} and {place} both set {name}: keep one of them")
-            layer[name] = Given(value, place)
-    return layer
+
+
+def _table(table: str, content: object, origin: str) -> dict[str, object]:
+    """Return the content of a table that may stand in the file."""
+    tables = ["holdfast", *SECTIONS, "kafka"]
+    if table not in tables:
+        raise ConfigError(
+            f"{origin}: unknown table or key {table}{suggest(table, tables)}; settings live in [holdfast], "
+            f"or in a section of theirs ({', '.join(SECTIONS)}), Kafka's own in [kafka]"
+        )
+    if not isinstance(content, dict):
+        raise ConfigError(f"{origin}: {table} must be a table: write [{table}]")
+    return content
+
+
+def _named(
+    known: Collection[str], table: str, written: str, value: object, origin: str
+) -> tuple[str, object]:
+    """Return the full name of the setting that is *written* in *table*, and its value."""
+    if table == "kafka":
+        return _kafka(written, value, f"{origin} [kafka]")
+    prefix = SECTIONS.get(table, "")
+    if prefix + written in known:
+        return prefix + written, value
+    names = [each.removeprefix(prefix) for each in known if each.startswith(prefix)]
+    hint = suggest(written, names) or ("; it belongs in [holdfast]" if written in known else "")
+    raise ConfigError(f"{origin}: unknown setting {written} in [{table}]{hint}")
 
 
 def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -114,13 +151,11 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-def _from_env(known: Collection[str], env: Mapping[str, str]) -> Layer:
+def _from_env(spelled: Mapping[str, str], env: Mapping[str, str], problems: list[str]) -> Layer:
     plain = env.get("KAFKA_BOOTSTRAP_SERVERS")
     layer = (
         {f"{KAFKA}bootstrap.servers": Given(plain, "environment KAFKA_BOOTSTRAP_SERVERS")} if plain else {}
     )
-    spelled = {f"{ENV_PREFIX}{name.upper()}": name for name in known}
-    spelled |= {f"{ENV_KAFKA_PREFIX}{name}": f"{KAFKA}{prop}" for name, prop in env_names().items()}
     for variable, text in sorted(env.items()):
         if (
             not variable.startswith(ENV_PREFIX)
@@ -129,21 +164,26 @@ def _from_env(known: Collection[str], env: Mapping[str, str]) -> Layer:
             or not text
         ):
             continue  # an empty variable is how a compose file says "not set"
-        origin = f"environment {variable}"
-        name, direct = spelled.get(variable), variable
-        if name is None and variable.endswith("_FILE"):
-            direct = variable.removesuffix("_FILE")
-            name = spelled.get(direct)
-        if name is None:
-            raise ConfigError(f"{origin}: unknown setting{suggest(variable, [*spelled])}")
-        if direct != variable:
-            if env.get(direct):
-                raise ConfigError(f"{origin}: {direct} is set as well; keep one of them")
-            text = _secret(Path(text), origin)
-        if name.startswith(KAFKA):
-            name, text = _kafka(name.removeprefix(KAFKA), text, origin)
-        layer[name] = Given(text, origin)
+        with noted(problems):
+            name, value = _from_variable(spelled, env, variable)
+            layer[name] = Given(value, f"environment {variable}")
     return layer
+
+
+def _from_variable(spelled: Mapping[str, str], env: Mapping[str, str], variable: str) -> tuple[str, str]:
+    """Return which setting a variable sets, and to what: its text, or that of the file which it names."""
+    origin, text = f"environment {variable}", env[variable]
+    name, direct = spelled.get(variable), variable
+    if name is None and variable.endswith("_FILE"):
+        direct = variable.removesuffix("_FILE")
+        name = spelled.get(direct)
+    if name is None:
+        raise ConfigError(f"{origin}: unknown setting{suggest(variable, [*spelled])}")
+    if direct != variable:
+        if env.get(direct):
+            raise ConfigError(f"{origin}: {direct} is set as well; keep one of them")
+        text = _secret(Path(text), origin)
+    return _kafka(name.removeprefix(KAFKA), text, origin) if name.startswith(KAFKA) else (name, text)
 
 
 def _secret(path: Path, origin: str) -> str:

@@ -32,6 +32,11 @@ class LoopThread:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def closed(self) -> bool:
+        """Whether `stop` has ended the thread."""
+        return self._loop.is_closed()
+
     def wait(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Return what *coroutine* gives; NotReadyError when the loop itself does not answer."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -44,10 +49,10 @@ class LoopThread:
         finally:
             future.cancel()
 
-    def stop(self, last: Coroutine[Any, Any, None]) -> None:
+    def stop(self, last: Coroutine[Any, Any, None], timeout_s: float = CLOSE_S) -> None:
         """Run *last*, end scans that were not read to their end, and end the thread, whatever fails."""
         try:
-            self.wait(last, CLOSE_S)
+            self.wait(last, timeout_s)
             self.wait(self._loop.shutdown_asyncgens(), CLOSE_S)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)

@@ -38,7 +38,7 @@ from holdfast.core.kafka.record_batch import (
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.core.kafka.wire import WireReader, WireReason
 from holdfast.errors import WireError
-from holdfast.kafka.records import Records
+from holdfast.kafka.fetching.records import Records
 
 INLINE_BYTES = 1 << 20
 """What unpacks to less is unpacked at once: some 2 ms of the event loop. For more a thread is asked."""
@@ -150,7 +150,7 @@ class BatchReader:
         try:
             self._next_piece()
         except WireError as error:
-            self._corrupt = error  # told when it is read on
+            self._corrupt = error  # raised by the next read
 
     def _taken_apart(self, count: int) -> list[Any]:
         """Return the next *count* records, or those before one that is `_corrupt` from here on."""

@@ -16,7 +16,7 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError
 from holdfast.kafka.clients import make_reader
 from holdfast.kafka.codes import ends_reading, is_end
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.reading.skipper import Skipper
 
 POLL_S = 0.1
 
@@ -36,8 +36,8 @@ def raise_if_fatal(error: KafkaError) -> None:
 class LogReader:
     """Reads partitions from given offsets on, and knows how far it has read each of them.
 
-    `next` holds the next offset of each partition. `ended` holds the last end that was told of it. Control
-    records and holes may close a log, and are never delivered: so an end that is told (PARTITION_EOF) moves
+    `next` holds the next offset of each partition. `ended` holds its last reported end. Control
+    records and holes may close a log, and are never delivered: so a reported end (PARTITION_EOF) moves
     `next` as well. A log that is written to all the time has no end to tell; there an end that was asked for
     is reached by a record.
     """
@@ -52,8 +52,8 @@ class LogReader:
         clock: Clock = system_clock,
     ) -> None:
         """*skipper* gets the reader past batches that nobody can read. *limit* is how many records one call
-        takes: where reading goes on behind an error that was raised, 1, for those before it are lost. *refuse*
-        is told of each error but ends, and raises what is to end the reading.
+        takes: where reading goes on behind an error that was raised, 1, for those before it are lost. It
+        calls *refuse* with each error but ends; an error that *refuse* raises ends the reading.
         """
         self.consumer, self._skipper, self._clock = consumer, skipper, clock
         self._limit, self._refuse = limit, refuse

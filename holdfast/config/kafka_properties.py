@@ -121,7 +121,7 @@ CONTROLLED = {
 """Properties that holdfast sets itself, with the reason or the setting to use instead."""
 
 _PEM = "Faust's client reads PEM only: convert with `openssl pkcs12 -in STORE -out client.pem` and set ssl.certificate.location and ssl.key.location"
-_OPENSSL = "Faust's client (Python's ssl) cannot be told the same"
+_OPENSSL = "Faust's client (Python's ssl) has no such setting"
 _OIDC = "only sasl.oauthbearer.method=oidc with client credentials works in every client"
 _C_API = "it belongs to librdkafka's C interface"
 _OLD = "it is deprecated in librdkafka and without effect on brokers since 0.10"

@@ -10,7 +10,7 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient
 
 from holdfast.config import Settings
-from holdfast.kafka.oidc import OidcTokens
+from holdfast.kafka.requests.oidc import OidcTokens
 
 
 def connector(settings: Settings, *, timeout_s: float) -> Callable[[], AIOKafkaClient]:

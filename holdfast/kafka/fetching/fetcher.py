@@ -36,8 +36,8 @@ from holdfast.core.kafka.fetch_requests import (
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, HoldfastError, OutOfRangeError, TopicError, WireError
 from holdfast.kafka.codes import NO_LEADER, OUT_OF_LOG
-from holdfast.kafka.fetched_partition import Chunk, FetchedPartition, HeldResponse
-from holdfast.kafka.raw_request import RawRequest
+from holdfast.kafka.fetching.fetched_partition import Chunk, FetchedPartition, HeldResponse
+from holdfast.kafka.requests.raw_request import RawRequest
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ class Fetcher:
             await _closed(client)
 
     def _down(self, why: str) -> None:
-        if not self.broker_down:  # a broker that is away would be told of many times a second
+        if not self.broker_down:  # an absent broker would be logged many times a second
             logger.warning("sources: no broker answers: %(why)s", {"why": why})
         self.broker_down = True
 

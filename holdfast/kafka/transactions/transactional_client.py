@@ -30,8 +30,8 @@ from holdfast.core.kafka.transaction_requests import Appended, Identity
 from holdfast.errors import BrokerError, FencedError
 from holdfast.kafka.codes import ABORTABLE, COORDINATOR_MOVES, fences, name_of, refuses_record, retriable
 from holdfast.kafka.loop_turn import LoopTurn
-from holdfast.kafka.raw_request import RawRequest
-from holdfast.kafka.transactional_producer import AbortableError, UndeliverableError, Written
+from holdfast.kafka.requests.raw_request import RawRequest
+from holdfast.kafka.transactions.transactional_producer import AbortableError, UndeliverableError, Written
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from holdfast.errors import BrokerError, DecodeError
 from holdfast.kafka.clients import CRITICAL, make_admin, make_reader, reader_options
 from holdfast.kafka.codes import MISSING_TOPIC, NO_LEADER
 from holdfast.kafka.leader_requests import list_offsets
-from holdfast.kafka.log_reader import LogReader
+from holdfast.kafka.reading.log_reader import LogReader
 
 logger = logging.getLogger(__name__)
 

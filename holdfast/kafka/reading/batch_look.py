@@ -27,7 +27,7 @@ from holdfast.core.kafka.wire import WireReason
 from holdfast.errors import HoldfastError, WireError
 from holdfast.kafka.clients import make_reader
 from holdfast.kafka.codes import UNREADABLE, is_end
-from holdfast.kafka.raw_log import RawLog
+from holdfast.kafka.requests.raw_log import RawLog
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,8 @@ class BatchLook(threading.Thread):
     """One look at a partition from *at* on, in a thread of its own. Once `over`, `found` holds the batches
     that a consumer cannot read.
 
-    *refused* is what the consumer said of the first, None if it was silent. With *insists* what it says counts even if we can read the batch.
+    *refused* is the consumer's error for the first, None if it raised none. With *insists* its error counts
+    even if we can read the batch.
     """
 
     def __init__(

@@ -24,8 +24,8 @@ from holdfast.config import Settings
 from holdfast.core.kafka.record_batch import HEADER_BYTES, BatchHeader, RecordBatch, decode_header, read_batch
 from holdfast.errors import BrokerError, TopicError, WireError
 from holdfast.kafka.codes import NO_LEADER, OUT_OF_LOG
-from holdfast.kafka.connections import connector
-from holdfast.kafka.markers import WriteTransactionMarker, code_of
+from holdfast.kafka.requests.connections import connector
+from holdfast.kafka.requests.markers import WriteTransactionMarker, code_of
 
 T = TypeVar("T")
 

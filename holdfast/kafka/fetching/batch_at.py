@@ -13,9 +13,9 @@ from holdfast.core.kafka.record_batch import BatchHeader, Record, claimed_header
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.core.kafka.wire import WireReason
 from holdfast.errors import TopicError, WireError
-from holdfast.kafka.batch_reader import BatchReader
-from holdfast.kafka.raw_log import FETCH_BYTES, LIMIT_BATCH_BYTES, RawFetch, RawLog
-from holdfast.kafka.records import Records
+from holdfast.kafka.fetching.batch_reader import BatchReader
+from holdfast.kafka.fetching.records import Records
+from holdfast.kafka.requests.raw_log import FETCH_BYTES, LIMIT_BATCH_BYTES, RawFetch, RawLog
 
 ATTEMPTS = 3
 """So often is a batch fetched that is corrupt: what is on the way may be, and what lies there not."""
@@ -139,7 +139,7 @@ class Reading:
             header = decode_header(data)
             first, self._last = header.base_offset, header.last_offset
         except WireError:
-            first = self._last = offset  # where a worker stands that was told of it
+            first = self._last = offset  # where a worker that met it stands
         self.reader = BatchReader(data, aborted, first, limit_bytes=limit_bytes)
         self.count = 0
         self.error: WireError | None = None

@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition
 from holdfast.config import Settings
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.kafka.clients import reader_options
-from holdfast.kafka.log_reader import LogReader
+from holdfast.kafka.reading.log_reader import LogReader
 
 FOLLOW_BYTES = 4_096
 """Records worth an answer at once."""

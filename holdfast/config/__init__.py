@@ -1,0 +1,43 @@
+"""Every setting of holdfast in one typed, frozen object, and where each value came from.
+
+A flag wins over the environment, the environment over the file, the file over the default:
+
+    holdfast --set web_port=7000 ...                 # flag
+    HOLDFAST_WEB_PORT=7000                           # environment; HOLDFAST_WEB_TOKEN_FILE=/run/token reads the value from a file
+    HOLDFAST_KAFKA__SASL_PASSWORD_FILE=/run/password # a Kafka property: upper case, dots to underscores
+    [holdfast]                                       # holdfast.toml
+    web_port = 7000
+    [web]                                            # a section: token is web_token; so with outbox, stores, spark
+    token = "..."
+    [kafka]
+    "security.protocol" = "SASL_SSL"                 # Kafka's own names, word for word
+
+A module holds one subject's settings with their checks: application, outbox, web, timeouts, fetching, stores, spark.
+`Settings` has them all under their full names. Code that needs one subject takes its class, such as `WebSettings`.
+"""
+
+from __future__ import annotations
+
+from holdfast.config.security import Oidc, Sasl
+from holdfast.config.settings import (
+    ClientConfig,
+    SettingRow,
+    Settings,
+    load_settings,
+    settings_from_environment,
+)
+from holdfast.config.sources import find_file
+from holdfast.config.web import WebSettings, hosts_and_networks
+
+__all__ = [
+    "ClientConfig",
+    "Oidc",
+    "Sasl",
+    "SettingRow",
+    "Settings",
+    "WebSettings",
+    "find_file",
+    "hosts_and_networks",
+    "load_settings",
+    "settings_from_environment",
+]

@@ -1,0 +1,123 @@
+"""Settings of a worker's web port."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from holdfast.config.section import Section, names_in, setting
+
+_HOST = re.compile(r"(?=.*[A-Za-z_])[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebSettings(Section):
+    """Section `[web]`: address, token and TLS of the port of queries, health and metrics."""
+
+    web_bind: str = setting("127.0.0.1", "address the web port listens on")
+    web_port: int = setting(6066, "port of queries, health and metrics", low=1, high=65_535)
+    web_url: str | None = setting(
+        None, "URL at which other workers reach this one; default from bind address and port"
+    )
+    web_token: str | None = setting(None, "shared secret that every query must carry", secret=True)
+    web_token_networks: str = setting(
+        "127.0.0.0/8,::1/128,localhost",
+        "hosts and networks that get the token over plain http too; all others get it only over verified https",
+    )
+    web_connections: int = setting(1_000, "most connections of the web port", low=1, high=60_000)
+    web_connections_per_peer: int = setting(
+        500, "most connections of the web port from one address, loopback too", low=1, high=60_000
+    )
+    web_tls_cert: Path | None = setting(None, "PEM certificate of the web port")
+    web_tls_key: Path | None = setting(None, "PEM key of the web port")
+    web_tls_ca: Path | None = setting(None, "PEM authorities of client certificates; turns mutual TLS on")
+
+    @property
+    def advertised_url(self) -> str:
+        """Return the URL other workers use for this one: `web_url`, else made from bind address and port."""
+        if self.web_url is not None:
+            return self.web_url
+        host = socket.gethostname() if _is_wildcard(self.web_bind) else self.web_bind
+        host = f"[{host}]" if ":" in host else host
+        return f"{'https' if self.web_tls_cert else 'http'}://{host}:{self.web_port}"
+
+    def problems(self) -> Iterator[str]:
+        yield from self._tls_problems()
+        yield from self._token_problems()
+        if self.web_url is not None and not _is_origin(self.web_url):
+            yield (
+                f"{self.place('web_url')} is {self.web_url!r}; write http://host:port or https://host:port"
+            )
+
+    def _tls_problems(self) -> Iterator[str]:
+        if (self.web_tls_cert is None) != (self.web_tls_key is None):
+            yield "web_tls_cert and web_tls_key belong together: set both or none"
+        if self.web_tls_ca is not None and self.web_tls_cert is None:
+            yield (
+                "web_tls_ca asks clients for certificates, which needs TLS: "
+                "set web_tls_cert and web_tls_key too"
+            )
+
+    def _token_problems(self) -> Iterator[str]:
+        token = self.web_token
+        if token is not None and (
+            not token or not token.isascii() or not token.isprintable() or " " in token
+        ):
+            yield f"{self.place('web_token')} must be visible ASCII without spaces: it travels in a header"
+        if not _is_loopback(self.web_bind) and token is None and self.web_tls_ca is None:
+            yield (
+                f"{self.place('web_bind')} is {self.web_bind}, which others can reach: "
+                "set web_token (best by HOLDFAST_WEB_TOKEN_FILE) "
+                "or mutual TLS (web_tls_cert, web_tls_key, web_tls_ca), or bind to 127.0.0.1"
+            )
+        try:
+            hosts_and_networks(self.web_token_networks)
+        except ValueError as error:
+            yield (
+                f"{self.place('web_token_networks')}: {error}; write hosts and networks separated by commas, "
+                "like tables.internal,10.0.0.0/8"
+            )
+
+
+def hosts_and_networks(
+    text: str,
+) -> tuple[frozenset[str], tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]]:
+    """Read a list of host names and networks; raises ValueError for what is neither.
+
+    >>> hosts_and_networks("Localhost, 10.0.0.0/8, ::1")
+    (frozenset({'localhost'}), (IPv4Network('10.0.0.0/8'), IPv6Network('::1/128')))
+    """
+    hosts, networks = set(), []
+    for name in names_in(text):
+        if _HOST.fullmatch(name):
+            hosts.add(name.lower())
+        else:
+            networks.append(ipaddress.ip_network(name))
+    return frozenset(hosts), tuple(networks)
+
+
+def _is_origin(url: str) -> bool:
+    parts = urlsplit(url)
+    rest = parts.path or parts.query or parts.fragment
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not rest
+
+
+def _is_wildcard(host: str) -> bool:
+    return host in ("", "0.0.0.0", "::")
+
+
+def _is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach *host*; a name other than localhost could be anything.
+
+    >>> [_is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost", "0.0.0.0", "::", "example.org")]
+    [True, True, True, True, False, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

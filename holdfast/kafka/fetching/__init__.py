@@ -1,0 +1,1 @@
+"""Fetches of our own: partitions at exact positions, ahead and within a bound, as columns."""

@@ -1,0 +1,1 @@
+"""Transactional producers, which end transactions and refuse older owners."""

@@ -1,0 +1,143 @@
+"""The layout of Debezium's outbox event router."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Identity,
+    LargeBinary,
+    String,
+    Table,
+    type_coerce,
+)
+
+from holdfast.errors import OutboxRecordError
+from holdfast.outbox.schema.columns import JsonText, big_id, uuid_text
+from holdfast.outbox.schema.layouts.layout import Layout
+from holdfast.outbox.schema.layouts.outbox_row import (
+    Header,
+    OutboxRow,
+    PreparedRecord,
+)
+from holdfast.outbox.schema.layouts.values import as_bytes, column_text, refuse_given
+
+
+@dataclass(frozen=True)
+class DebeziumLayout(Layout):
+    """The table of Debezium's outbox event router, and one number more, *holdfast_id*, that orders its rows.
+
+    Published as the router publishes with its defaults: topic *topic_prefix* + aggregatetype, key
+    aggregateid, value payload (JSON as the database prints it, text and bytes as they are), header `id`; with
+    *type_header*, the column type goes into that header, as `table.fields.additional.placement` would place
+    it.
+    """
+
+    topic_prefix: str = "outbox.event."
+    type_header: str | None = None
+    name = "debezium"
+    order = "holdfast_id"
+    topic = "aggregatetype"
+    key = "aggregateid"
+    limit_text: ClassVar[int] = 255
+    written: ClassVar[Mapping[str, str]] = {
+        "id": "uuid",
+        "aggregatetype": "text",
+        "aggregateid": "text",
+        "type": "text",
+        "payload": "jsonb",
+    }
+    kinds: ClassVar[Mapping[str, str]] = {
+        "holdfast_id": "id",
+        "id": "uuid",
+        "aggregatetype": "text",
+        "aggregateid": "text",
+        "type": "text",
+        "payload": "payload",
+    }
+
+    def columns(self, dialect: str) -> list[Column[Any]]:
+        by_number = (
+            dialect != "postgresql"
+        )  # elsewhere a table numbers its rows by its primary key, or not at all
+        return [
+            Column(
+                "holdfast_id",
+                big_id,
+                Identity(always=False),
+                nullable=False,
+                primary_key=by_number,
+                unique=None if by_number else True,
+            ),
+            Column(
+                "id", uuid_text, nullable=False, primary_key=not by_number, unique=True if by_number else None
+            ),
+            Column("aggregatetype", String(self.limit_text), nullable=False),
+            Column("aggregateid", String(self.limit_text), nullable=False),
+            Column("type", String(self.limit_text), nullable=False),
+            Column("payload", JsonText()),
+        ]
+
+    def selection(self, table: Table) -> list[ColumnElement[Any]]:
+        names = ("holdfast_id", "id", "aggregatetype", "aggregateid", "type")
+        # As its driver gives it, which `Database` tells not to parse JSON: a cast to text would make digits
+        # of a column of bytes.
+        return [*(table.c[name] for name in names), type_coerce(table.c.payload, LargeBinary())]
+
+    def decode(self, raw: Sequence[Any]) -> OutboxRow:
+        order, id_, aggregate, key, type_, payload, attempts = raw
+        headers: list[Header] = [("id", str(id_).encode())]
+        if self.type_header is not None:
+            headers.append((self.type_header, as_bytes(type_)))
+        value = as_bytes(payload)
+        return OutboxRow(
+            order,
+            f"{self.topic_prefix}{aggregate}",
+            as_bytes(key),
+            value,
+            headers,
+            None,
+            None,
+            0,
+            attempts,
+            None,
+        )
+
+    def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
+        refuse_given(
+            self.name,
+            record,
+            partition=record.partition,
+            timestamp_ms=record.timestamp_ms,
+            headers=record.headers or None,
+        )
+        aggregate = record.topic.removeprefix(self.topic_prefix)
+        if aggregate == record.topic or not aggregate:
+            raise OutboxRecordError(
+                f"topic {record.topic}: the event router publishes to {self.topic_prefix}<aggregatetype> only; name such a topic"
+            )
+        if record.key is None:
+            raise OutboxRecordError(
+                f"a record for {record.topic} has no key; the layout debezium needs an aggregateid for every row"
+            )
+        key = column_text(record.key, "key", self.name, self.limit_text)
+        payload = None
+        if record.value is not None:
+            payload = column_text(record.value, "value", self.name)
+            try:
+                json.loads(payload)
+            except ValueError as error:
+                raise OutboxRecordError(
+                    f"the value for {record.topic} is not JSON, as the column payload must be: {error}"
+                ) from error
+        try:
+            id_ = str(uuid.uuid4() if record.event_id is None else uuid.UUID(record.event_id))
+        except ValueError as error:
+            raise OutboxRecordError(f"event_id {record.event_id!r} is not a UUID: {error}") from error
+        return (id_, aggregate, key, record.event_type or aggregate, payload)

@@ -1,0 +1,123 @@
+"""The layout of goharvest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    String,
+    Table,
+)
+
+from holdfast.errors import OutboxRecordError
+from holdfast.outbox.schema.columns import big_id, epoch_ms, instant, texts, uuid_text
+from holdfast.outbox.schema.layouts.layout import Layout
+from holdfast.outbox.schema.layouts.outbox_row import (
+    LIMIT_TOPIC,
+    Header,
+    OutboxRow,
+    PreparedRecord,
+)
+from holdfast.outbox.schema.layouts.values import array_text, as_bytes, column_text, read_texts, refuse_given
+
+
+class GoharvestLayout(Layout):
+    """goharvest's table, column for column: text only, a key for every row, no partition and no timestamp."""
+
+    name = "goharvest"
+    topic = "kafka_topic"
+    key = "kafka_key"
+    stamped = "create_time"
+    limit_key: ClassVar[int] = 100
+    limit_value: ClassVar[int] = 10_000
+    written: ClassVar[Mapping[str, str]] = {
+        "kafka_topic": "text",
+        "kafka_key": "text",
+        "kafka_value": "text",
+        "kafka_header_keys": "text[]",
+        "kafka_header_values": "text[]",
+    }
+    kinds: ClassVar[Mapping[str, str]] = {
+        "id": "id",
+        "create_time": "time",
+        "kafka_topic": "text",
+        "kafka_key": "text",
+        "kafka_value": "text",
+        "kafka_header_keys": "texts",
+        "kafka_header_values": "texts",
+        "leader_id": "mark",
+    }
+
+    def columns(self, dialect: str) -> list[Column[Any]]:
+        return [
+            Column("id", big_id, primary_key=True, autoincrement=True),
+            Column("create_time", instant, nullable=False),
+            Column("kafka_topic", String(LIMIT_TOPIC), nullable=False),
+            Column("kafka_key", String(self.limit_key), nullable=False),
+            Column("kafka_value", String(self.limit_value)),
+            Column("kafka_header_keys", texts, nullable=False),
+            Column("kafka_header_values", texts, nullable=False),
+            Column("leader_id", uuid_text),
+        ]
+
+    def selection(self, table: Table) -> list[ColumnElement[Any]]:
+        names = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
+        return [*(table.c[name] for name in names), epoch_ms(table.c.create_time), table.c.leader_id]
+
+    def decode(self, raw: Sequence[Any]) -> OutboxRow:
+        id_, topic, key, value, names, values, created_ms, leader_id, attempts = raw
+        flaw = None
+        headers: list[Header] = []
+        try:
+            names, values = read_texts(names), read_texts(values)
+        except ValueError as error:
+            flaw = f"header columns hold no JSON array of texts: {error}"
+        else:
+            if None in names:
+                flaw = "a header has no key"
+            elif len(names) == len(values):
+                headers = [
+                    (str(name), None if each is None else each.encode())
+                    for name, each in zip(names, values, strict=True)
+                ]
+            else:
+                flaw = f"unequal number of header keys ({len(names)}) and values ({len(values)})"
+        mark = None if leader_id is None else str(leader_id)
+        return OutboxRow(
+            id_,
+            topic,
+            as_bytes(key),
+            as_bytes(value),
+            headers,
+            None,
+            None,
+            0,
+            attempts,
+            created_ms,
+            flaw,
+            mark,
+        )
+
+    def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
+        refuse_given(self.name, record, partition=record.partition, timestamp_ms=record.timestamp_ms)
+        refuse_given(self.name, record, event_id=record.event_id, event_type=record.event_type)
+        if record.key is None:
+            raise OutboxRecordError(
+                f"a record for {record.topic} has no key; the layout goharvest needs one for every row"
+            )
+        key = column_text(record.key, "key", self.name, self.limit_key)
+        value = (
+            None if record.value is None else column_text(record.value, "value", self.name, self.limit_value)
+        )
+        names = [column_text(name.encode(), "a header's name", self.name) for name, _ in record.headers]
+        values = []
+        for name, each in record.headers:
+            if each is None:
+                raise OutboxRecordError(
+                    f"header {name}: the layout goharvest has no null header values; leave the header out or make it empty"
+                )
+            values.append(column_text(each, f"header {name}", self.name))
+        return (record.topic, key, value, array_text(names), array_text(values))

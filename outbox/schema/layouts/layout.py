@@ -1,0 +1,53 @@
+"""What every layout says of its table."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Table,
+)
+
+from holdfast.outbox.schema.layouts.outbox_row import OutboxRow, PreparedRecord
+
+
+class Layout(ABC):
+    """One way to lay records out in columns."""
+
+    name: ClassVar[str]
+    order: ClassVar[str] = "id"
+    """The column whose numbers order the rows."""
+    topic: ClassVar[str]
+    key: ClassVar[str]
+    sharded: ClassVar[bool] = False
+    """Whether rows carry a bucket, so that several leaders may share the table."""
+    written: ClassVar[Mapping[str, str]]
+    """Of each column that a written record fills, its type as Postgres names it; arrays are handed over as
+    JSON.
+    """
+    kinds: ClassVar[Mapping[str, str]]
+    """Of each column, which kind of types it may have (holdfast.outbox.schema.kinds)."""
+    stamped: ClassVar[str | None] = None
+    """The column that takes the time of writing, where the database does not fill it by itself."""
+
+    @abstractmethod
+    def columns(self, dialect: str) -> list[Column[Any]]:
+        """Return new columns, for one table of that dialect."""
+
+    @abstractmethod
+    def selection(self, table: Table) -> list[ColumnElement[Any]]:
+        """Return what `decode` takes, in its order, before the attempts."""
+
+    @abstractmethod
+    def decode(self, raw: Sequence[Any]) -> OutboxRow:
+        """Return the row of one selection, its last element the attempts."""
+
+    @abstractmethod
+    def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
+        """Return the values of `written`, in its order; OutboxRecordError where the layout has no place
+        for something.
+        """
