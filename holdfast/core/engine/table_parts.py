@@ -54,7 +54,7 @@ def table_parts(
         named.append(TablePart(name, table_prefix(name), codec, rows))
     codec = RowCodec(processor.row)
     tables = {part.name: part.rows for part in named}
-    own = _kind(codec)(store, codec, each_rows, ticks, tables=tables)
+    own = _kind(codec)(store, codec, each_rows, ticks, tables=tables, passing=processor.passing)
     return (TablePart("", ROW, codec, own), *named)
 
 

@@ -150,6 +150,10 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
             in_place=in_place,
         )
 
+    @property
+    def passing(self) -> bool:
+        return True
+
 
 def _row_type(left: Any, right: Any) -> Any:
     return LeftHeld[left] | RightHeld[right] | JoinStreamRow | DueRow
