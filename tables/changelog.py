@@ -112,7 +112,7 @@ class ChangelogWriter:
         rows.append((*changes.closing(), _NO_HEADERS))
         records = {self._place: rows}
         turn, emits = LoopTurn(), [*changes.emits, *extra] if extra else changes.emits
-        topics: dict[str, _Sent] = {}
+        topics: dict[str, _ByPartition] = {}
         for first in range(0, len(emits), TURN_EMITS):
             for emit in emits[first : first + TURN_EMITS]:
                 topic, key, partition, headers = emit.topic, emit.key, emit.partition, emit.headers
@@ -132,11 +132,11 @@ class ChangelogWriter:
                 records.setdefault((topic, partition), []).extend(there)
         return (await self._producer.append(records))[self._place]
 
-    async def _sent_to(self, topic: str, partition: int, before: _Sent | None) -> _Sent:
+    async def _sent_to(self, topic: str, partition: int, before: _ByPartition | None) -> _ByPartition:
         """Return where to put what goes to *topic*, which has *partition*; *before* is of fewer partitions."""
         partitions = await self._producer.partitions(topic, more_than=partition)
         records = defaultdict[int, list[Written]](list) if before is None else before.records
-        return _Sent(partitions, _key_partitions(partitions), records)
+        return _ByPartition(partitions, _key_partitions(partitions), records)
 
     async def disown(self, timeout_s: float) -> None:
         """Replace the position marker by a tombstone: what is on this changelog is not a state.
@@ -179,7 +179,7 @@ class _KeyPartitions(dict[bytes, int]):
 _key_partitions = lru_cache(8)(_KeyPartitions)
 
 
-class _Sent(NamedTuple):
+class _ByPartition(NamedTuple):
     """What a transaction sends to one topic, by partition, and where its keys belong."""
 
     partitions: int

@@ -181,12 +181,13 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
                 self._tick_fast(batch.choice.tick_ms)
             return
         rows, emit, now_ms = self.rows, self._emits.extend, self.stream_ms
-        decoded = [
+        decoded: list[Iterator[Any]] = [
             iter(()) if portion is None else map(each.decode, *_columns(each, portion))
             for each, portion in zip(self._folds, batch.portions, strict=True)
         ]
-        called, events = map(self._calls.__getitem__, batch.order), map(decoded.__getitem__, batch.order)
-        for fold, event, at_ms in zip(called, map(next, events), batch.reached_ms, strict=True):
+        called = map(self._calls.__getitem__, batch.order)
+        events: Iterator[Any] = map(next, map(decoded.__getitem__, batch.order))
+        for fold, event, at_ms in zip(called, events, batch.reached_ms, strict=True):
             if at_ms > now_ms:
                 now_ms = at_ms
                 if rows.next_wake_ms <= now_ms:

@@ -346,7 +346,7 @@ SCANS, MOST_HELD = 64, 16_384
 """After how many look-ups by scans the names of all records that wait are read, and of how many they are remembered."""
 
 
-class _Held:
+class _HeldNames:
     """The names of the records that wait, by their beginnings up to the time; None while they are not known, or too many."""
 
     __slots__ = ("count", "looks", "names")
@@ -388,11 +388,11 @@ class _Held:
             del there[bisect_left(there, name)]
 
 
-def _held(rows: Rows[Any]) -> _Held:
+def _held(rows: Rows[Any]) -> _HeldNames:
     """Return what is remembered beside the rows: it is forgotten whenever changes are taken back."""
-    held: _Held | None = rows.derived.get(_HELD)
+    held: _HeldNames | None = rows.derived.get(_HELD)
     if held is None:
-        held = rows.derived[_HELD] = _Held()
+        held = rows.derived[_HELD] = _HeldNames()
     return held
 
 
