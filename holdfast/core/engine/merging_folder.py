@@ -193,18 +193,19 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             if batch.choice.tick_ms is not None:
                 self._tick_fast(batch.choice.tick_ms)
             return
-        rows, folds, emit, now_ms = self.rows, self._calls, self._emits.extend, self.stream_ms
-        events = [
-            (() if portion is None else map(each.decode, *each.columns(portion.batch))).__iter__().__next__
+        rows, emit, now_ms = self.rows, self._emits.extend, self.stream_ms
+        decoded: list[Iterator[Any]] = [
+            iter(()) if portion is None else map(each.decode, *each.columns(portion.batch))
             for each, portion in zip(self._folds, batch.portions, strict=True)
         ]
-        for source, at_ms in zip(batch.order, batch.reached_ms, strict=True):
-            event = events[source]()
+        called = map(self._calls.__getitem__, batch.order)
+        events: Iterator[Any] = map(next, map(decoded.__getitem__, batch.order))
+        for fold, event, at_ms in zip(called, events, batch.reached_ms, strict=True):
             if at_ms > now_ms:
                 now_ms = at_ms
                 if rows.next_wake_ms <= now_ms:
                     self._wake_fast(rows, now_ms)
-            emits = folds[source](rows, event, now_ms)
+            emits = fold(rows, event, now_ms)
             if emits is not None:
                 emit(emits)
         self.stream_ms = now_ms

@@ -290,6 +290,11 @@ class Processor(Generic[E, R]):
         """Return whether this is a step that keeps no rows: all that its changelog holds is its position."""
         return False
 
+    @property
+    def passing(self) -> bool:
+        """Return whether rows that come and go within one transaction are left out of what is stored."""
+        return False
+
     def send_all(self, columns: Sequence[Sequence[Any]]) -> list[Emit]:
         """Return what a stateless step sends for records in columns, as its decoder and fold would one by one."""
         raise NotImplementedError("only steps send without rows")

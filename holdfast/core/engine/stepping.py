@@ -503,7 +503,9 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             changed = list(part.rows.changed()[0].items())
             settled = checked or isinstance(part.rows, CanonicalRows)
             for start in range(0, len(changed), STEP_RECORDS):
-                puts.extend(self._stored(part, changed[start : start + STEP_RECORDS], settled=settled))
+                lasting = part.rows.lasting(changed[start : start + STEP_RECORDS])
+                if lasting:
+                    puts.extend(self._stored(part, lasting, settled=settled))
                 yield
         _, wakes = self.rows.changed()
         puts.extend(

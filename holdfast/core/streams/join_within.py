@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop
 from typing import Any, Generic, TypeVar
@@ -37,6 +38,8 @@ J = TypeVar("J")
 _IDLE = f"{RESERVED}idle/"
 _PLACE = 2 * DIGITS + 2
 """Characters of `@time/offset` at the end of a row's key."""
+_TIME = 1 - _PLACE
+"""Where in a row's key the time begins."""
 
 
 class LeftHeld(msgspec.Struct, Generic[L], frozen=True, array_like=True, tag="l"):
@@ -150,6 +153,10 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
             in_place=in_place,
         )
 
+    @property
+    def passing(self) -> bool:
+        return True
+
 
 def _row_type(left: Any, right: Any) -> Any:
     return LeftHeld[left] | RightHeld[right] | JoinStreamRow | DueRow
@@ -258,6 +265,7 @@ class _Near:
         """Keep a record for those that may still come; return when something is due with it."""
         name = f"{side}{key}@{time_ms:016d}/{offset:016d}"
         rows[name] = held
+        _held(rows).add(name)
         if held.met or not self._tells_alone(side):
             due_ms = self._gone_ms(time_ms)
             add_due(rows, (due_ms, DROP, name))
@@ -280,6 +288,7 @@ class _Near:
                 next_ms = min(next_ms, gone_ms)
                 continue
             del rows[name]
+            _held(rows).discard(name)
         for time_ms, _, key, held in sorted(alone, key=_first_two):
             self._tell_alone(rows, emits, key, time_ms, held)
         return next_ms
@@ -332,8 +341,82 @@ def _first_two(alone: tuple[int, str, str, Any]) -> tuple[int, str]:
     return alone[:2]
 
 
-def _between(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Iterator[tuple[str, Any]]:
-    """Yield the rows whose keys are *prefix*, a time in [first_ms, last_ms] and an offset, in that order.
+_HELD = "held"
+SCANS, MOST_HELD = 64, 16_384
+"""After how many look-ups by scans the names of all records that wait are read, and of how many they are remembered."""
+
+
+class _HeldNames:
+    """The names of the records that wait, by their beginnings up to the time; None while they are not known, or too many."""
+
+    __slots__ = ("count", "looks", "names")
+
+    def __init__(self) -> None:
+        self.count = self.looks = 0
+        self.names: dict[str, list[str]] | None = None
+
+    def read(self, rows: Rows[Any]) -> None:
+        names: dict[str, list[str]] = {}
+        self.count = 0
+        for side in (_LEFT, _RIGHT):
+            for name, _ in rows.scan(side):
+                names.setdefault(name[:_TIME], []).append(name)
+                self.count += 1
+                if self.count > MOST_HELD:
+                    return
+        self.names = names
+
+    def add(self, name: str) -> None:
+        if self.names is None:
+            return
+        self.count += 1
+        if self.count > MOST_HELD:
+            self.names = None
+        elif (there := self.names.get(name[:_TIME])) is None:
+            self.names[name[:_TIME]] = [name]
+        else:
+            insort(there, name)
+
+    def discard(self, name: str) -> None:
+        if self.names is None:
+            return
+        there = self.names[name[:_TIME]]
+        self.count -= 1
+        if len(there) == 1:
+            del self.names[name[:_TIME]]
+        else:
+            del there[bisect_left(there, name)]
+
+
+def _held(rows: Rows[Any]) -> _HeldNames:
+    """Return what is remembered beside the rows: it is forgotten whenever changes are taken back."""
+    held: _HeldNames | None = rows.derived.get(_HELD)
+    if held is None:
+        held = rows.derived[_HELD] = _HeldNames()
+    return held
+
+
+def _between(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Iterable[tuple[str, Any]]:
+    """Return the rows whose keys are *prefix*, a time in [first_ms, last_ms] and an offset, in that order."""
+    held = _held(rows)
+    if held.names is None:
+        held.looks += 1
+        if held.looks != SCANS:
+            return _scanned(rows, prefix, first_ms, last_ms)
+        held.read(rows)
+        if held.names is None:
+            return _scanned(rows, prefix, first_ms, last_ms)
+    there = held.names.get(prefix)
+    if there is None:
+        return ()
+    first = bisect_left(there, f"{prefix}{first_ms:016d}")
+    return [
+        (name, rows[name]) for name in there[first : bisect_left(there, f"{prefix}{last_ms + 1:016d}", first)]
+    ]
+
+
+def _scanned(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Iterator[tuple[str, Any]]:
+    """Yield what `_between` returns.
 
     At most two scans cover the span, each of less than ten times as long. Keys of another length that begin alike are passed over.
     """

@@ -133,6 +133,10 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
             in_place=in_place,
         )
 
+    @property
+    def passing(self) -> bool:
+        return True
+
 
 def _read_from(
     source: str,
