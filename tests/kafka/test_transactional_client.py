@@ -351,7 +351,7 @@ class TickingClock(SystemClock):
     def __init__(self) -> None:
         self._seconds = count(step=2)
 
-    def monotonic_s(self) -> float:  # type: ignore[override]
+    def monotonic_s(self) -> float:
         return float(next(self._seconds))
 
 
