@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from operator import itemgetter
@@ -38,6 +39,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in set(parts_of(item)):
             item.add_marker(name)
     items.sort(key=lambda item: "core" in item.path.parts)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Collect no garbage while thousands of tests are made: all of them stay."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is there now out of each later search for garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
