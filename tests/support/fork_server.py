@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, ClassVar, Protocol
+from typing import IO, Any, ClassVar, Protocol
 
 from holdfast.dev import parent_death
 from tests.support.places import ROOT
@@ -79,7 +79,7 @@ class Process(Protocol):
     """What tests use of `subprocess.Popen`."""
 
     pid: int
-    returncode: int | None
+    returncode: int | Any  # None while it runs, as typeshed has it for Popen
 
     def poll(self) -> int | None: ...
     def wait(self, timeout: float | None = None) -> int: ...
@@ -196,7 +196,7 @@ class ForkedProcess:
         self.args, self.pid, self.returncode = args, pid, None
         self._status, self._lock = status, threading.Lock()
 
-    returncode: int | None
+    returncode: int | Any  # None while it runs, as typeshed has it for Popen
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while it runs."""
