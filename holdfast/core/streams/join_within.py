@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from holdfast.core.engine.asides import emit_result, put_aside
+from holdfast.core.engine.durations import duration_ms
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.partitioners import by_key
 from holdfast.core.engine.processor import Processor
@@ -17,7 +18,6 @@ from holdfast.core.engine.rows import NEVER, Rows
 from holdfast.core.engine.sources import Asked, FoldWith, Source
 from holdfast.core.engine.streams import Stream
 from holdfast.core.streams.due import CLOSE, DROP, add_due, take_due
-from holdfast.core.streams.durations import duration_ms
 from holdfast.core.streams.joining import (
     How,
     Route,

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from holdfast.core.engine.declaring import why_uncallable
+from holdfast.core.engine.durations import duration_ms
 from holdfast.core.engine.partitioners import by_key
 from holdfast.core.engine.processor import Input, Processor
 from holdfast.core.engine.serdes import Bytes
 from holdfast.core.engine.sources import FoldColumns, Source
-from holdfast.core.streams.durations import duration_ms
 from holdfast.core.streams.emitting import Final, Updates, check_topics, encode_json
 from holdfast.core.streams.reading import reading
 from holdfast.core.streams.window_fold import Arrived, WindowFold
