@@ -64,7 +64,9 @@ def test_a_file_that_cannot_be_made_is_told_with_its_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(PipelineError, match=r"cannot be kept in a file in .*set TMPDIR to a folder with more"):
+    with pytest.raises(
+        PipelineError, match=r"cannot be kept in a file in .*set TMPDIR to a folder with more"
+    ):
         SpillingStore(0).apply([(b"a", b"x")])
 
 

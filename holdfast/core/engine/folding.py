@@ -112,7 +112,7 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         for at, (offset, at_ms) in enumerate(zip(batch.offsets, batch.times_ms, strict=True)):
             inputs = [column[at] for column in batch.columns]
             yield from self._careful_record(rows, ("", offset), at_ms, partial(decode, *inputs), fold)
-            yield
+            yield None
 
     def unchanged(self) -> Changes:
         return Changes(marker=self._marker(self.applied), records=0)

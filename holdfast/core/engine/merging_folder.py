@@ -237,7 +237,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             self._obey(batch.choice, decided=batch.decided)
             if batch.choice.tick_ms is not None:
                 yield from self._tick_carefully(rows, batch.choice)
-            yield
+            yield None
             return
         columns = [
             () if portion is None else _columns(each, portion)
@@ -255,7 +255,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             yield from self._careful_record(rows, place, reached_ms, record, each.fold)
             self._reach(source, offset, reached_ms)
             self._last = source
-            yield
+            yield None
 
     def _tick_carefully(self, rows: JournaledRows[R], choice: Choice) -> Iterator[object]:
         assert choice.tick_ms is not None

@@ -446,8 +446,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         open_asides(rows, asides)
         try:
             made, emits = act() or (), list[Emit]()
-            for part in made.parts if isinstance(made, Paced) else (made,):
-                emits += part
+            for some in made.parts if isinstance(made, Paced) else (made,):
+                emits += some
                 if isinstance(made, Paced):
                     yield WITHIN
             for emit in emits:

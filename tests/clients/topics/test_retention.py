@@ -38,7 +38,7 @@ def totals(retention: str | int | None, *emits: Any, name: str = "totals") -> Pr
     )
 
 
-def found_in(processor: Processor[Any, Any], **config: str) -> list[tuple[Severity, str, str]]:
+def found_in(processor: Processor[Any, Any], **config: Any) -> list[tuple[Severity, str, str]]:
     """Return what is found wrong with "orders" of this configuration, all other topics being as wanted."""
     state = cluster(topic("orders", 4, GOOD, **config))
     wanted = specs(state, processor)
@@ -132,7 +132,9 @@ def test_the_topic_of_a_global_is_kept_whole() -> None:
 
     with pytest.raises(ConfigError, match="global rates: its topic rates is declared with retention 7d"):
         rates("7d")
-    reads = Processor(name="reads", on={Source("orders", Text()): fold}, row=int, reads=(rates(None),))
+    reads: Processor[Any, int] = Processor(
+        name="reads", on={Source("orders", Text()): fold}, row=int, reads=(rates(None),)
+    )
     writes = totals(None, Stream("rates", Text(), retention="7d"))
     with pytest.raises(
         ConfigError, match="declared with retention 7d by processor totals, but processor reads"
@@ -150,7 +152,7 @@ def test_the_topic_of_a_global_is_kept_whole() -> None:
 def test_what_holdfast_keeps_has_no_retention_to_declare() -> None:
     with pytest.raises(ConfigError, match="an internal topic, which holdfast keeps until it is trimmed"):
         Source(Internal("words", Text()), Text(), retention="7d")
-    producers = Processor(
+    producers: Processor[Any, int] = Processor(
         name="registry", on={Source(SETTINGS.producers_topic, Text(), retention="7d"): fold}, row=int
     )
     (found,) = [
