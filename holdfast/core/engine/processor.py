@@ -14,6 +14,7 @@ from holdfast.core.engine.declaring import is_topic, why_uncallable
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.global_tables import LIMIT_GLOBALS, Global
 from holdfast.core.engine.named_tables import Table, declared_table, why_wrong_tables
+from holdfast.core.engine.retention import retentions
 from holdfast.core.engine.row_types import why_unfit
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.sources import (
@@ -133,6 +134,7 @@ class Processor(Generic[E, R]):
             raise self._wrong(why)
         if self.reads:
             self._check_globals()
+        retentions([self])
 
     def _check_globals(self) -> None:
         if not isinstance(self.reads, tuple):
@@ -307,6 +309,16 @@ class Processor(Generic[E, R]):
     @property
     def _sources(self) -> tuple[str, ...]:
         return (self.source,) if self.on is None else tuple(source.topic for source in self.on)
+
+    @property
+    def declared_topics(self) -> tuple[str, ...]:
+        """Return every topic that the declaration names, as names that may carry a retention."""
+        return (*self._sources, *self.emits, *(each.source.topic for each in self.reads))
+
+    @property
+    def kept_whole(self) -> tuple[str, ...]:
+        """Return the topics of the globals that are read: of these no record may be deleted."""
+        return tuple(each.topic for each in self.reads)
 
     @property
     def internal(self) -> tuple[Internal[Any], ...]:

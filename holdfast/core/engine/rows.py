@@ -193,19 +193,19 @@ class Rows(Generic[R]):
             raise KeyError(key)
         self._changed[key] = None
 
-    def scan(self, prefix: str = "") -> Iterator[tuple[str, R]]:
+    def scan(self, prefix: str = "", *, start: str = "") -> Iterator[tuple[str, R]]:
         """Yield (key, row) with *prefix* in the order of the keys' UTF-8 bytes, changes of this transaction
-        included.
+        included; those before *start* are passed over.
 
         What the caller changes while scanning is not seen by that scan.
         """
-        within = row_key(prefix)
-        changed = self._changed_within(within)
+        within, first = row_key(prefix), row_key(start)
+        changed = self._changed_within(within, first)
         names = [stored[1:].decode() for stored in changed]
         rows = [*map(self._changed.__getitem__, names)]
         at, end = 0, len(changed)
         try:
-            for stored, value in self._store.scan(within):
+            for stored, value in self._stored_within(within, first):
                 while at < end and changed[at] < stored:
                     if (row := rows[at]) is not None:
                         yield names[at], row
@@ -219,8 +219,16 @@ class Rows(Generic[R]):
             if row is not None:
                 yield name, row
 
-    def _changed_within(self, prefix: bytes) -> list[bytes]:
-        """Return the stored keys under *prefix* that this transaction changed, in order.
+    def _stored_within(self, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        if start <= prefix:
+            return self._store.scan(prefix)
+        if (scan_from := getattr(self._store, "scan_from", None)) is not None:
+            found: Iterator[tuple[bytes, bytes]] = scan_from(start, prefix)
+            return found
+        return ((key, value) for key, value in self._store.scan(prefix) if key >= start)
+
+    def _changed_within(self, prefix: bytes, start: bytes) -> list[bytes]:
+        """Return the stored keys under *prefix*, from *start* on, that this transaction changed, in order.
 
         The order is made when the first scan asks for it and takes in what was changed since: those keys are
         the last of the dict, since a key keeps its place there when its row changes again, and an undone
@@ -229,7 +237,7 @@ class Rows(Generic[R]):
         order, fresh = self._order, len(self._changed) - len(self._order)
         if fresh:
             order.add(row_keys(list(islice(reversed(self._changed), fresh))))
-        return order.within(prefix)
+        return order.within(prefix, start)
 
     def wake_at(self, key: str, at_ms: int | None, *, clock: Clock = "append") -> None:
         """Have `on_wake(rows, key, at_ms)` called when a record appended at or after *at_ms* arrives, before

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from heapq import heappop
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from holdfast.core.engine.asides import emit_result, put_aside
+from holdfast.core.engine.durations import duration_ms
 from holdfast.core.engine.emits import Emit, Emits, Headers
+from holdfast.core.engine.paced import Work, begun
 from holdfast.core.engine.partitioners import by_key
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import NEVER, Rows
 from holdfast.core.engine.sources import Asked, FoldWith, Source
 from holdfast.core.engine.streams import Stream
-from holdfast.core.streams.due import CLOSE, DROP, add_due, take_due
-from holdfast.core.streams.durations import duration_ms
+from holdfast.core.streams.due import AT_ONCE, CLOSE, DROP, Entry, add_due, settle
 from holdfast.core.streams.joining import (
     How,
     Route,
@@ -164,6 +165,8 @@ def _row_type(left: Any, right: Any) -> Any:
 
 _LEFT, _RIGHT = "l/", "r/"
 _START = JoinStreamRow()
+Alone = tuple[int, str, str, Any]
+"""The time of a record that met none, its row's key, its own key, and what is held of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,20 +194,34 @@ class _Near:
         partition: int,
         offset: int,
         headers: Headers = (),
-    ) -> list[Emit]:
+    ) -> Emits:
         """Take in a record of one side."""
-        emits: list[Emit] = []
         if event is None:
-            return emits
+            return None
+        return begun(self._folded(rows, side, source, event, at_ms, key, partition, offset, headers))
+
+    def _folded(
+        self,
+        rows: Rows[Any],
+        side: str,
+        source: Source[Any],
+        event: Any,
+        at_ms: int,
+        key: Any,
+        partition: int,
+        offset: int,
+        headers: Headers,
+    ) -> Work:
+        emits: list[Emit] = []
         of, time_ms, name = key_of(key), time_of(source, event, at_ms), stream_key(partition)
         stream: JoinStreamRow = rows.get(name, _START)
         stream_ms, next_ms, moved_ms = stream.stream_ms, stream.next_ms, stream.at_ms
         late, failed = stream.late, stream.failed
         if time_ms > stream_ms:
             stream_ms, moved_ms = time_ms, at_ms
-            if next_ms <= stream_ms:
-                next_ms = self._settle(rows, next_ms, stream_ms, emits)
-                failed += put_aside(rows)
+        if next_ms <= stream_ms:
+            next_ms = yield from self._settle(rows, next_ms, stream_ms, emits)
+            failed += put_aside(rows)
         if self._alone_ms(side, time_ms) <= stream_ms:
             late += 1
             if self.late is not None:
@@ -274,24 +291,31 @@ class _Near:
             add_due(rows, (due_ms, CLOSE, name))
         return due_ms
 
-    def _settle(self, rows: Rows[Any], next_ms: int, stream_ms: int, emits: list[Emit]) -> int:
+    def _settle(
+        self, rows: Rows[Any], next_ms: int, stream_ms: int, emits: list[Emit]
+    ) -> Generator[list[Emit], None, int]:
         """Tell who is alone, and let go of what is done with; return a time before which nothing else is due."""
-        heap, next_ms = take_due(rows, next_ms, stream_ms)
-        alone: list[tuple[int, str, str, Any]] = []
-        while heap:
-            _, kind, name = heappop(heap)
-            held, time_ms = rows[name], int(name[-2 * DIGITS - 1 : -DIGITS - 1])
-            if kind == CLOSE and not held.met:
-                alone.append((time_ms, name, name[len(_LEFT) : -_PLACE], held))
-            elif kind == CLOSE and (gone_ms := self._gone_ms(time_ms)) > stream_ms:
-                add_due(rows, (gone_ms, DROP, name))
-                next_ms = min(next_ms, gone_ms)
-                continue
-            del rows[name]
-            _held(rows).discard(name)
-        for time_ms, _, key, held in sorted(alone, key=_first_two):
+        alone: list[Alone] = []
+        next_ms = yield from settle(rows, next_ms, stream_ms, partial(self._due, rows, alone), emits)
+        for number, (time_ms, _, key, held) in enumerate(sorted(alone, key=_first_two), 1):
             self._tell_alone(rows, emits, key, time_ms, held)
+            if number % AT_ONCE == 0:
+                part = emits[:]
+                emits.clear()
+                yield part
         return next_ms
+
+    def _due(self, rows: Rows[Any], alone: list[Alone], entry: Entry) -> Entry | None:
+        """Let go of a record that is done with; one that is alone goes to *alone*."""
+        _, kind, name = entry
+        if kind == CLOSE:
+            held, time_ms = rows[name], int(name[-2 * DIGITS - 1 : -DIGITS - 1])
+            if held.met:
+                return self._gone_ms(time_ms), DROP, name
+            alone.append((time_ms, name, name[len(_LEFT) : -_PLACE], held))
+        rows[name] = None
+        _held(rows).discard(name)
+        return None
 
     def _tell_alone(self, rows: Rows[Any], emits: list[Emit], key: str, time_ms: int, held: Any) -> None:
         pair = (held.value, None) if isinstance(held, LeftHeld) else (None, held.value)
@@ -315,8 +339,11 @@ class _Near:
         rows.wake_at(f"{_IDLE}{partition}", tick_ms, clock="tick")
         return msgspec.structs.replace(stream, tick_ms=tick_ms)
 
-    def tick(self, rows: Rows[Any], key: str, at_ms: int) -> list[Emit]:
+    def tick(self, rows: Rows[Any], key: str, at_ms: int) -> Emits:
         """The clock has passed what was asked for."""
+        return begun(self._ticked(rows, key))
+
+    def _ticked(self, rows: Rows[Any], key: str) -> Work:
         assert self.idle_ms is not None
         emits: list[Emit] = []
         partition = int(key.removeprefix(_IDLE))
@@ -326,9 +353,12 @@ class _Near:
         passed_ms = stream.stream_ms + rows.ticks.now_ms - stream.at_ms - self.idle_ms
         stream_ms, next_ms, moved_ms = stream.stream_ms, stream.next_ms, stream.at_ms
         while next_ms <= passed_ms:
-            moved_ms += next_ms - stream_ms
-            stream_ms = next_ms
-            next_ms = self._settle(rows, next_ms, stream_ms, emits)
+            if next_ms > stream_ms:  # else more was due than is done at once
+                moved_ms += next_ms - stream_ms
+                stream_ms = next_ms
+            next_ms = yield from self._settle(rows, next_ms, stream_ms, emits)
+            if next_ms <= stream_ms:
+                break
         rows[name] = self._awaited(
             rows,
             partition,
@@ -337,7 +367,7 @@ class _Near:
         return emits
 
 
-def _first_two(alone: tuple[int, str, str, Any]) -> tuple[int, str]:
+def _first_two(alone: Alone) -> tuple[int, str]:
     return alone[:2]
 
 
