@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO
@@ -35,6 +35,14 @@ ENVIRONMENT = {
 }
 
 Start = Callable[..., Process]
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Heed SIGINT here: a shell's background job ignores it, and so would the ordinary processes it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def command(*words: str, module: str = PROBE) -> list[str]:
@@ -139,7 +147,7 @@ def test_a_pid_is_not_free_before_the_code_is_known(tmp_path: Path) -> None:
     stat = Path(f"/proc/{process.pid}/stat")
     wait_for("a zombie", lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", DEADLINE_S)
     assert processes.birth_of(process.pid) is None
-    assert process.poll() == -signal.SIGKILL
+    assert process.wait(DEADLINE_S) == -signal.SIGKILL
     wait_for("its pid to be free", lambda: not stat.exists(), DEADLINE_S)
 
 
