@@ -29,6 +29,7 @@ from holdfast.config import Settings, settings_from_environment
 from holdfast.core.engine.chains import require_chains
 from holdfast.core.engine.global_tables import globals_by_name
 from holdfast.core.engine.processor import Processor, by_name
+from holdfast.core.engine.retention import retentions
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -187,11 +188,13 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
     """Return a Faust app that folds *processors* exactly once: `faust -A module worker -l info`.
 
     Settings come from the environment and `holdfast.toml` unless given. Nothing is contacted before the
-    worker starts. ChainError when one is of another version than those that read what it emits allow.
+    worker starts. ChainError when one is of another version than those that read what it emits allow, ConfigError when
+    two declare another retention of one topic.
     """
     named = by_name(processors)
     require_chains(processors)
     globals_by_name(each for processor in processors for each in processor.reads)
+    retentions(processors)
     settings = settings_from_environment() if settings is None else settings
     app = App(
         settings.app,

@@ -4,12 +4,16 @@ time.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+ARCHIVES_KEPT = 4
+"""Environments and worktrees of one user have an archive each: none may cost the others theirs."""
 
 # The JVM goes on without an archive that does not fit it, and says so on every start: nobody needs to know.
 _QUIET = ("-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
@@ -34,6 +38,8 @@ class ClassArchive:
         parts = [str(program), release.read_text() if release.exists() else "", *map(str, class_path)]
         key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
         path = folder / f"classes-{key}.jsa"
+        with contextlib.suppress(OSError):  # there is none, or it is another user's
+            os.utime(path)  # `keep` drops those that were used longest ago
         return cls(path=path, made_at=None if path.exists() else path.with_suffix(f".{os.getpid()}.making"))
 
     def flags(self) -> list[str]:
@@ -43,12 +49,23 @@ class ClassArchive:
         return [f"-XX:ArchiveClassesAtExit={self.made_at}", *_QUIET]
 
     def keep(self) -> None:
-        """Take what the ended JVM wrote, and drop archives of earlier versions and of JVMs that died while
-        writing.
+        """Take what the ended JVM wrote, and drop the archives that were used longest ago and what JVMs left
+        that died while writing; `ARCHIVES_KEPT` archives stay.
         """
         if self.made_at is None or not self.made_at.exists():
             return
         os.replace(self.made_at, self.path)
-        for old in self.path.parent.glob("classes-*"):
+        folder = self.path.parent
+        by_use = sorted(folder.glob("classes-*.jsa"), key=_used_at_s, reverse=True)
+        unfinished = set(folder.glob("classes-*")) - {*by_use}
+        for old in (*by_use[ARCHIVES_KEPT:], *unfinished):
             if old != self.path:
                 old.unlink(missing_ok=True)
+
+
+def _used_at_s(path: Path) -> float:
+    """Return when an archive was last used; 0 for one that another process has dropped meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from holdfast.core.engine.choices import (
 )
 from holdfast.core.engine.codec import ROW_KINDS, TIMER_KINDS, digest
 from holdfast.core.engine.global_copies import GlobalLog, GlobalReplay, OpenLogs, folded_by
+from holdfast.core.engine.global_rows import GlobalViews
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.merging import Stretch, replayed
 from holdfast.core.engine.merging_folder import MergingFolder, start_of
@@ -41,6 +42,7 @@ from holdfast.pipeline.folding import (
     told_event_time,
 )
 from holdfast.pipeline.merged_extent import MergedExtent
+from holdfast.pipeline.spilling import SpillingStore
 from holdfast.pipeline.stopping import ReplayEnd
 from holdfast.pipeline.topic import TopicReader
 
@@ -149,13 +151,29 @@ def fold_merged(
     with *open_end* no further than the sources were read; yield what it tells, the summary last. *open_logs* has the logs of
     the globals that the processor reads.
     """
+    with ExitStack() as stack:
+        copies = [stack.enter_context(closing(SpillingStore())) for _ in plan.processor.reads]
+        views = GlobalReplay(plan.processor.reads, open_logs, copies)
+        yield from _fold_seeing(plan, partition, logs, recorded, ends, stop, views, open_end=open_end)
+
+
+def _fold_seeing(
+    plan: FoldPlan,
+    partition: int,
+    logs: Sequence[Iterable[tuple[Batch, int]]],
+    recorded: Iterable[Choice],
+    ends: Sequence[int],
+    stop: ReplayEnd | None,
+    views: GlobalViews,
+    *,
+    open_end: bool,
+) -> Iterator[pa.RecordBatch]:
     results, store, sizes = Results(), DictStore(), _Sizes()
 
     def trace(each: Transition[object]) -> None:
         if plan.tells(each):
             results.transition(partition, each)
 
-    views = GlobalReplay(plan.processor.reads, open_logs)
     folder = MergingFolder(plan.processor, store, trace=trace if plan.transitions else None, views=views)
     stretches = replayed(
         start_of(plan.processor), [sizes.of(log) for log in logs], recorded, ends, open_end=open_end

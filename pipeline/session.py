@@ -30,8 +30,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STOP_DEADLINE_S = 60.0
+ARCHIVE_DEADLINE_S = 300.0
+"""How long a JVM may take to end that writes its archive of classes: 15 s of a core. Cut short, it would leave that
+to the next JVM, and that to the next."""
 ABANDON_DEADLINE_S = 10.0
 LOGS_KEPT = 10
+_LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For the JVM that only puts Spark's command line together: it is over before better code would pay."""
 _INSTALL = "pip install 'holdfast[spark]' (pyspark 4.0.0 and delta-spark 4.0.0), or use --engine local, which needs no JVM"
 
 
@@ -100,7 +105,7 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
             yield session
         except Exception as error:
             told = with_log(error, _log_path(options))
-            _stop(session, gateway)
+            _stop(session, gateway, archive)
             _keep(archive)
             if told is error:
                 raise
@@ -108,7 +113,7 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
         except BaseException:
             _abandon(gateway)
             raise
-        _stop(session, gateway)
+        _stop(session, gateway, archive)
         _keep(archive)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -134,6 +139,7 @@ def _start(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -
     # shadowing other packages.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", _LAUNCHER)
     if options.in_one_jvm:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-spark") as pool:
@@ -248,7 +254,7 @@ def _new_log(options: SparkOptions) -> Path:
     return path
 
 
-def _stop(session: SparkSession, gateway: Any) -> None:
+def _stop(session: SparkSession, gateway: Any, archive: ClassArchive | None) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(
@@ -261,16 +267,16 @@ def _stop(session: SparkSession, gateway: Any) -> None:
         logger.info("Spark did not stop by itself: %(cause)r", {"cause": error})
         _forget()
     finally:
-        _end(gateway)
+        _end(gateway, STOP_DEADLINE_S if archive is None or archive.made_at is None else ARCHIVE_DEADLINE_S)
 
 
-def _end(gateway: Any) -> None:
+def _end(gateway: Any, deadline_s: float = STOP_DEADLINE_S) -> None:
     """Close the JVM as its launcher does (end of input), wait for it, and let this process start another
     one later.
     """
     with contextlib.suppress(Exception):  # a JVM that died already has nothing to shut down
         gateway.shutdown()
-    _close(gateway, STOP_DEADLINE_S)
+    _close(gateway, deadline_s)
 
 
 def _abandon(gateway: Any) -> None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Coroutine, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.core.engine.codec import APPLIED
 from holdfast.core.engine.partitioners import of_key
 from holdfast.core.engine.processor import Emit
 from holdfast.core.engine.stepping import Written as Changes
-from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, FencedError
 from holdfast.kafka.loop_turn import LoopTurn
 from holdfast.kafka.transactions.transactional_producer import (
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 TURN_EMITS = 256
 """After so many emits others of the event loop may have their turn: a look at the clock costs as much as one of them."""
-SHORT_KEY_BYTES = 64
+SHORT_KEY_BYTES, MOST_KEYS = 64, 1 << 16
 """Where keys are no longer, their partitions are remembered: murmur2 is slow here, and most keys come again."""
 _BACKOFF_S = 0.1
 _NO_HEADERS: list[tuple[str, bytes | None]] = []
@@ -110,23 +111,32 @@ class ChangelogWriter:
         rows: list[Written] = [(key, value, _NO_HEADERS) for key, value in changes.puts]
         rows.append((*changes.closing(), _NO_HEADERS))
         records = {self._place: rows}
-        known: dict[str, int] = {}
         turn, emits = LoopTurn(), [*changes.emits, *extra] if extra else changes.emits
+        topics: dict[str, _ByPartition] = {}
         for first in range(0, len(emits), TURN_EMITS):
             for emit in emits[first : first + TURN_EMITS]:
-                key = emit.key.encode() if isinstance(emit.key, str) else emit.key
-                if (place := _place_of(emit, key, known)) is None:
-                    more_than = emit.partition or 0
-                    known[emit.topic] = await self._producer.partitions(emit.topic, more_than=more_than)
-                    place = _place_of(emit, key, known)
-                    assert place is not None
-                if (there := records.get(place)) is None:
-                    there = records[place] = []
-                there.append((key, emit.value, list(emit.headers) if emit.headers else _NO_HEADERS))
+                topic, key, partition, headers = emit.topic, emit.key, emit.partition, emit.headers
+                if isinstance(key, str):
+                    key = key.encode()
+                sent = topics.get(topic)
+                if sent is None or (partition is not None and partition >= sent.partitions):
+                    sent = topics[topic] = await self._sent_to(topic, partition or 0, sent)
+                if partition is None:
+                    partition = random.randrange(sent.partitions) if key is None else sent.of_key[key]
+                sent.records[partition].append((key, emit.value, list(headers) if headers else _NO_HEADERS))
                 if key is not None and len(key) > SHORT_KEY_BYTES:
                     await turn.let_others()
             await turn.let_others()
+        for topic, sent in topics.items():
+            for partition, there in sent.records.items():
+                records.setdefault((topic, partition), []).extend(there)
         return (await self._producer.append(records))[self._place]
+
+    async def _sent_to(self, topic: str, partition: int, before: _ByPartition | None) -> _ByPartition:
+        """Return where to put what goes to *topic*, which has *partition*; *before* is of fewer partitions."""
+        partitions = await self._producer.partitions(topic, more_than=partition)
+        records = defaultdict[int, list[Written]](list) if before is None else before.records
+        return _ByPartition(partitions, _key_partitions(partitions), records)
 
     async def disown(self, timeout_s: float) -> None:
         """Replace the position marker by a tombstone: what is on this changelog is not a state.
@@ -150,21 +160,28 @@ class ChangelogWriter:
         await self._producer.close()
 
 
-def _place_of(emit: Emit, key: bytes | None, known: Mapping[str, int]) -> Place | None:
-    """Return where a record goes: where it says, else by its *key* as Kafka's Java clients choose, else
-    anywhere.
+class _KeyPartitions(dict[bytes, int]):
+    """Of each key the partition that Kafka's Java clients choose."""
 
-    None when *known*, the topics' numbers of partitions, does not tell.
-    """
-    topic, partition = emit.topic, emit.partition
-    partitions = known.get(topic, 0)
-    if partitions <= (partition or 0):
-        return None
-    if partition is not None:
-        return topic, partition
-    if key is None:
-        return topic, random.randrange(partitions)
-    return topic, _of_short_key(key, partitions) if len(key) <= SHORT_KEY_BYTES else of_key(key, partitions)
+    def __init__(self, partitions: int) -> None:
+        self._partitions = partitions
+
+    def __missing__(self, key: bytes) -> int:
+        partition = of_key(key, self._partitions)
+        if len(key) <= SHORT_KEY_BYTES:
+            if len(self) >= MOST_KEYS:
+                for each in [*islice(self, MOST_KEYS // 2)]:
+                    del self[each]
+            self[key] = partition
+        return partition
 
 
-_of_short_key = lru_cache(1 << 16)(of_key)
+_key_partitions = lru_cache(8)(_KeyPartitions)
+
+
+class _ByPartition(NamedTuple):
+    """What a transaction sends to one topic, by partition, and where its keys belong."""
+
+    partitions: int
+    of_key: _KeyPartitions
+    records: dict[int, list[Written]]

@@ -305,6 +305,10 @@ class PartitionStore:
         """Yield (key, value) with *prefix* in key order, as of the call."""
         return self._range(prefix, prefix)
 
+    def scan_from(self, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield what `scan` does, from the key *start* on."""
+        return self._range(start, prefix)
+
     def _range(self, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         last = start
         for key, value in self._from(start):

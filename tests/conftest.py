@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from operator import itemgetter
@@ -17,7 +18,7 @@ from holdfast.dev.databases.server import DatabaseServer
 from holdfast.dev.databases.servers import MariaDB, MySQL, Postgres
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, holdfast_broker
 from holdfast.pipeline import session
-from tests.support.parts import part, parts_of, times
+from tests.support.parts import PARTS, part, parts_of, times
 from tests.support.scale import scaled
 
 __all__ = ["broker", "fresh_topic", "holdfast_broker"]
@@ -37,7 +38,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in set(parts_of(item)):
             item.add_marker(name)
+        if needed := [name for name in PARTS if item.get_closest_marker(name)]:
+            item.user_properties.append(("parts", "+".join(needed)))
     items.sort(key=lambda item: "core" in item.path.parts)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Collect no garbage while thousands of tests are made: all of them stay."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is there now out of each later search for garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -98,11 +113,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if isinstance(report, pytest.TestReport)
     ]
     for title, seconds in times(reports):
-        terminalreporter.write_line(
-            f"time by {title}: "
-            + ", ".join(
-                f"{name} {spent_s:.0f} s"
-                for name, spent_s in sorted(seconds.items(), key=itemgetter(1), reverse=True)
-                if spent_s >= 1
-            )
-        )
+        shares = [
+            f"{name} {spent_s:.0f} s"
+            for name, spent_s in sorted(seconds.items(), key=itemgetter(1), reverse=True)
+            if spent_s >= 1
+        ]
+        if shares:
+            terminalreporter.write_line(f"time by {title}: {', '.join(shares)}")

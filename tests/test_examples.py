@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
@@ -131,6 +132,7 @@ def test_both_services_that_claim_share_a_topic_and_give_it_back_when_asked_to_e
             assert (tmp_path / f"{client}.log").read_text().endswith("all claims are given back\n")
 
 
+@pytest.mark.process
 def test_the_service_with_an_outbox_writes_an_order_and_its_message_or_neither(tmp_path: Path) -> None:
     for arguments, code in ((("ada", "500", "3"), 0), (("bob", "-1"), 1)):
         with example(tmp_path, "ordering.py", *arguments) as process:

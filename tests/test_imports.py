@@ -9,6 +9,8 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 
 import pytest
 
@@ -210,7 +212,7 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
         inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in ast.iter_child_nodes(node):
             # what only a type checker sees does not run
-            skip = node.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) else []
+            skip = node.body if isinstance(node, ast.If) and _for_types(node.test) else []
             if child not in skip:
                 pending.append((child, inside))
         match node:
@@ -227,13 +229,48 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
                     yield (first.value, node.lineno, inside)
 
 
+def _for_types(test: ast.expr) -> bool:
+    return any(
+        (isinstance(each, ast.Name) and each.id == "TYPE_CHECKING")
+        or (isinstance(each, ast.Attribute) and each.attr == "TYPE_CHECKING")
+        for each in ast.walk(test)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedModule:
+    """What the rules look at in the text of a module. The trees of all modules would take 100 MB."""
+
+    imports: tuple[tuple[str, int, bool], ...]
+    """See `imported`."""
+    statements: tuple[ast.Import | ast.ImportFrom, ...]
+    classes: tuple[str, ...]
+    """Those of the top level."""
+    clock_readings: tuple[int, ...]
+    clients_made: tuple[int, ...]
+
+
+@cache
+def parsed(text: str) -> ParsedModule:
+    """Return what the rules look at in *text*, which is parsed once for all of them."""
+    tree = ast.parse(text)
+    nodes = list(ast.walk(tree))
+    return ParsedModule(
+        imports=tuple(imported(tree)),
+        statements=tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)),
+        classes=tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef)),
+        clock_readings=tuple(_clock_readings(nodes)),
+        clients_made=tuple(_clients_made(nodes)),
+    )
+
+
 def violations(sources: Mapping[str, str]) -> list[str]:
     """Return what breaks the rules in *sources* (text by module name), each with its place."""
     found = []
     for module, text in sorted(sources.items()):
         if module == "holdfast":
             continue  # has a rule of its own, below
-        for name, line, inside in imported(ast.parse(text)):
+        for name, line, inside in parsed(text).imports:
             why = _why_not(room_of(module), name, inside) or _why_not_of_wing(module, name)
             if why is not None:
                 found.append(f"{module}:{line} imports {name}: {why}")
@@ -288,7 +325,7 @@ def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
     out: dict[str, set[str]] = {}
     for module, text in sources.items():
         found = out.setdefault(module, set())
-        for node in ast.walk(ast.parse(text)):
+        for node in parsed(text).statements:
             match node:
                 case ast.ImportFrom(level=0, module=str(parent), names=names):
                     found |= {
@@ -400,9 +437,8 @@ def class_names(sources: Mapping[str, str]) -> dict[str, list[str]]:
     """Return where each class of a module's top level is declared, by its name."""
     out: dict[str, list[str]] = {}
     for module, text in sources.items():
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef):
-                out.setdefault(node.name, []).append(module)
+        for name in parsed(text).classes:
+            out.setdefault(name, []).append(module)
     return out
 
 
@@ -424,20 +460,18 @@ An event loop's own time is for its own timers.
 """
 
 
-def clock_readings(text: str) -> list[int]:
-    """Return the lines of *text* where a clock is read."""
-    found = []
-    for node in ast.walk(ast.parse(text)):
+def _clock_readings(nodes: list[ast.AST]) -> Iterator[int]:
+    """Yield the lines where a clock is read."""
+    for node in nodes:
         match node:
             case ast.Attribute(value=ast.Name(id=name) | ast.Attribute(attr=name), attr=attr) if (
                 attr in CLOCKS.get(name, "").split()
             ):
-                found.append(node.lineno)
+                yield node.lineno
             case ast.ImportFrom(module="time", names=names) if any(
                 each.name in CLOCKS["time"].split() for each in names
             ):
-                found.append(node.lineno)
-    return found
+                yield node.lineno
 
 
 def test_nothing_but_the_clock_reads_the_clock() -> None:
@@ -445,7 +479,7 @@ def test_nothing_but_the_clock_reads_the_clock() -> None:
         f"{name}:{line}"
         for name, text in sources().items()
         if name != "holdfast.clock"
-        for line in clock_readings(text)
+        for line in parsed(text).clock_readings
     ]
     assert not found, f"take the time from holdfast.clock, so that a test can move it: {', '.join(found)}"
 
@@ -470,7 +504,7 @@ def test_leaders_are_asked_with_a_timeout_that_cannot_abort_the_process() -> Non
     ],
 )
 def test_a_planted_reading_is_found(text: str) -> None:
-    assert clock_readings(text)
+    assert parsed(text).clock_readings
 
 
 KAFKA_CLIENTS = frozenset(
@@ -492,43 +526,42 @@ KAFKA_CLIENTS = frozenset(
 callbacks are set there, one way."""
 
 
-def clients_made(text: str) -> list[int]:
-    """Return the lines of *text* where a Kafka client's class is called, derived from or handed on, so that
-    somebody else calls it. In an annotation it may be named.
+def _clients_made(nodes: list[ast.AST]) -> Iterator[int]:
+    """Yield the lines where a Kafka client's class is called, derived from or handed on, so that somebody
+    else calls it. In an annotation it may be named.
     """
-    tree = ast.parse(text)
     named = {
         alias.asname or alias.name
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and _is_kafka(node.module)
         for alias in node.names
         if alias.name in KAFKA_CLIENTS
     }
     modules = {
         (alias.asname or alias.name).split(".")[0]
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Import)
         for alias in node.names
         if _is_kafka(alias.name)
     }
-    notes = {id(part) for note in _annotations(tree) for part in ast.walk(note)}
-    found = []
-    for node in ast.walk(tree):
+    if not named and not modules:
+        return
+    notes = {id(part) for note in _annotations(nodes) for part in ast.walk(note)}
+    for node in nodes:
         match node:
             case ast.Name(id=name) if name in named and id(node) not in notes:
-                found.append(node.lineno)
+                yield node.lineno
             case ast.Attribute(attr=name) if name in KAFKA_CLIENTS and id(node) not in notes:
                 if ast.unparse(node).split(".")[0] in modules:
-                    found.append(node.lineno)
-    return found
+                    yield node.lineno
 
 
 def _is_kafka(module: str | None) -> bool:
     return (module or "").split(".")[0] in ("confluent_kafka", "aiokafka")
 
 
-def _annotations(tree: ast.Module) -> Iterator[ast.expr]:
-    for node in ast.walk(tree):
+def _annotations(nodes: list[ast.AST]) -> Iterator[ast.expr]:
+    for node in nodes:
         match node:
             case ast.arg(annotation=ast.expr() as note) | ast.AnnAssign(annotation=note):
                 yield note
@@ -543,7 +576,7 @@ def test_only_the_kafka_room_makes_kafka_clients() -> None:
         f"{name}:{line}"
         for name, text in sources().items()
         if room_of(name) != "kafka"
-        for line in clients_made(text)
+        for line in parsed(text).clients_made
     ]
     assert not found, (
         f"use the makers of holdfast.kafka.clients or holdfast.kafka.requests.connections: {', '.join(found)}"
@@ -564,13 +597,13 @@ def test_only_the_kafka_room_makes_kafka_clients() -> None:
     ],
 )
 def test_a_planted_client_is_found(text: str) -> None:
-    assert clients_made(text)
+    assert parsed(text).clients_made
 
 
 def test_a_client_may_be_named_in_an_annotation() -> None:
     text = "from confluent_kafka import Consumer\nx: Consumer | None = None\ndef f(y: Consumer) -> list[Consumer]: ..."
-    assert clients_made(text) == []
-    assert clients_made("class Producer: ...\nmade = Producer()") == []
+    assert parsed(text).clients_made == ()
+    assert parsed("class Producer: ...\nmade = Producer()").clients_made == ()
 
 
 def test_every_room_is_read() -> None:

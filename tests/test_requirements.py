@@ -33,6 +33,8 @@ def named(text: str) -> Iterator[str]:
     >>> list(named('def fold():\\n    \"\"\"D17: one owns.\"\"\"\\n    return "M8"  # and M4, as H1N1 does not'))
     ['D17', 'M4']
     """
+    if not ID.search(text):
+        return
     before = tokenize.NEWLINE
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT or (

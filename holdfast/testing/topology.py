@@ -13,6 +13,7 @@ from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.global_tables import Global
 from holdfast.core.engine.graph import TopologyGraph
 from holdfast.core.engine.processor import Headers, Processor, by_name, table_name
+from holdfast.core.engine.retention import retentions
 from holdfast.core.engine.sources import Source
 from holdfast.core.engine.stepping import Refused, Written
 from holdfast.core.engine.streams import Stream
@@ -71,6 +72,7 @@ class Topology:
         if not self.processors:
             raise TopologyError("no processors: give a list of them, or what create_app returned")
         require_chains(list(self.processors.values()))
+        retentions(self.processors.values())
         self._logs = TopicLogs(partitions)
         self._runs: dict[tuple[str, int], PartitionRun] = {}
         self._globals = KitGlobals(

@@ -27,6 +27,7 @@ print("ended")
 """
 
 
+@pytest.mark.process
 def test_a_signal_in_the_middle_of_a_wait_ends_it() -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", WAITS], capture_output=True, text=True, timeout=60, check=False

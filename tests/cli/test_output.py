@@ -51,6 +51,7 @@ def test_json_carries_every_key_with_its_type(capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out) == RECORDS
 
 
+@pytest.mark.process
 def test_a_terminal_gets_the_same_cells_with_brackets_untouched(tmp_path: Path) -> None:
     leader, follower = pty.openpty()
     code = "from holdfast.cli.output import *; show([{'topic': '[bold]x[/bold]', 'n': 1}], ('topic', 'n'), Output.TABLE)"

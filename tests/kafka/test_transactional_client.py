@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from io import BytesIO
+from itertools import count
 from struct import Struct
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, RequestTimedOutError
 from confluent_kafka import KafkaError
 
+from holdfast.clock import SystemClock
 from holdfast.core.engine.codec import APPLIED, Marker
 from holdfast.core.engine.folding import Changes
 from holdfast.core.engine.partitioners import by_key, murmur2
@@ -27,7 +29,13 @@ from holdfast.kafka.transactions import transactional_client
 from holdfast.kafka.transactions.transactional_client import TransactionalClient, _first_refused, producers
 from holdfast.kafka.transactions.transactional_producer import AbortableError, UndeliverableError
 from holdfast.tables import changelog
-from holdfast.tables.changelog import ChangelogWriter, _place_of
+from holdfast.tables.changelog import (
+    MOST_KEYS,
+    SHORT_KEY_BYTES,
+    ChangelogWriter,
+    _key_partitions,
+    _KeyPartitions,
+)
 from tests.kafka.scripted import (
     CONCURRENT,
     FENCED,
@@ -216,14 +224,48 @@ def test_a_request_that_was_wrong_is_blamed_on_no_record(brokers: Brokers) -> No
 def test_a_key_goes_where_java_clients_and_queries_look_for_it(partitions: int) -> None:
     keys = [f"key-{number}" for number in range(200)]
     assert min(murmur2(key.encode()) for key in keys) < 0, "the sign is what implementations differ in"
-    places = [_place_of(Emit("out", key), key.encode(), {"out": partitions}) for key in keys]
-    assert places == [("out", by_key(key, partitions)) for key in keys]
+    for _ in range(2):  # the second time from memory
+        assert [_key_partitions(partitions)[key.encode()] for key in keys] == [
+            by_key(key, partitions) for key in keys
+        ]
+
+
+def test_of_very_many_keys_some_are_forgotten() -> None:
+    known = _KeyPartitions(5)
+    for number in range(MOST_KEYS + 10):
+        assert known[b"%d" % number] in range(5)
+    known[b"long" * SHORT_KEY_BYTES]
+    assert len(known) == MOST_KEYS // 2 + 10
+    assert known[b"7"] == by_key("7", 5)
+
+
+class GrowingTopic:
+    """A producer to a topic that has two partitions when first asked for, and three then; it keeps what is appended."""
+
+    transactional_id, why = "me", None
+
+    def __init__(self) -> None:
+        self.appended: dict[Any, Any] = {}
+
+    async def partitions(self, topic: str, *, more_than: int = 0) -> int:
+        return max(2, more_than + 1)
+
+    async def append(self, records: Any) -> dict[Any, int]:
+        self.appended = records
+        return dict.fromkeys(records, 1)
+
+    async def end(self, *, commit: bool) -> None: ...
 
 
 def test_a_partition_beyond_those_known_is_asked_for() -> None:
-    assert _place_of(Emit("out", "k", partition=2), b"k", {"out": 2}) is None
-    assert _place_of(Emit("out", "k", partition=2), b"k", {"out": 3}) == ("out", 2)
-    assert _place_of(Emit("out", "k"), b"k", {}) is None
+    producer: Any = GrowingTopic()
+    emits = [Emit("out", "k", b"1", partition=1), Emit("out", "k", b"2", partition=2), Emit("out", "k", b"3")]
+    asyncio.run(ChangelogWriter(producer, changelog="log", partition=0).write(changes(0), emits, 5))
+    del producer.appended["log", 0]
+    found = {place: [value for _, value, _ in each] for place, each in producer.appended.items()}
+    wanted: dict[Any, Any] = {("out", 1): [b"1"], ("out", 2): [b"2"]}
+    wanted.setdefault(("out", by_key("k", 3)), []).append(b"3")
+    assert found == wanted
 
 
 def test_an_emit_beyond_a_topics_partitions_takes_the_transaction_back(brokers: Brokers) -> None:
@@ -343,7 +385,21 @@ def test_what_a_header_has_that_is_not_known_is_passed_over(tags: bytes) -> None
     assert (request.parse_response_header(buffer).correlation_id, request.decode(buffer)) == (7, b"body")
 
 
-def test_a_topic_that_stays_unknown_is_taken_for_missing(brokers: Brokers) -> None:
+class TickingClock(SystemClock):
+    """A clock that is 2 s further at each reading, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self._seconds = count(step=2)
+
+    def monotonic_s(self) -> float:
+        return float(next(self._seconds))
+
+
+def test_a_topic_that_stays_unknown_is_taken_for_missing(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional_client, "UNKNOWN_TOPIC_S", 5.0)
+    monkeypatch.setattr(transactional_client, "system_clock", TickingClock())
     brokers.faults[wire.PRODUCE] = [3] * 1_000
 
     async def use(writer: ChangelogWriter) -> None:
@@ -351,7 +407,7 @@ def test_a_topic_that_stays_unknown_is_taken_for_missing(brokers: Brokers) -> No
             await writer.write(changes(1), (), 5)
 
     written(brokers, use)
-    assert brokers.refreshed > 1
+    assert brokers.refreshed == 2
 
 
 @pytest.mark.parametrize("key", [wire.PRODUCE, wire.END_TRANSACTION])

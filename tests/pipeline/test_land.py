@@ -29,7 +29,7 @@ from holdfast.pipeline.lake import Landed, TableCommit, bronze_path, history_of,
 from holdfast.pipeline.land import Landing, LandOptions, land
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog
-from tests.pipeline.conftest import MakeTopic
+from tests.pipeline.conftest import FOR_TINY_DATA, MakeTopic
 from tests.pipeline.folds import Log, Record, accounts
 from tests.support.harness import wait_for_ends
 
@@ -384,10 +384,11 @@ def test_killed_landings_leave_every_record_once(
     command += ["--max-records", "1500", "--master", "local[2]", "--follow", "--every", "0"]
     for name, value in broker.config.items():
         command += ["--set", f"kafka.{name}={value}"]
-    with landing(command) as killed:
+    tiny = [part for name, value in FOR_TINY_DATA.items() for part in ("--conf", f"{name}={value}")]
+    with landing([*command, *tiny]) as killed:
         first = killed.landed_after(commit=2)
         killed.end_group_soon(delay_s=0.2)
-    with landing(command) as killed:
+    with landing([*command, *tiny]) as killed:
         second = killed.landed_after(commit=4)
         killed.end_group_soon(delay_s=0.05)
     assert first < second < 30_000, "both died in the middle, and the second went on where the first was"

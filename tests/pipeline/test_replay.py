@@ -423,6 +423,7 @@ def test_an_unfinished_write_leaves_nothing(
 # -- what must not matter
 
 
+@pytest.mark.process
 def test_the_hash_seed_does_not_matter(lake: Path) -> None:
     write_bronze(lake, "t", LOG)
     code = (

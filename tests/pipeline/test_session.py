@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.class_archive import ClassArchive
 from holdfast.config import Settings
 from holdfast.errors import ConfigError, LakeError, SparkError
 from holdfast.jars import spark_jars
+from holdfast.pipeline import session
 from holdfast.pipeline.java_client import java_properties
 from holdfast.pipeline.session import SparkOptions, archive_of, cores_of, settings
 from holdfast.pipeline.spark_errors import failed, in_log, session_failed, with_log
@@ -115,6 +118,29 @@ def test_a_session_says_nothing_ends_its_jvm_and_outlives_one_that_was_killed(tm
         finally:
             process.kill()
     assert list(tmp_path.glob("spark-*.log")), "what Spark said is in the log"
+
+
+class SlowToEnd:
+    """A session and its gateway whose JVM ends some time after its input has."""
+
+    def __init__(self) -> None:
+        self.proc = subprocess.Popen(["sh", "-c", "read line; sleep 1; exit 7"], stdin=subprocess.PIPE)
+
+    def stop(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("makes_archive", "code"), [(True, 7), (False, -signal.SIGKILL)])
+def test_a_jvm_that_writes_its_archive_is_given_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes_archive: bool, code: int
+) -> None:
+    monkeypatch.setattr(session, "STOP_DEADLINE_S", 0.1)
+    path = tmp_path / "classes.jsa"
+    slow: Any = SlowToEnd()
+    session._stop(slow, slow, ClassArchive(path=path, made_at=path if makes_archive else None))
+    assert slow.proc.returncode == code
 
 
 # -- the Kafka properties, as Java wants them

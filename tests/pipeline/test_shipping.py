@@ -21,6 +21,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.errors import SparkError
+from holdfast.jars import spark_jars
 from holdfast.pipeline import shipping
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.shipping import pack
@@ -135,14 +136,23 @@ def fold(rows, event, at_ms):
 processor = Processor(name="cluster", source="t", decode=decode, fold=fold, row=Row)
 """
 DRIVER = """
-import json, sys
+import json, os, sys
 sys.path.insert(0, sys.argv[1])
 from cluster_app import processor
 from holdfast.config import Settings
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.session import SparkOptions
+from holdfast.jars import spark_jars
+from holdfast.pipeline.session import SparkOptions, archive_of
+# An archive of classes, which three JVMs can use and none can make for all, fits only their class path if it has the
+# jars. These are uploaded all the same.
+archive = archive_of(SparkOptions(master="local[2]"))
+quick = " ".join(["-XX:TieredStopAtLevel=1", *(archive.flags() if archive.made_at is None else [])])
+class_path = os.pathsep.join(map(str, spark_jars()))
 conf = {
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.driver.extraJavaOptions": quick + " -Djava.io.tmpdir=" + os.getcwd(),
+    "spark.driver.extraClassPath": class_path,
+    "spark.executor.extraJavaOptions": quick,
+    "spark.executor.extraClassPath": class_path,
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "100s",
 }
@@ -186,17 +196,19 @@ def test_two_executors_run_the_users_code_from_the_zip(tmp_path: Path) -> None:
             check=False,
             cwd=tmp_path,
         )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    told = json.loads(ran.stdout)
+        assert ran.returncode == 0, ran.stderr[-3000:]
+        told = json.loads(ran.stdout)
+        rows = {(row["partition"], row["key"]): json.loads(row["row"]) for row in told["rows"]}
+        places = {key.removeprefix("where/") for _, key in rows if key.startswith("where/")}
+        uploaded = [{jar.name for jar in Path(place).parents[1].glob("*.jar")} for place in places]
+    assert uploaded == [{jar.name for jar in spark_jars()}] * 2, "beside the zip, in each executor's folder"
     assert told["applied"] == {str(p): 49 for p in range(4)}
-    rows = {(row["partition"], row["key"]): json.loads(row["row"]) for row in told["rows"]}
     for p in range(4):
         for k in range(3):
             assert rows[p, f"k{k}"] == {
                 "total": 3 * sum(at for at in range(50) if at % 3 == k),
                 "at_ms": 1_000 + max(range(k, 50, 3)),
             }
-    places = {key.removeprefix("where/") for _, key in rows if key.startswith("where/")}
     assert len(places) == 2, "two executors, each with its own copy of the zip"
     assert all("/holdfast-" in place and place.endswith(".zip/cluster_app.py") for place in places)
 

@@ -73,6 +73,7 @@ def test_what_broke_a_rule_once_breaks_none(seed: int) -> None:
     run_schedule(seed)
 
 
+@pytest.mark.process
 def test_a_seed_gives_the_same_run_in_every_process() -> None:
     """Also where strings hash differently."""
     seeds = [seeds_of(kind, 1)[0] for kind in Kind if kind is not Kind.CROWD]

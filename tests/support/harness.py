@@ -31,6 +31,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from holdfast.pipeline.topic import TopicLog
 from tests.chaos.counting import processors
+from tests.support import fork_server
 from tests.support.places import ROOT
 
 POLL_S = 0.05
@@ -128,7 +129,7 @@ class Worker:
             "HOLDFAST_WEB_PORT": str(self.port),
             "PYTHONPATH": str(ROOT),
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: fork_server.Process | None = None
         self._mark = 0
 
     # -- life
@@ -138,18 +139,13 @@ class Worker:
         assert not self.running, f"{self.name} runs already"
         self._mark = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as out:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *self._command],
-                env={**os.environ, **self._environment, **more},
-                cwd=self._cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
+            self._process = fork_server.start(
+                self._command, env={**os.environ, **self._environment, **more}, cwd=self._cwd, out=out
             )
         return self
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> fork_server.Process:
         assert self._process is not None, f"{self.name} was never started"
         return self._process
 

@@ -51,5 +51,5 @@ def times(reports: Iterable[pytest.TestReport]) -> list[tuple[str, dict[str, flo
     for report in reports:
         room = report.nodeid.partition("::")[0].split("/")[1]
         by_room[room.removesuffix(".py")] += report.duration
-        by_part["+".join(name for name in PARTS if name in report.keywords) or "none"] += report.duration
+        by_part[str(dict(report.user_properties).get("parts", "none"))] += report.duration
     return [("room", by_room), ("part", by_part)]

@@ -63,6 +63,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert done.returncode == -signal.SIGKILL
 
 
+@pytest.mark.process
 def test_after_a_kill_a_damaged_store_is_set_aside_and_begun_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -79,6 +80,7 @@ def test_after_a_kill_a_damaged_store_is_set_aside_and_begun_anew(
     store.close()
 
 
+@pytest.mark.process
 def test_after_a_kill_a_store_without_damage_is_kept(tmp_path: Path) -> None:
     filled(tmp_path).close()
     left_by_a_kill(tmp_path)
@@ -134,6 +136,7 @@ def test_a_store_found_rotten_is_rebuilt_in_place_and_the_newest_are_kept(tmp_pa
     store.close()
 
 
+@pytest.mark.process
 def test_a_rotten_store_of_a_process_that_was_killed_is_not_believed_again(tmp_path: Path) -> None:
     """Its bytes fit their checksums: only the note tells."""
     filled(tmp_path).close()

@@ -84,6 +84,7 @@ def state(path: Path) -> int:
 
 
 @pytest.mark.parametrize("transactions", [1, 30])
+@pytest.mark.process
 def test_a_process_killed_while_it_restores_leaves_an_earlier_state(
     tmp_path: Path, transactions: int
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_process_killed_while_it_restores_leaves_an_earlier_state(
 
 
 @pytest.mark.parametrize("transactions", [1, 30])
+@pytest.mark.process
 def test_a_transaction_after_a_restore_is_there_with_all_before_it(tmp_path: Path, transactions: int) -> None:
     """Its rows are half of all: without the flush before it they would stand among older ones, or alone."""
     killed_after(tmp_path, restore_and_go_on, transactions)
@@ -101,6 +103,7 @@ def test_a_transaction_after_a_restore_is_there_with_all_before_it(tmp_path: Pat
     store.close()
 
 
+@pytest.mark.process
 def test_the_note_that_a_restored_store_is_current_is_not_older_than_its_rows(tmp_path: Path) -> None:
     killed_after(tmp_path, restore_and_touch, 5)
     assert state(tmp_path) == 5

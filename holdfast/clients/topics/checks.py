@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from holdfast.clients.topics.plan import ALTERABLE
+from holdfast.clients.topics.plan import alterable
 from holdfast.clients.topics.specs import DEFAULT_MESSAGE_BYTES
 from holdfast.clients.topics.types import (
     ClusterTopics,
@@ -17,6 +17,7 @@ from holdfast.clients.topics.types import (
 )
 from holdfast.config import Settings
 from holdfast.core.engine.chains import why_broken
+from holdfast.core.engine.retention import is_shorter, spoken
 
 
 def check(specs: Sequence[TopicSpec], cluster: ClusterTopics) -> list[TopicFinding]:
@@ -71,6 +72,7 @@ def _check_one(spec: TopicSpec, cluster: ClusterTopics) -> Iterator[TopicFinding
         return
     yield from _check_partitions(spec, state, cluster)
     yield from _check_cleanup(spec, state)
+    yield from _check_retention(spec, state)
     yield from _check_time(spec, state)
     yield from _check_compression(spec, state)
     yield from _check_replicas(spec, state)
@@ -160,7 +162,12 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
     if spec.role is TopicRole.COORDINATION and "compact" in policy:
         message = f"cleanup.policy is {policy}: frames without a key are refused there, and claims could not be replayed"
         yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
-    if spec.config.get("retention.ms") == "-1" and state.config.get("retention.ms", "-1") != "-1":
+    undeclared = spec.kept_ms is None
+    if (
+        undeclared
+        and spec.config.get("retention.ms") == "-1"
+        and state.config.get("retention.ms", "-1") != "-1"
+    ):
         lost = "what is built anew from the rest would forget names, epochs or what is done"
         if spec.role is TopicRole.BETWEEN:
             lost = "records would be deleted in time, and no table behind them could be folded again"
@@ -172,15 +179,42 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
             )
         message = f"retention.ms is {state.config['retention.ms']}: {lost}"
         yield _warning(spec.name, message, _alter(spec, "retention.ms=-1"))
-    if spec.role is TopicRole.GLOBAL and "compact" in policy:
+    if spec.role is TopicRole.GLOBAL and undeclared and "compact" in policy:
         message = (
             f"cleanup.policy is {policy}: what the global table held at a recorded position disappears from its history, so a replay, a new version "
             "and verify may see other rows than live folds did"
         )
         yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
-    if spec.role in (TopicRole.SOURCE, TopicRole.BETWEEN) and "compact" in policy:
+    if spec.role in (TopicRole.SOURCE, TopicRole.BETWEEN) and undeclared and "compact" in policy:
         message = f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may give other rows"
         yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+
+
+def _check_retention(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
+    """Yield how a topic differs from its declared retention: an error where records that are folded go earlier."""
+    kept_ms = spec.kept_ms
+    if kept_ms is None:
+        return
+    told, declared = _warning if spec.role is TopicRole.EMIT else _error, f"declared is {spoken(kept_ms)}"
+    lost = f"{declared}: records are gone earlier, and what is folded from them cannot be built again"
+    policy = state.config.get("cleanup.policy", "delete")
+    if "compact" in policy:
+        message = f"cleanup.policy is {policy}, and {lost}"
+        yield told(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+    if "delete" not in policy:
+        return  # it keeps the last record of each key, however old
+    found_ms = int(state.config.get("retention.ms", kept_ms))
+    if is_shorter(found_ms, kept_ms):
+        message = f"retention.ms is {found_ms} ({spoken(found_ms)}), and {lost}"
+        yield told(spec.name, message, _alter(spec, f"retention.ms={kept_ms}"))
+    elif found_ms != kept_ms:
+        # Nothing of ours shortens it: that deletes records.
+        shorten = f"kafka-configs --alter --entity-type topics --entity-name {spec.name} --add-config retention.ms={kept_ms}"
+        message = f"retention.ms is {found_ms} ({spoken(found_ms)}), and {declared}: records are kept longer than that"
+        yield _warning(spec.name, message, f'declare retention="{spoken(found_ms)}", or run {shorten}')
+    if (size := state.config.get("retention.bytes", "-1")) != "-1":
+        message = f"retention.bytes is {size}, and {lost}"
+        yield told(spec.name, message, _alter(spec, "retention.bytes=-1"))
 
 
 def _check_time(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
@@ -233,5 +267,5 @@ def _check_replicas(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding
 def _alter(spec: TopicSpec, assignment: str) -> str:
     remedy = f"kafka-configs --alter --entity-type topics --entity-name {spec.name} --add-config {assignment}"
     key, _, value = assignment.partition("=")
-    ours = key in ALTERABLE[spec.role] and spec.config.get(key) == value
+    ours = key in alterable(spec) and spec.config.get(key) == value
     return f"run `holdfast topics create --alter` or {remedy}" if ours else f"run {remedy}"

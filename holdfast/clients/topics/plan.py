@@ -16,6 +16,7 @@ from holdfast.clients.topics.types import (
     TopicSpec,
     TopicState,
 )
+from holdfast.core.engine.retention import is_shorter
 from holdfast.errors import TopicError
 
 _OURS = ("cleanup.policy", "compression.type", "message.timestamp.type", "min.insync.replicas")
@@ -44,6 +45,11 @@ ALTERABLE = {
 
 Never what could delete a record that someone else wrote.
 """
+
+
+def alterable(spec: TopicSpec) -> tuple[str, ...]:
+    """Return what `plan(..., alter=True)` may set of an existing topic; a declared retention is only ever made longer."""
+    return (*ALTERABLE[spec.role], *(() if spec.kept_ms is None else ("retention.ms", "retention.bytes")))
 
 
 def plan(specs: Sequence[TopicSpec], cluster: ClusterTopics, *, alter: bool = False) -> list[TopicChange]:
@@ -76,7 +82,7 @@ def _changes(spec: TopicSpec, state: TopicState) -> dict[str, str]:
     # Asking for two copies in sync of a topic that has fewer would stop every write to it.
     keys = [
         key
-        for key in ALTERABLE[spec.role]
+        for key in dict.fromkeys(alterable(spec))
         if key in spec.config and (key != "min.insync.replicas" or state.replication_factor >= 3)
     ]
     return {
@@ -87,4 +93,6 @@ def _changes(spec: TopicSpec, state: TopicState) -> dict[str, str]:
 
 
 def _is_as_wanted(key: str, found: str, wanted: str) -> bool:
+    if key == "retention.ms":
+        return not is_shorter(int(found), int(wanted))
     return int(found) >= int(wanted) if key == "max.message.bytes" else found == wanted

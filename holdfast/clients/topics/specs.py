@@ -11,6 +11,7 @@ from holdfast.config import Settings
 from holdfast.core.claims.resets import RESETS_TOPIC
 from holdfast.core.engine.folding import LIMIT_BYTES
 from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.retention import retentions
 from holdfast.core.engine.rows import LIMIT_KEY_BYTES
 from holdfast.core.engine.streams import Internal
 
@@ -175,7 +176,17 @@ def specs_for(
     specs[quarantine] = _spec(settings, quarantine, TopicRole.QUARANTINE, count, _QUARANTINE)
     specs[workers] = _spec(settings, workers, TopicRole.WORKERS, 1, _LATEST)
     specs[settings.skips_topic] = _spec(settings, settings.skips_topic, TopicRole.SKIPS, 1, _LATEST)
+    for name, kept_ms in retentions(processors).items():
+        specs[name] = _kept(specs[name], kept_ms)
     return list(specs.values())
+
+
+def _kept(spec: TopicSpec, kept_ms: int) -> TopicSpec:
+    """Return *spec* with a declared retention; a limit of bytes would end it earlier. What holdfast keeps for ever stays so."""
+    if int(spec.config.get("retention.ms", kept_ms)) != kept_ms:
+        return spec
+    config = {**spec.config, "retention.ms": str(kept_ms), "retention.bytes": "-1"}
+    return replace(spec, config=config, kept_ms=kept_ms)
 
 
 def _between(

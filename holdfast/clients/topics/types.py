@@ -54,6 +54,8 @@ class TopicSpec:
     """The topic whose partitions it follows: of a changelog or of choices, and of a topic that a fold emits to in
     place.
     """
+    kept_ms: int | None = None
+    """How long its records are declared to be kept; FOREVER_MS for ever, None where no declaration tells."""
     beside: Mapping[str, str] = field(default_factory=dict)
     """Topics that must have as many partitions, since a processor folds both, and the names of the processors."""
 

@@ -28,7 +28,7 @@ class EmitRules:
                 type(emit) is Emit
                 and type(emit.topic) is str
                 and emit.topic in declared
-                and type(key := emit.key) is bytes
+                and (type(key := emit.key) is bytes or (type(key) is str and key.isascii()))
                 and type(value := emit.value) is bytes
                 and len(key) + len(value) <= limit_bytes
                 and emit.partition is None

@@ -19,6 +19,7 @@ from holdfast.core.engine.codec import (
     Marker,
     encode_marker,
 )
+from holdfast.core.engine.paced import Paced
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import JournaledRows, Store
 from holdfast.core.engine.sources import decoder_columns, event_time
@@ -106,30 +107,38 @@ class Folder(SteppingFolder[R, Batch, Changes]):
                 taken.append(rest)
                 yield rest
 
-    def _fast_step(self, batch: Batch) -> None:
+    def _fast_step(self, batch: Batch) -> int:
         if self.processor.stateless:
             self._emits += self.processor.send_all(batch.columns)
             self.stream_ms = max(self.stream_ms, *batch.times_ms)
-            return
+            return batch.records
         rows, fold, emit, now_ms = self.rows, self._call, self._emits.extend, self.stream_ms
+        folded = 0
         events = map(self.processor.decode, *self._columns(batch))
         for event, at_ms in zip(events, batch.times_ms, strict=True):
             if at_ms > now_ms:
                 now_ms = at_ms
-                if rows.next_wake_ms <= now_ms:
-                    self._wake_fast(rows, now_ms)
+                if rows.next_wake_ms <= now_ms and not self._wake_fast(rows, now_ms):
+                    break
             emits = fold(rows, event, now_ms)
+            folded += 1
             if emits is not None:
+                if emits.__class__ is Paced:
+                    self._rest, self._rest_before = emits.parts, False
+                    break
                 emit(emits)
         self.stream_ms = now_ms
+        return folded
 
-    def _careful_batch(self, rows: JournaledRows[R], batch: Batch) -> Iterator[None]:
+    def _careful_batch(self, rows: JournaledRows[R], batch: Batch) -> Iterator[object]:
         decode, fold = self.processor.decode, self.processor.fold
         columns = self._columns(batch)
         for at, (offset, at_ms) in enumerate(zip(batch.offsets, batch.times_ms, strict=True)):
             inputs = [column[at] for column in columns]
-            self._careful_record(rows, ("", offset), at_ms, partial(decode, *inputs), fold, self._time)
-            yield
+            yield from self._careful_record(
+                rows, ("", offset), at_ms, partial(decode, *inputs), fold, self._time
+            )
+            yield None
 
     def unchanged(self) -> Changes:
         return Changes(marker=self._marker(self.applied), records=0)

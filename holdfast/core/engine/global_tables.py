@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.global_rows import GlobalName
+from holdfast.core.engine.retention import FOREVER_MS, declared_ms, spoken
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.sources import FoldWith, Source
 from holdfast.errors import ConfigError
@@ -25,11 +26,21 @@ class Global(GlobalName[R]):
     one copy. *fold* is pure, as that of a processor; it gets the rows of the record's partition alone, emits nothing and sets no timers. So
     records of one key must lie in one partition; the topic may have any number of them. `FoldWith` asks for more than the event.
 
+    The topic must be kept whole. So the source's retention is "forever", or undeclared; ConfigError for a shorter one.
+
     Give a changed *fold* or *row* together with a new version of each processor that reads the global.
     """
 
     source: Source[Any]
     fold: Callable[[Rows[R], Any, int], Emits] | FoldWith
+
+    def __post_init__(self) -> None:
+        ms = declared_ms(getattr(self.source, "topic", ""))
+        if ms is not None and ms != FOREVER_MS:
+            raise ConfigError(
+                f"global {self.name}: its topic {self.topic} is declared with retention {spoken(ms)}, but folds that looked into the table cannot be "
+                'folded again without all of its records: write retention="forever", or leave it out'
+            )
 
     @property
     def topic(self) -> str:

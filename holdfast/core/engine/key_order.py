@@ -45,11 +45,11 @@ class KeyOrder:
             if at < len(keys) and keys[at] == key:
                 del keys[at]
 
-    def within(self, prefix: bytes) -> list[bytes]:
-        """Return the keys that begin with *prefix*, in order."""
-        after, keys, short = prefix + _AFTER, self._long, self._short
-        found = keys[bisect_left(keys, prefix) : bisect_left(keys, after)]
-        if fresh := short[bisect_left(short, prefix) : bisect_left(short, after)]:
+    def within(self, prefix: bytes, start: bytes = b"") -> list[bytes]:
+        """Return the keys that begin with *prefix*, from *start* on, in order."""
+        first, after, keys, short = max(prefix, start), prefix + _AFTER, self._long, self._short
+        found = keys[bisect_left(keys, first) : bisect_left(keys, after)]
+        if fresh := short[bisect_left(short, first) : bisect_left(short, after)]:
             found += fresh
             found.sort()
         return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, islice
 
 from holdfast.core.engine.batches import Batch
@@ -55,6 +55,7 @@ class Stretch:
     reached_ms: Sequence[int] = ()
     choice: Choice | None = None
     decided: bool = False
+    _counted: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def records(self) -> int:
@@ -62,12 +63,17 @@ class Stretch:
 
     def slice(self, start: int, stop: int) -> Stretch:
         """Return records *start* to *stop*, not included."""
-        before, order = self.order[:start], self.order[start:stop]
-        portions: list[Portion | None] = []
-        for source, portion in enumerate(self.portions):
-            count = order.count(source)
-            first = before.count(source) if count else 0
-            portions.append(portion.slice(first, first + count) if portion and count else None)
+        order = self.order[start:stop]
+        # How many of each source lie before: known where a slice ended, since a folder takes one after another.
+        firsts = self._counted.pop(start, None)
+        if firsts is None:
+            firsts = [self.order.count(source, 0, start) for source in range(len(self.portions))]
+        lasts = [first + order.count(source) for source, first in enumerate(firsts)]
+        self._counted[stop] = lasts
+        portions = [
+            portion.slice(first, last) if portion and last > first else None
+            for portion, first, last in zip(self.portions, firsts, lasts, strict=True)
+        ]
         return Stretch(tuple(portions), order, self.reached_ms[start:stop])
 
 
@@ -96,7 +102,7 @@ class _Fetched:
     def offer(self, batch: Batch, offset_next: int | None) -> None:
         fresh = batch.after(self.offset_next - 1)
         if fresh.offsets:
-            reached = list(islice(accumulate(fresh.times_ms, max, initial=self.reached_ms), 1, None))
+            reached = _reached(fresh.times_ms, self.reached_ms)
             number = self.number
             self._portions.append(Portion(fresh, reached))
             self._keys.append([at_ms << SOURCE_BITS | number for at_ms in reached])
@@ -132,6 +138,16 @@ class _Fetched:
             self._keys.popleft()
         self.applied, self._at = applied, 0
         self._start = bisect_right(self._portions[0].batch.offsets, applied) if self._portions else 0
+
+
+def _reached(times_ms: Sequence[int], before_ms: int) -> list[int]:
+    """Return of each time the highest up to it, *before_ms* included."""
+    times = list(times_ms)
+    if times[0] >= before_ms and times == sorted(
+        times
+    ):  # as they mostly are, and quicker than to look for it
+        return times
+    return list(islice(accumulate(times, max, initial=before_ms), 1, None))
 
 
 class Merger:

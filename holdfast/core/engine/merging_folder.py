@@ -24,11 +24,20 @@ from holdfast.core.engine.choices import (
     globals_of,
 )
 from holdfast.core.engine.codec import APPLIED, TICK
+from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.global_rows import GlobalTables, GlobalViews
 from holdfast.core.engine.merging import Stretch
+from holdfast.core.engine.paced import Paced
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import JournaledRows, Store
-from holdfast.core.engine.stepping import LIMIT_BYTES, SteppingFolder, Transition, Written
+from holdfast.core.engine.stepping import (
+    LIMIT_BYTES,
+    WAKE_AT_ONCE,
+    WITHIN,
+    SteppingFolder,
+    Transition,
+    Written,
+)
 from holdfast.core.engine.timers import TimerTable, timers_in
 from holdfast.errors import ChangelogError
 
@@ -187,45 +196,62 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
 
     # -- at full speed
 
-    def _fast_step(self, batch: Stretch) -> None:
+    def _fast_step(self, batch: Stretch) -> int:
         if batch.choice is not None:
             self._obey(batch.choice, decided=batch.decided)
             if batch.choice.tick_ms is not None:
-                self._tick_fast(batch.choice.tick_ms)
-            return
-        rows, folds, emit, now_ms = self.rows, self._calls, self._emits.extend, self.stream_ms
-        events = [
-            (() if portion is None else map(each.decode, *each.columns(portion.batch))).__iter__().__next__
+                self._rest, self._rest_before = self._ticking(batch.choice.tick_ms), False
+            return 0
+        rows, emit, now_ms = self.rows, self._emits.extend, self.stream_ms
+        folded = 0
+        decoded: list[Iterator[Any]] = [
+            iter(()) if portion is None else map(each.decode, *each.columns(portion.batch))
             for each, portion in zip(self._folds, batch.portions, strict=True)
         ]
-        for source, at_ms in zip(batch.order, batch.reached_ms, strict=True):
-            event = events[source]()
+        called = map(self._calls.__getitem__, batch.order)
+        events: Iterator[Any] = map(next, map(decoded.__getitem__, batch.order))
+        for fold, event, at_ms in zip(called, events, batch.reached_ms, strict=True):
             if at_ms > now_ms:
                 now_ms = at_ms
-                if rows.next_wake_ms <= now_ms:
-                    self._wake_fast(rows, now_ms)
-            emits = folds[source](rows, event, now_ms)
+                if rows.next_wake_ms <= now_ms and not self._wake_fast(rows, now_ms):
+                    break
+            emits = fold(rows, event, now_ms)
+            folded += 1
             if emits is not None:
+                if emits.__class__ is Paced:
+                    self._rest, self._rest_before = emits.parts, False
+                    break
                 emit(emits)
         self.stream_ms = now_ms
+        if folded < batch.records:
+            batch = batch.slice(0, folded)
+            if not folded:
+                return 0
         for source, portion in enumerate(batch.portions):
             if portion is not None:
                 self._reach(source, portion.batch.offsets[-1], portion.reached_ms[-1])
         self._last = batch.order[-1]
+        return folded
 
-    def _tick_fast(self, now_ms: int) -> None:
-        for key, due_ms in self._ticks.due(now_ms):
+    def _ticking(self, now_ms: int) -> Iterator[list[Emit]]:
+        for number, (key, due_ms) in enumerate(self._ticks.due(now_ms), 1):
             if self._on_tick is not None and self._ticks.fire(key, due_ms):
-                self._emits.extend(self._on_tick(self.rows, key, due_ms) or ())
+                emits = self._on_tick(self.rows, key, due_ms)
+                if isinstance(emits, Paced):
+                    yield from emits.parts
+                elif emits is not None:
+                    self._emits.extend(emits)
+            if number % WAKE_AT_ONCE == 0:
+                yield []
 
     # -- record by record
 
-    def _careful_batch(self, rows: JournaledRows[R], batch: Stretch) -> Iterator[None]:
+    def _careful_batch(self, rows: JournaledRows[R], batch: Stretch) -> Iterator[object]:
         if batch.choice is not None:
             self._obey(batch.choice, decided=batch.decided)
             if batch.choice.tick_ms is not None:
-                self._tick_carefully(rows, batch.choice)
-            yield
+                yield from self._tick_carefully(rows, batch.choice)
+            yield None
             return
         columns = [
             () if portion is None else each.columns(portion.batch)
@@ -240,19 +266,21 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             inputs = [column[at] for column in columns[source]]
             place = each.source.topic, offset
             decode = partial(each.decode, *inputs)
-            self._careful_record(rows, place, reached_ms, decode, each.fold, each.event_ms)
+            yield from self._careful_record(rows, place, reached_ms, decode, each.fold, each.event_ms)
             self._reach(source, offset, reached_ms)
             self._last = source
-            yield
+            yield None
 
-    def _tick_carefully(self, rows: JournaledRows[R], choice: Choice) -> None:
+    def _tick_carefully(self, rows: JournaledRows[R], choice: Choice) -> Iterator[object]:
         assert choice.tick_ms is not None
-        for key, due_ms in self._ticks.due(choice.tick_ms):
+        for number, (key, due_ms) in enumerate(self._ticks.due(choice.tick_ms), 1):
+            if number % WAKE_AT_ONCE == 0:
+                yield WITHIN
             if self._on_tick is not None and self._ticks.fire(key, due_ms):
                 rows.keep()  # a timer that fails has fired all the same
                 act = partial(self._on_tick, rows, key, due_ms)
                 what = f"tick timer {key!r:.200} due at {due_ms}: "
-                self._attempt(rows, ("", choice.number), "tick", act, what, choice.tick_ms)
+                yield from self._attempt(rows, ("", choice.number), "tick", act, what, choice.tick_ms)
 
     # -- the position
 

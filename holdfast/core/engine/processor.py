@@ -14,6 +14,7 @@ from holdfast.core.engine.declaring import is_topic, why_uncallable
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.global_tables import LIMIT_GLOBALS, Global
 from holdfast.core.engine.named_tables import Table, declared_table, why_wrong_tables
+from holdfast.core.engine.retention import retentions
 from holdfast.core.engine.row_types import why_unfit
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.sources import (
@@ -133,6 +134,7 @@ class Processor(Generic[E, R]):
             raise self._wrong(why)
         if self.reads:
             self._check_globals()
+        retentions([self])
 
     def _check_globals(self) -> None:
         if not isinstance(self.reads, tuple):
@@ -290,6 +292,11 @@ class Processor(Generic[E, R]):
         """Return whether this is a step that keeps no rows: all that its changelog holds is its position."""
         return False
 
+    @property
+    def passing(self) -> bool:
+        """Return whether rows that come and go within one transaction are left out of what is stored."""
+        return False
+
     def send_all(self, columns: Sequence[Sequence[Any]]) -> list[Emit]:
         """Return what a stateless step sends for records in columns, as its decoder and fold would one by one."""
         raise NotImplementedError("only steps send without rows")
@@ -302,6 +309,16 @@ class Processor(Generic[E, R]):
     @property
     def _sources(self) -> tuple[str, ...]:
         return (self.source,) if self.on is None else tuple(source.topic for source in self.on)
+
+    @property
+    def declared_topics(self) -> tuple[str, ...]:
+        """Return every topic that the declaration names, as names that may carry a retention."""
+        return (*self._sources, *self.emits, *(each.source.topic for each in self.reads))
+
+    @property
+    def kept_whole(self) -> tuple[str, ...]:
+        """Return the topics of the globals that are read: of these no record may be deleted."""
+        return tuple(each.topic for each in self.reads)
 
     @property
     def internal(self) -> tuple[Internal[Any], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from typing import Any, get_origin
 
 import msgspec
@@ -35,7 +36,7 @@ def is_plain(row: Any) -> bool:
     >>> is_plain(tuple[int, str | None]), is_plain(float), is_plain(dict[str, int])
     (True, False, False)
     """
-    return all(_has_one_form(each) for _, each in _located("", inspect.type_info(row), set()))
+    return all(_has_one_form(each) for _, each in _parts(row))
 
 
 def _has_one_form(info: inspect.Type) -> bool:
@@ -61,7 +62,7 @@ def has_lookalikes(row: Any) -> bool:
     return any(
         isinstance(each, inspect.BytesType | inspect.CollectionType | inspect.TupleType)
         or (bool(where) and isinstance(each, inspect.StructType | inspect.DataclassType))
-        for where, each in _located("", inspect.type_info(row), set())
+        for where, each in _parts(row)
     )
 
 
@@ -118,6 +119,22 @@ _CURES = {
     inspect.TypedDictType: "is a TypedDict: make it a frozen Struct",
 }
 """Types whose values can be changed in place, and what to write instead."""
+
+
+def _parts(row: Any) -> tuple[tuple[str, inspect.Type], ...]:
+    """Return *row* and what it is made of, each with its place.
+
+    Every partition makes a codec of the same few types, and looking into one takes milliseconds.
+    """
+    try:
+        return _remembered(row)
+    except TypeError:  # annotated with what has no hash; another TypeError comes again
+        return _remembered.__wrapped__(row)
+
+
+@lru_cache(maxsize=256)
+def _remembered(row: Any) -> tuple[tuple[str, inspect.Type], ...]:
+    return tuple(_located("", inspect.type_info(row), set()))
 
 
 def _cure(info: inspect.Type) -> str | None:

@@ -65,10 +65,13 @@ class Rows(Generic[R]):
     refused for what another cut of the log would have refused it for. `failures` holds what the store raised,
     even when a fold swallowed it. In `derived` a declaration of ours may remember what it would find again in rows
     by looking: it is emptied whenever changes are taken back. `globals` has the global tables that the processor reads.
+
+    With *passing* a row that comes and goes within one transaction leaves no trace in what is stored.
     """
 
     __slots__ = (
         "_all_cached",
+        "_born",
         "_changed",
         "_codec",
         "_limit",
@@ -78,6 +81,7 @@ class Rows(Generic[R]):
         "_replaced",
         "_store",
         "_tables",
+        "_unsure",
         "_wakes",
         "_young",
         "derived",
@@ -99,6 +103,7 @@ class Rows(Generic[R]):
         events: TimerTable | None = None,
         name: str = "",
         tables: Mapping[str, Rows[Any]] = _NO_TABLES,
+        passing: bool = False,
     ) -> None:
         self._name, self._tables = name, tables
         self._store, self._codec, self._limit = store, codec, max(1, cache_rows // 2)
@@ -108,6 +113,8 @@ class Rows(Generic[R]):
         self._changed: dict[str, R | None] = {}
         self._order = KeyOrder()
         self._replaced = 0
+        self._born: set[str] | None = set() if passing else None
+        self._unsure: set[str] = set()
         self.put: list[R] = []
         self.failures: list[Exception] = []
         for each in tables.values():
@@ -186,19 +193,19 @@ class Rows(Generic[R]):
             raise KeyError(key)
         self._changed[key] = None
 
-    def scan(self, prefix: str = "") -> Iterator[tuple[str, R]]:
+    def scan(self, prefix: str = "", *, start: str = "") -> Iterator[tuple[str, R]]:
         """Yield (key, row) with *prefix* in the order of the keys' UTF-8 bytes, changes of this transaction
-        included.
+        included; those before *start* are passed over.
 
         What the caller changes while scanning is not seen by that scan.
         """
-        within = row_key(prefix)
-        changed = self._changed_within(within)
+        within, first = row_key(prefix), row_key(start)
+        changed = self._changed_within(within, first)
         names = [stored[1:].decode() for stored in changed]
         rows = [*map(self._changed.__getitem__, names)]
         at, end = 0, len(changed)
         try:
-            for stored, value in self._store.scan(within):
+            for stored, value in self._stored_within(within, first):
                 while at < end and changed[at] < stored:
                     if (row := rows[at]) is not None:
                         yield names[at], row
@@ -212,8 +219,16 @@ class Rows(Generic[R]):
             if row is not None:
                 yield name, row
 
-    def _changed_within(self, prefix: bytes) -> list[bytes]:
-        """Return the stored keys under *prefix* that this transaction changed, in order.
+    def _stored_within(self, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        if start <= prefix:
+            return self._store.scan(prefix)
+        if (scan_from := getattr(self._store, "scan_from", None)) is not None:
+            found: Iterator[tuple[bytes, bytes]] = scan_from(start, prefix)
+            return found
+        return ((key, value) for key, value in self._store.scan(prefix) if key >= start)
+
+    def _changed_within(self, prefix: bytes, start: bytes) -> list[bytes]:
+        """Return the stored keys under *prefix*, from *start* on, that this transaction changed, in order.
 
         The order is made when the first scan asks for it and takes in what was changed since: those keys are
         the last of the dict, since a key keeps its place there when its row changes again, and an undone
@@ -222,7 +237,7 @@ class Rows(Generic[R]):
         order, fresh = self._order, len(self._changed) - len(self._order)
         if fresh:
             order.add(row_keys(list(islice(reversed(self._changed), fresh))))
-        return order.within(prefix)
+        return order.within(prefix, start)
 
     def wake_at(self, key: str, at_ms: int | None, *, clock: Clock = "append") -> None:
         """Have `on_wake(rows, key, at_ms)` called when a record appended at or after *at_ms* arrives, before
@@ -296,20 +311,59 @@ class Rows(Generic[R]):
         """
         return self._changed, self._wakes.changed
 
+    def lasting(self, changed: list[tuple[str, R | None]]) -> list[tuple[str, R | None]]:
+        """Return those of the *changed* rows that are to be stored. For the folder only, when all is folded.
+
+        What is left out depends on the rows that are committed, not on those that are cached.
+        """
+        if self._born is None:
+            return changed
+        self.forget_replaced()
+        born, unsure = self._born, self._unsure
+        return [
+            each
+            for each in changed
+            if each[1] is not None
+            or (each[0] not in born and (each[0] not in unsure or self._is_stored(each[0])))
+        ]
+
+    def _is_stored(self, key: str) -> bool:
+        return self._store.get(row_key(key)) is not None
+
     def forget_replaced(self) -> None:
         """Drop the committed rows that this transaction has replaced so far, while the processor's cache
         has them. For the folder only.
         """
         fresh = len(self._changed) - self._replaced
         if fresh:
-            deque(map(self._young.pop, islice(reversed(self._changed), fresh), repeat(None)), 0)
+            keys = islice(reversed(self._changed), fresh)
+            if self._born is None:
+                deque(map(self._young.pop, keys, repeat(None)), 0)
+            else:
+                self._note_born(self._born, [*keys])
             self._replaced = len(self._changed)
         for each in self._tables.values():
             each.forget_replaced()
 
+    def _note_born(self, born: set[str], keys: list[str]) -> None:
+        """Forget *keys* that are replaced, and note those of which no row is committed, or of which that is not known."""
+        before = [*map(self._young.pop, keys, repeat(_UNKNOWN))]
+        born.update(key for key, row in zip(keys, before, strict=True) if row is None)
+        for key in [key for key, row in zip(keys, before, strict=True) if row is _UNKNOWN]:
+            row = self._old.get(key, _UNKNOWN)
+            if row is None or (row is _UNKNOWN and self._all_cached):
+                born.add(key)
+            elif row is _UNKNOWN:
+                self._unsure.add(key)
+
     def commit(self) -> None:
         """Take the changes as committed to the store. For the folder only."""
         self.forget_replaced()
+        if self._born is not None:
+            self._born.clear()
+            self._unsure.clear()
+            if self._all_cached:
+                self._let_go()
         # They have no key in common now, so the larger takes in the smaller: a large transaction has often
         # replaced every row.
         few, many = sorted((self._young, self._changed), key=len)
@@ -327,6 +381,12 @@ class Rows(Generic[R]):
         for each in self._tables.values():
             each.commit()
 
+    def _let_go(self) -> None:
+        """Forget rows that are gone: where all others are cached, that says it."""
+        for key in [key for key, row in self._changed.items() if row is None]:
+            del self._changed[key]
+            self._old.pop(key, None)
+
     def rollback(self) -> None:
         """Forget the changes since the last commit. For the folder only."""
         self._all_cached = self._all_cached and not self._changed
@@ -335,6 +395,9 @@ class Rows(Generic[R]):
         self._changed.clear()
         self._order.clear()
         self._replaced = 0
+        if self._born is not None:
+            self._born.clear()
+            self._unsure.clear()
         self.put.clear()
         self.failures.clear()
         self.derived.clear()

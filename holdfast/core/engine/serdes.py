@@ -134,11 +134,9 @@ class Bytes:
         return value
 
     def encode(self, value: bytes | None) -> bytes | None:
-        if not isinstance(value, bytes | None):
-            raise FoldError(
-                f"{value!r:.200} cannot be written as Bytes(): it is of type {type(value).__name__}"
-            )
-        return value
+        if value is None or isinstance(value, bytes):
+            return value
+        raise FoldError(f"{value!r:.200} cannot be written as Bytes(): it is of type {type(value).__name__}")
 
     def __repr__(self) -> str:
         return "Bytes()"
@@ -158,12 +156,14 @@ class Text:
             raise DecodeError(f"not Text(): {error}") from error
 
     def encode(self, value: str | None) -> bytes | None:
-        if not isinstance(value, str | None):
+        if value is None:
+            return None
+        if not isinstance(value, str):
             raise FoldError(
                 f"{value!r:.200} cannot be written as Text(): it is of type {type(value).__name__}"
             )
         try:
-            return None if value is None else value.encode()
+            return value.encode()
         except UnicodeEncodeError as error:
             raise FoldError(f"{value!r:.200} cannot be written as Text(): {error}") from error
 

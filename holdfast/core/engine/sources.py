@@ -15,8 +15,10 @@ from zlib import crc32
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declaring import is_serde, is_topic
 from holdfast.core.engine.emits import Emits
+from holdfast.core.engine.retention import kept
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Serde, Text
+from holdfast.core.engine.streams import Internal
 from holdfast.core.engine.timers import NEVER
 from holdfast.errors import ConfigError, DecodeError
 
@@ -42,12 +44,17 @@ class Source(Generic[T]):
 
     *time* tells an event's own time in ms, for folds that ask for "event_ms" and for the event clock. *key* reads the records' keys,
     for folds that ask for "key". ConfigError for what is no topic or no serde.
+
+    *retention* tells how long the topic keeps its records: a duration such as "7d", ms, "forever", or None for what the
+    brokers say. `holdfast topics create` makes the topic so, and `topics check` compares: a state cannot be built again from records that
+    are gone. All declarations of one topic must agree. An internal topic has none, since holdfast keeps and trims it.
     """
 
     topic: str
     serde: Serde[T]
     time: Callable[[T], int] | None = None
     key: Serde[Any] = field(default_factory=Text)
+    retention: str | int | None = None
 
     def __post_init__(self) -> None:
         if not is_topic(self.topic):
@@ -59,6 +66,13 @@ class Source(Generic[T]):
                 raise ConfigError(
                     f"the {name} of source {self.topic!r:.200} is {serde!r:.200}; write Json(...), say"
                 )
+        if self.retention is not None and isinstance(self.topic, Internal):
+            raise ConfigError(
+                f"source {str(self.topic)!r} is an internal topic, which holdfast keeps until it is trimmed: leave out retention="
+            )
+        # The name carries it, since that is what is left of a source in declarations that take one.
+        topic = kept(self.topic, self.retention, f"source {str(self.topic)!r}")
+        object.__setattr__(self, "topic", topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +185,8 @@ def _teller(
 ) -> Callable[[Any, tuple[Any, ...]], Any]:
     match name:
         case "topic":
-            return lambda event, record: source.topic
+            topic = str(source.topic)  # a fold may keep it in a row: no subclass
+            return lambda event, record: topic
         case "timestamp":
             return lambda event, record: record[-1]
         case "event_ms":

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from holdfast.core.engine.asides import Asides, close_asides, open_asides
@@ -26,6 +26,7 @@ from holdfast.core.engine.codec import (
 )
 from holdfast.core.engine.emit_rules import EmitRules
 from holdfast.core.engine.emits import Emit, Emits
+from holdfast.core.engine.paced import Paced
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
 from holdfast.core.engine.sources import EventTime
@@ -49,6 +50,8 @@ STEP_S = 0.05
 
 At full speed one of STEP_RECORDS takes 2 ms.
 """
+WAKE_AT_ONCE = 2_000
+"""How many due timers of one record fire in a step."""
 LIMIT_BYTES = 1_000_000
 """What a row, and a record that is emitted, may take. Topics are asked for as much when a worker starts."""
 
@@ -127,6 +130,9 @@ C = TypeVar("C", bound=Written)
 
 _Fold: TypeAlias = Callable[[Rows[R], Any, int], Emits]
 
+WITHIN: Any = object()
+"""What is yielded in the middle of a record: the transaction cannot end there."""
+
 
 class _LooseError(Exception):
     """The fold sets rows with values of another type than declared: a list in a tuple's place, say, which
@@ -174,6 +180,9 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self._emits: list[Emit] = []
         self._refused: list[Refused] = []
         self._open, self._enough = False, False
+        self._rest: Iterator[list[Emit]] | None = None
+        """What is left to do of the record at which the last step at full speed ended, or *before* the next."""
+        self._rest_before = False
         # The first step is of one record, since nobody knows yet how long a fold takes; the next are of twice
         # as many each.
         self._step_records, self._most_records = 1, STEP_RECORDS
@@ -185,12 +194,15 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         """Yield what of *batches* was not applied before, and keep it in *taken*."""
 
     @abstractmethod
-    def _fast_step(self, batch: P) -> None:
-        """Fold *batch*; raise whatever fails."""
+    def _fast_step(self, batch: P) -> int:
+        """Fold *batch*, or its first records where more than a step is to do at one; return how many, and leave `_rest`.
+
+        Raises whatever fails.
+        """
 
     @abstractmethod
-    def _careful_batch(self, rows: JournaledRows[R], batch: P) -> Iterator[None]:
-        """Fold *batch*, each record undone and refused that fails; yield behind each."""
+    def _careful_batch(self, rows: JournaledRows[R], batch: P) -> Iterator[object]:
+        """Fold *batch*, each record undone and refused that fails; yield None behind each, and WITHIN one that takes long."""
 
     @abstractmethod
     def _moved(self) -> None:
@@ -293,6 +305,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
 
     def _forget(self) -> None:
         self._emits, self._refused, self.changes, self._open = [], [], None, False
+        self._rest = None
 
     def _raise_store_failure(self) -> None:
         if self.rows.failures:
@@ -303,22 +316,42 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     def _fast(self, batches: Iterable[P], taken: list[P]) -> Iterator[None]:
         records = 0
         for batch in batches:
-            start, end = 0, batch.records
-            while not self._enough:
+            start, end, begun = 0, batch.records, False
+            while begun or not self._enough:
                 stop = min(end, start + self._step_records)
                 emitted = len(self._emits)
-                self._fast_step(batch.slice(start, stop) if end > self._step_records or start else batch)
-                self._check_put()
-                self.rows.forget_replaced()
-                self._rules.check_all(self._emits[emitted:])
-                records += stop - start
-                start = stop
+                done = self._fast_step(
+                    batch.slice(start, stop) if end > self._step_records or start else batch
+                )
+                emitted = self._check_step(emitted)
+                # Timers may have fired for the next record, which has to be folded then.
+                begun = done < stop - start and self._rest_before
+                records += done
+                start += done
+                if self._rest is not None:
+                    yield from self._finish_rest(self._rest, emitted)
                 yield
                 if start >= end:
                     break
             if self._enough:
                 break
         yield from self._close(taken, records, checked=False)
+
+    def _finish_rest(self, rest: Iterator[list[Emit]], emitted: int) -> Iterator[None]:
+        for part in rest:
+            self._emits += part
+            emitted = self._check_step(emitted)
+            yield
+        self._rest = None
+        if len(self._emits) > emitted or any(part.rows.put for part in self._parts):
+            self._check_step(emitted)
+
+    def _check_step(self, emitted: int) -> int:
+        """Check the rows of a step, and its emits: those behind the first *emitted*. Return how many there are now."""
+        self._check_put()
+        self.rows.forget_replaced()
+        self._rules.check_all(self._emits[emitted:])
+        return len(self._emits)
 
     def _check_put(self) -> None:
         """Raise if a row set in this step would be refused record by record, be it replaced since or not."""
@@ -343,10 +376,25 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             if (size := part.codec.size([row])) > self._limit_bytes:
                 raise FoldError(f"row takes {size} bytes, the limit is {self._limit_bytes}: {row!r:.200}")
 
-    def _wake_fast(self, rows: Rows[R], now_ms: int) -> None:
-        for key, due_ms in rows.due(now_ms):
+    def _wake_fast(self, rows: Rows[R], now_ms: int) -> bool:
+        """Fire the due timers; False when some are left to `_rest`: then the record that is met waits."""
+        due = rows.due(now_ms)
+        if len(due) > WAKE_AT_ONCE:
+            self._rest, self._rest_before = self._waking(rows, due), True
+            return False
+        for key, due_ms in due:
             if rows.fire(key, due_ms):
                 self._emits.extend(self._on_wake(rows, key, due_ms) or ())
+        return True
+
+    def _waking(self, rows: Rows[R], due: list[tuple[str, int]]) -> Iterator[list[Emit]]:
+        left = iter(due)
+        while some := [*islice(left, WAKE_AT_ONCE)]:
+            emits: list[Emit] = []
+            for key, due_ms in some:
+                if rows.fire(key, due_ms):
+                    emits.extend(self._on_wake(rows, key, due_ms) or ())
+            yield emits
 
     def _timed(self, fold: _Fold[R], time: EventTime) -> _Fold[R]:
         """Return *fold* with event time let pass before it: where there is none, folds are called as they are."""
@@ -379,7 +427,11 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         for batch in batches:
             folded = self._careful_batch(rows, batch)
             # Only here may a transaction end: between two records.
-            while not self._enough and next(folded, self) is None:
+            within: object = None
+            while (within is WITHIN or not self._enough) and (within := next(folded, self)) is not self:
+                if within is WITHIN:
+                    yield
+                    continue
                 records, step = records + (batch.records > 0), step + 1
                 if step >= self._step_records:
                     step, self._step_records = 0, min(self._most_records, 2 * self._step_records)
@@ -396,14 +448,16 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         decode: Callable[[], Any],
         fold: _Fold[R],
         time: EventTime,
-    ) -> None:
+    ) -> Iterator[object]:
         if at_ms > self.stream_ms:
             self.stream_ms = at_ms
-            for key, due_ms in rows.due(at_ms):
+            for number, (key, due_ms) in enumerate(rows.due(at_ms), 1):
+                if number % WAKE_AT_ONCE == 0:
+                    yield WITHIN
                 if rows.fire(key, due_ms):
                     rows.keep()  # a timer that fails has fired all the same
                     act = partial(self._on_wake, rows, key, due_ms)
-                    self._attempt(rows, at, "wake", act, f"timer {key!r:.200} due at {due_ms}: ")
+                    yield from self._attempt(rows, at, "wake", act, f"timer {key!r:.200} due at {due_ms}: ")
         try:
             event = decode()
             event_ms = -NEVER if self._events is None else time(event, self.stream_ms)
@@ -413,19 +467,21 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             self._refuse(at, "decode", error)
             return
         if event_ms > self.event_ms:
-            self._pass_event_time(rows, at, event_ms)
-        self._attempt(rows, at, "fold", partial(fold, rows, event, self.stream_ms))
+            yield from self._pass_event_time(rows, at, event_ms)
+        yield from self._attempt(rows, at, "fold", partial(fold, rows, event, self.stream_ms))
 
-    def _pass_event_time(self, rows: JournaledRows[R], at: TopicOffset, event_ms: int) -> None:
+    def _pass_event_time(self, rows: JournaledRows[R], at: TopicOffset, event_ms: int) -> Iterator[object]:
         events, on_event = self._events, self.processor.on_event
         assert events is not None
         assert on_event is not None
         self.event_ms = event_ms
-        for key, due_ms in events.due(event_ms):
+        for number, (key, due_ms) in enumerate(events.due(event_ms), 1):
+            if number % WAKE_AT_ONCE == 0:
+                yield WITHIN
             if events.fire(key, due_ms):
                 rows.keep()  # a timer that fails has fired all the same
                 act = partial(on_event, rows, key, due_ms)
-                self._attempt(rows, at, "wake", act, f"event timer {key!r:.200} due at {due_ms}: ")
+                yield from self._attempt(rows, at, "wake", act, f"event timer {key!r:.200} due at {due_ms}: ")
 
     def _attempt(
         self,
@@ -435,11 +491,15 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         act: Callable[[], Emits],
         what: str = "",
         at_ms: int | None = None,
-    ) -> None:
+    ) -> Iterator[object]:
         asides = Asides(self._rules.check, USERS_FAILURES)
         open_asides(rows, asides)
         try:
-            emits = list(act() or ())
+            made, emits = act() or (), list[Emit]()
+            for some in made.parts if isinstance(made, Paced) else (made,):
+                emits += some
+                if isinstance(made, Paced):
+                    yield WITHIN
             for emit in emits:
                 self._rules.check(emit)
             for part, journal in zip(self._parts, rows.journals(), strict=True):
@@ -503,7 +563,9 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             changed = list(part.rows.changed()[0].items())
             settled = checked or isinstance(part.rows, CanonicalRows)
             for start in range(0, len(changed), STEP_RECORDS):
-                puts.extend(self._stored(part, changed[start : start + STEP_RECORDS], settled=settled))
+                lasting = part.rows.lasting(changed[start : start + STEP_RECORDS])
+                if lasting:
+                    puts.extend(self._stored(part, lasting, settled=settled))
                 yield
         _, wakes = self.rows.changed()
         puts.extend(

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.core.engine.declaring import is_serde, is_topic
 from holdfast.core.engine.emits import Emit, Headers
+from holdfast.core.engine.retention import FOREVER_MS, retention_ms
 from holdfast.core.engine.serdes import Serde, Text
 from holdfast.errors import ConfigError
 
@@ -16,6 +17,7 @@ class Stream(str, Generic[T]):
     """A topic to emit to, and what lies in it: `enriched = Stream("enriched", Json(Enriched))`.
 
     It is the topic's name, so it stands wherever one does: in a processor's `emits`, and in what is emitted.
+    *retention* is that of a `Source`: "7d", "forever", or None for what the brokers say.
 
     >>> from holdfast.core.engine.serdes import Json
     >>> totals = Stream("totals", Json(int))
@@ -27,11 +29,19 @@ class Stream(str, Generic[T]):
 
     serde: Serde[T]
     key: Serde[Any]
+    retention_ms: int | None
 
-    def __new__(cls, topic: str, serde: Serde[T], key: Serde[Any] | None = None) -> Stream[T]:
+    def __new__(
+        cls,
+        topic: str,
+        serde: Serde[T],
+        key: Serde[Any] | None = None,
+        retention: str | int | None = None,
+    ) -> Stream[T]:
         _check(topic, serde, key)
         made = super().__new__(cls, topic)
         made.serde, made.key = serde, Text() if key is None else key
+        made.retention_ms = retention_ms(retention, f"stream {topic!r}")
         return made
 
     def emit(self, key: Any, value: T, *, headers: Headers = (), partition: int | None = None) -> Emit:
@@ -43,7 +53,8 @@ class Stream(str, Generic[T]):
         return Emit(str(self), self.key.encode(key), self.serde.encode(value), headers, partition)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stream, (str(self), self.serde, self.key)
+        retention = "forever" if self.retention_ms == FOREVER_MS else self.retention_ms
+        return Stream, (str(self), self.serde, self.key, retention)
 
 
 class Internal(Stream[T]):
@@ -72,6 +83,7 @@ class Internal(Stream[T]):
         _check(f"{topic}.v{version}", serde, key)
         made = str.__new__(cls, f"{topic}.v{version}")
         made.serde, made.key, made.base, made.version = serde, Text() if key is None else key, topic, version
+        made.retention_ms = None  # holdfast keeps it, and trims it
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -58,7 +58,9 @@ def table_parts(
         named.append(TablePart(name, table_prefix(name), codec, rows))
     codec = RowCodec(processor.row)
     tables = {part.name: part.rows for part in named}
-    own = _kind(codec)(store, codec, each_rows, ticks, events=events, tables=tables)
+    own = _kind(codec)(
+        store, codec, each_rows, ticks, events=events, tables=tables, passing=processor.passing
+    )
     return (TablePart("", ROW, codec, own), *named)
 
 

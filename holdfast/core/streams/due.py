@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from heapq import heappop, heappush
 from typing import Any, Literal
 
+from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.rows import NEVER, Rows
 from holdfast.core.streams.window_rows import DIGITS, DUE, DueRow
 
@@ -19,7 +20,9 @@ Entry = tuple[int, Kind, str]
 
 _DUE = DueRow()
 _AT, _KIND = len(DUE), len(DUE) + DIGITS
-MOST, FEW = 65_536, 16_384
+AT_ONCE, LIMIT_DUE = 500, 100_000
+"""How much of what is due is done without a pause, and at one record."""
+MOST, FEW = 65_536, 4_096
 """How many entries are remembered at most, and how many are kept of more, or looked up."""
 
 
@@ -42,14 +45,14 @@ class _Queue:
             if len(self.names) > MOST:
                 self.__init__(sorted(self.live)[:FEW])  # type: ignore[misc]
 
-    def take(self, beyond: str, taken: list[str]) -> str | None:
-        """Move the names before *beyond* to *taken*; return the first of the others, None if none is remembered."""
+    def take(self, beyond: str, taken: list[str], limit: int) -> str | None:
+        """Move the names before *beyond* to *taken*, up to *limit* in all; return the first of the others, None if none is remembered."""
         names, live = self.names, self.live
         while names:
             name = names[0]
             if name not in live:
                 heappop(names)
-            elif name < beyond:
+            elif name < beyond and len(taken) < limit:
                 live.discard(heappop(names))
                 taken.append(name)
             else:
@@ -77,8 +80,11 @@ def cancel_due(rows: Rows[Any], entry: Entry) -> None:
         queue.live.discard(name)
 
 
-def take_due(rows: Rows[Any], from_ms: int, until_ms: int) -> tuple[list[Entry], int]:
-    """Remove and return what is due in [from_ms, until_ms], in order, and when the next is due, NEVER for none.
+def take_due(
+    rows: Rows[Any], from_ms: int, until_ms: int, limit: int = AT_ONCE
+) -> tuple[list[Entry], Entry | None]:
+    """Remove and return what is due in [from_ms, until_ms], in order and at most *limit* of it, and the first of what is left, which may
+    be due as well; None if there is nothing.
 
     Nothing may be due before *from_ms*. What comes first is remembered from call to call (`Rows.derived`).
     """
@@ -87,11 +93,54 @@ def take_due(rows: Rows[Any], from_ms: int, until_ms: int) -> tuple[list[Entry],
         queue = rows.derived[DUE] = _Queue(_look_up(rows, from_ms, ""))
     taken: list[str] = []
     beyond = f"{DUE}{until_ms + 1:016d}"
-    while (following := queue.take(beyond, taken)) is None and queue.last is not None:
+    while (following := queue.take(beyond, taken, limit)) is None and queue.last is not None:
         queue = rows.derived[DUE] = _Queue(_look_up(rows, int(queue.last[_AT:_KIND]), queue.last))
     for name in taken:
         rows[name] = None
-    return [*map(_entry, taken)], NEVER if following is None else int(following[_AT:_KIND])
+    return [*map(_entry, taken)], None if following is None else _entry(following)
+
+
+Act = Callable[[Entry], Entry | None]
+"""Does what is due, and returns what is due next with the same."""
+
+
+def settle(
+    rows: Rows[Any], next_ms: int, stream_ms: int, act: Act, emits: list[Emit]
+) -> Generator[list[Emit], None, int]:
+    """Have *act* do what is due at *stream_ms*, in order; return a time before which nothing else is due.
+
+    It pauses after every AT_ONCE of it and yields what *emits* holds then. No more is done than LIMIT_DUE: the rest is for
+    the next record, since a transaction cannot end inside of one and is held in memory.
+    """
+    heap: list[Entry] = []
+    done, later_ms = 0, NEVER
+    while True:
+        found, following = take_due(rows, next_ms, stream_ms)
+        if heap:
+            for entry in found:
+                heappush(heap, entry)
+        else:
+            heap = found
+        left = following is not None and following[0] <= stream_ms
+        while heap and done < LIMIT_DUE and (not left or heap[0] < following):  # type: ignore[operator]
+            if done and done % AT_ONCE == 0:
+                part = emits[:]
+                emits.clear()
+                yield part
+            done += 1
+            after = act(heappop(heap))
+            if after is None:
+                continue
+            if after[0] <= stream_ms:
+                heappush(heap, after)
+            else:
+                add_due(rows, after)
+                later_ms = min(later_ms, after[0])
+        next_ms = NEVER if following is None else following[0]
+        if done >= LIMIT_DUE or not left:
+            for entry in heap:  # behind the limit
+                add_due(rows, entry)
+            return min([next_ms, later_ms, *(entry[0] for entry in heap)])
 
 
 def _look_up(rows: Rows[Any], from_ms: int, after: str) -> list[str]:
@@ -105,7 +154,7 @@ def _look_up(rows: Rows[Any], from_ms: int, after: str) -> list[str]:
         width = 10**exponent
         stretch = from_ms // width
         prefix = f"{DUE}{stretch:0{DIGITS - exponent}d}" if exponent < DIGITS else DUE
-        for name, _ in rows.scan(prefix):
+        for name, _ in rows.scan(prefix, start=after):
             if name > after:
                 names.append(name)
                 if len(names) == FEW:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from holdfast.core.engine.declaring import why_uncallable
+from holdfast.core.engine.durations import duration_ms
 from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.partitioners import by_key
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.sources import Asked, FoldWith, Source
 from holdfast.core.engine.streams import Stream
-from holdfast.core.streams.durations import duration_ms
 from holdfast.core.streams.joining import (
     How,
     Route,

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from heapq import heappop
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from holdfast.core.engine.asides import emit_result, put_aside
+from holdfast.core.engine.durations import duration_ms
 from holdfast.core.engine.emits import Emit, Emits, Headers
+from holdfast.core.engine.paced import Work, begun
 from holdfast.core.engine.partitioners import by_key
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import NEVER, Rows
 from holdfast.core.engine.sources import Asked, FoldWith, Source
 from holdfast.core.engine.streams import Stream
-from holdfast.core.streams.due import CLOSE, DROP, add_due, take_due
-from holdfast.core.streams.durations import duration_ms
+from holdfast.core.streams.due import AT_ONCE, CLOSE, DROP, Entry, add_due, settle
 from holdfast.core.streams.joining import (
     How,
     Route,
@@ -37,6 +39,8 @@ J = TypeVar("J")
 _IDLE = f"{RESERVED}idle/"
 _PLACE = 2 * DIGITS + 2
 """Characters of `@time/offset` at the end of a row's key."""
+_TIME = 1 - _PLACE
+"""Where in a row's key the time begins."""
 
 
 class LeftHeld(msgspec.Struct, Generic[L], frozen=True, array_like=True, tag="l"):
@@ -150,6 +154,10 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
             in_place=in_place,
         )
 
+    @property
+    def passing(self) -> bool:
+        return True
+
 
 def _row_type(left: Any, right: Any) -> Any:
     return LeftHeld[left] | RightHeld[right] | JoinStreamRow | DueRow
@@ -157,6 +165,8 @@ def _row_type(left: Any, right: Any) -> Any:
 
 _LEFT, _RIGHT = "l/", "r/"
 _START = JoinStreamRow()
+Alone = tuple[int, str, str, Any]
+"""The time of a record that met none, its row's key, its own key, and what is held of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,20 +194,34 @@ class _Near:
         partition: int,
         offset: int,
         headers: Headers = (),
-    ) -> list[Emit]:
+    ) -> Emits:
         """Take in a record of one side."""
-        emits: list[Emit] = []
         if event is None:
-            return emits
+            return None
+        return begun(self._folded(rows, side, source, event, at_ms, key, partition, offset, headers))
+
+    def _folded(
+        self,
+        rows: Rows[Any],
+        side: str,
+        source: Source[Any],
+        event: Any,
+        at_ms: int,
+        key: Any,
+        partition: int,
+        offset: int,
+        headers: Headers,
+    ) -> Work:
+        emits: list[Emit] = []
         of, time_ms, name = key_of(key), time_of(source, event, at_ms), stream_key(partition)
         stream: JoinStreamRow = rows.get(name, _START)
         stream_ms, next_ms, moved_ms = stream.stream_ms, stream.next_ms, stream.at_ms
         late, failed = stream.late, stream.failed
         if time_ms > stream_ms:
             stream_ms, moved_ms = time_ms, at_ms
-            if next_ms <= stream_ms:
-                next_ms = self._settle(rows, next_ms, stream_ms, emits)
-                failed += put_aside(rows)
+        if next_ms <= stream_ms:
+            next_ms = yield from self._settle(rows, next_ms, stream_ms, emits)
+            failed += put_aside(rows)
         if self._alone_ms(side, time_ms) <= stream_ms:
             late += 1
             if self.late is not None:
@@ -258,6 +282,7 @@ class _Near:
         """Keep a record for those that may still come; return when something is due with it."""
         name = f"{side}{key}@{time_ms:016d}/{offset:016d}"
         rows[name] = held
+        _held(rows).add(name)
         if held.met or not self._tells_alone(side):
             due_ms = self._gone_ms(time_ms)
             add_due(rows, (due_ms, DROP, name))
@@ -266,23 +291,31 @@ class _Near:
             add_due(rows, (due_ms, CLOSE, name))
         return due_ms
 
-    def _settle(self, rows: Rows[Any], next_ms: int, stream_ms: int, emits: list[Emit]) -> int:
+    def _settle(
+        self, rows: Rows[Any], next_ms: int, stream_ms: int, emits: list[Emit]
+    ) -> Generator[list[Emit], None, int]:
         """Tell who is alone, and let go of what is done with; return a time before which nothing else is due."""
-        heap, next_ms = take_due(rows, next_ms, stream_ms)
-        alone: list[tuple[int, str, str, Any]] = []
-        while heap:
-            _, kind, name = heappop(heap)
-            held, time_ms = rows[name], int(name[-2 * DIGITS - 1 : -DIGITS - 1])
-            if kind == CLOSE and not held.met:
-                alone.append((time_ms, name, name[len(_LEFT) : -_PLACE], held))
-            elif kind == CLOSE and (gone_ms := self._gone_ms(time_ms)) > stream_ms:
-                add_due(rows, (gone_ms, DROP, name))
-                next_ms = min(next_ms, gone_ms)
-                continue
-            del rows[name]
-        for time_ms, _, key, held in sorted(alone, key=_first_two):
+        alone: list[Alone] = []
+        next_ms = yield from settle(rows, next_ms, stream_ms, partial(self._due, rows, alone), emits)
+        for number, (time_ms, _, key, held) in enumerate(sorted(alone, key=_first_two), 1):
             self._tell_alone(rows, emits, key, time_ms, held)
+            if number % AT_ONCE == 0:
+                part = emits[:]
+                emits.clear()
+                yield part
         return next_ms
+
+    def _due(self, rows: Rows[Any], alone: list[Alone], entry: Entry) -> Entry | None:
+        """Let go of a record that is done with; one that is alone goes to *alone*."""
+        _, kind, name = entry
+        if kind == CLOSE:
+            held, time_ms = rows[name], int(name[-2 * DIGITS - 1 : -DIGITS - 1])
+            if held.met:
+                return self._gone_ms(time_ms), DROP, name
+            alone.append((time_ms, name, name[len(_LEFT) : -_PLACE], held))
+        rows[name] = None
+        _held(rows).discard(name)
+        return None
 
     def _tell_alone(self, rows: Rows[Any], emits: list[Emit], key: str, time_ms: int, held: Any) -> None:
         pair = (held.value, None) if isinstance(held, LeftHeld) else (None, held.value)
@@ -306,8 +339,11 @@ class _Near:
         rows.wake_at(f"{_IDLE}{partition}", tick_ms, clock="tick")
         return msgspec.structs.replace(stream, tick_ms=tick_ms)
 
-    def tick(self, rows: Rows[Any], key: str, at_ms: int) -> list[Emit]:
+    def tick(self, rows: Rows[Any], key: str, at_ms: int) -> Emits:
         """The clock has passed what was asked for."""
+        return begun(self._ticked(rows, key))
+
+    def _ticked(self, rows: Rows[Any], key: str) -> Work:
         assert self.idle_ms is not None
         emits: list[Emit] = []
         partition = int(key.removeprefix(_IDLE))
@@ -317,9 +353,12 @@ class _Near:
         passed_ms = stream.stream_ms + rows.ticks.now_ms - stream.at_ms - self.idle_ms
         stream_ms, next_ms, moved_ms = stream.stream_ms, stream.next_ms, stream.at_ms
         while next_ms <= passed_ms:
-            moved_ms += next_ms - stream_ms
-            stream_ms = next_ms
-            next_ms = self._settle(rows, next_ms, stream_ms, emits)
+            if next_ms > stream_ms:  # else more was due than is done at once
+                moved_ms += next_ms - stream_ms
+                stream_ms = next_ms
+            next_ms = yield from self._settle(rows, next_ms, stream_ms, emits)
+            if next_ms <= stream_ms:
+                break
         rows[name] = self._awaited(
             rows,
             partition,
@@ -328,12 +367,86 @@ class _Near:
         return emits
 
 
-def _first_two(alone: tuple[int, str, str, Any]) -> tuple[int, str]:
+def _first_two(alone: Alone) -> tuple[int, str]:
     return alone[:2]
 
 
-def _between(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Iterator[tuple[str, Any]]:
-    """Yield the rows whose keys are *prefix*, a time in [first_ms, last_ms] and an offset, in that order.
+_HELD = "held"
+SCANS, MOST_HELD = 64, 16_384
+"""After how many look-ups by scans the names of all records that wait are read, and of how many they are remembered."""
+
+
+class _HeldNames:
+    """The names of the records that wait, by their beginnings up to the time; None while they are not known, or too many."""
+
+    __slots__ = ("count", "looks", "names")
+
+    def __init__(self) -> None:
+        self.count = self.looks = 0
+        self.names: dict[str, list[str]] | None = None
+
+    def read(self, rows: Rows[Any]) -> None:
+        names: dict[str, list[str]] = {}
+        self.count = 0
+        for side in (_LEFT, _RIGHT):
+            for name, _ in rows.scan(side):
+                names.setdefault(name[:_TIME], []).append(name)
+                self.count += 1
+                if self.count > MOST_HELD:
+                    return
+        self.names = names
+
+    def add(self, name: str) -> None:
+        if self.names is None:
+            return
+        self.count += 1
+        if self.count > MOST_HELD:
+            self.names = None
+        elif (there := self.names.get(name[:_TIME])) is None:
+            self.names[name[:_TIME]] = [name]
+        else:
+            insort(there, name)
+
+    def discard(self, name: str) -> None:
+        if self.names is None:
+            return
+        there = self.names[name[:_TIME]]
+        self.count -= 1
+        if len(there) == 1:
+            del self.names[name[:_TIME]]
+        else:
+            del there[bisect_left(there, name)]
+
+
+def _held(rows: Rows[Any]) -> _HeldNames:
+    """Return what is remembered beside the rows: it is forgotten whenever changes are taken back."""
+    held: _HeldNames | None = rows.derived.get(_HELD)
+    if held is None:
+        held = rows.derived[_HELD] = _HeldNames()
+    return held
+
+
+def _between(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Iterable[tuple[str, Any]]:
+    """Return the rows whose keys are *prefix*, a time in [first_ms, last_ms] and an offset, in that order."""
+    held = _held(rows)
+    if held.names is None:
+        held.looks += 1
+        if held.looks != SCANS:
+            return _scanned(rows, prefix, first_ms, last_ms)
+        held.read(rows)
+        if held.names is None:
+            return _scanned(rows, prefix, first_ms, last_ms)
+    there = held.names.get(prefix)
+    if there is None:
+        return ()
+    first = bisect_left(there, f"{prefix}{first_ms:016d}")
+    return [
+        (name, rows[name]) for name in there[first : bisect_left(there, f"{prefix}{last_ms + 1:016d}", first)]
+    ]
+
+
+def _scanned(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Iterator[tuple[str, Any]]:
+    """Yield what `_between` returns.
 
     At most two scans cover the span, each of less than ten times as long. Keys of another length that begin alike are passed over.
     """

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from heapq import heappop
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -86,9 +85,11 @@ class TableHistory:
             return False
         stream_ms, next_ms = max(stream.stream_ms, from_ms), stream.next_ms
         if next_ms <= stream_ms:
-            due, next_ms = take_due(rows, next_ms, stream_ms)
-            while due:
-                next_ms = min(next_ms, self._prune(rows, heappop(due)[2], stream_ms))
+            # The rest is dropped at later records: nobody sees a version that is too old.
+            due, following = take_due(rows, next_ms, stream_ms)
+            next_ms = NEVER if following is None else following[0]
+            for _, _, pruned in due:
+                next_ms = min(next_ms, self._prune(rows, pruned, stream_ms))
         next_ms = min(next_ms, self._put(rows, key, Version(from_ms, value), stream_ms))
         after = StreamRow(stream_ms, next_ms, stream.late)
         if after != stream:

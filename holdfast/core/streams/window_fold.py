@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from heapq import heappop, heappush
-from typing import Any
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, ClassVar
 
 from holdfast.core.engine.asides import emit_result, put_aside
-from holdfast.core.engine.processor import Emit, Headers
+from holdfast.core.engine.paced import Work, begun
+from holdfast.core.engine.processor import Emit, Emits, Headers
 from holdfast.core.engine.rows import NEVER, Rows
-from holdfast.core.streams.due import CLOSE, DROP, TELL, Entry, add_due, cancel_due, take_due
+from holdfast.core.streams.due import CLOSE, DROP, TELL, Entry, add_due, cancel_due, settle
 from holdfast.core.streams.emitting import Final, Updates, require_sendable
 from holdfast.core.streams.window_rows import (
     DIGITS,
@@ -44,9 +45,13 @@ class WindowFold:
     It keeps nothing itself: a call depends on its arguments and the rows alone.
     """
 
+    fixed: ClassVar[bool] = True
+    """Whether a window keeps its end, and is itself, until it is dropped; not that of sessions."""
+
     __slots__ = (
         "_aggregate",
         "_by",
+        "_drops_unseen",
         "_final",
         "_grace_ms",
         "_idle_ms",
@@ -76,9 +81,11 @@ class WindowFold:
         self._updates = emit if isinstance(emit, Updates) else None
         self._final = emit if isinstance(emit, Final) else None
         self._grace_ms, self._retention_ms, self._idle_ms = grace_ms, retention_ms, idle_ms
+        # A window of fixed times that was closed before, or is told at once, has nothing left to look at.
+        self._drops_unseen = self.fixed and (self._updates is None or not self._updates.every_ms)
 
-    def __call__(self, rows: Rows[Any], arrived: Arrived, at_ms: int) -> list[Emit]:
-        event, partition, raw = arrived
+    def __call__(self, rows: Rows[Any], arrived: Arrived, at_ms: int) -> Emits:
+        event, partition = arrived[:2]
         key, time_ms = self._by(event), at_ms if self._time is None else self._time(event)
         if (
             type(key) is not str
@@ -87,15 +94,42 @@ class WindowFold:
             or not 0 <= time_ms < LIMIT_TIME_MS
         ):
             checked_key(key), checked_time(time_ms)  # says what is wrong
-        emits: list[Emit] = []
         name = stream_key(partition)
         before: StreamRow = rows.get(name) or _START
-        stream_ms, next_ms, failed = before.stream_ms, before.next_ms, before.failed
-        if time_ms > stream_ms:
+        stream_ms = before.stream_ms
+        if time_ms > stream_ms:  # noqa: PLR1730  max() takes a quarter of a microsecond
             stream_ms = time_ms
-            if next_ms <= time_ms:
-                next_ms = self._settle(rows, next_ms, time_ms, emits)
-                failed += put_aside(rows)
+        if before.next_ms <= stream_ms:
+            return begun(self._settled(rows, arrived, key, time_ms, at_ms, stream_ms))
+        return self._take(
+            rows, arrived, key, time_ms, at_ms, before, (stream_ms, before.next_ms, before.failed), []
+        )
+
+    def _settled(
+        self, rows: Rows[Any], arrived: Arrived, key: str, time_ms: int, at_ms: int, stream_ms: int
+    ) -> Work:
+        """Do what is due before a record is taken in."""
+        emits: list[Emit] = []
+        before: StreamRow = rows.get(stream_key(arrived[1])) or _START
+        next_ms = yield from self._settle(rows, before.next_ms, stream_ms, emits)
+        now = stream_ms, next_ms, before.failed + put_aside(rows)
+        return self._take(rows, arrived, key, time_ms, at_ms, before, now, emits)
+
+    def _take(
+        self,
+        rows: Rows[Any],
+        arrived: Arrived,
+        key: str,
+        time_ms: int,
+        at_ms: int,
+        before: StreamRow,
+        now: tuple[int, int, int],
+        emits: list[Emit],
+    ) -> list[Emit]:
+        """Fold a record; *now* are stream time, when something is due next, and how many results have failed."""
+        event, partition, raw = arrived
+        stream_ms, next_ms, failed = now
+        name = stream_key(partition)
         due_ms, outcome = self._place(rows, key, event, time_ms, stream_ms, emits)
         if due_ms < next_ms:  # noqa: PLR1730  min() takes a quarter of a microsecond
             next_ms = due_ms
@@ -142,8 +176,11 @@ class WindowFold:
         if after != before:
             rows[name] = after
 
-    def tick(self, rows: Rows[Any], name: str, at_ms: int) -> list[Emit]:
+    def tick(self, rows: Rows[Any], name: str, at_ms: int) -> Emits:
         """The clock has passed what was asked for: let stream time go on to the last thing that is due by it."""
+        return begun(self._ticked(rows, name))
+
+    def _ticked(self, rows: Rows[Any], name: str) -> Work:
         assert self._idle_ms is not None
         assert rows.ticks is not None
         emits: list[Emit] = []
@@ -153,8 +190,10 @@ class WindowFold:
         stream_ms, next_ms = before.stream_ms, before.next_ms
         passed_ms = stream_ms + rows.ticks.now_ms - idle.moved_ms - self._idle_ms
         while next_ms <= passed_ms:
-            stream_ms = next_ms
-            next_ms = self._settle(rows, next_ms, stream_ms, emits)
+            stream_ms = max(stream_ms, next_ms)  # more may have been due than is done at once
+            next_ms = yield from self._settle(rows, next_ms, stream_ms, emits)
+            if next_ms <= stream_ms:
+                break
         if stream_ms != before.stream_ms:
             failed = before.failed + put_aside(rows)
             rows[stream_name] = StreamRow(stream_ms, next_ms, before.late, before.partly_late, failed)
@@ -242,26 +281,24 @@ class WindowFold:
 
     # -- stream time passes
 
-    def _settle(self, rows: Rows[Any], next_ms: int, stream_ms: int, emits: list[Emit]) -> int:
+    def _settle(
+        self, rows: Rows[Any], next_ms: int, stream_ms: int, emits: list[Emit]
+    ) -> Generator[list[Emit], None, int]:
         """Do what is due at *stream_ms*, in order of time; return a time before which nothing else is due."""
-        heap, next_ms = take_due(rows, next_ms, stream_ms)
-        while heap:
-            due_ms, kind, window = heappop(heap)
-            row: AnyWindow | None = rows.get(window)
-            if row is None:
-                continue  # it became part of another session
-            if kind == TELL:
-                self._tell(rows, window, row, stream_ms, emits)
-                continue
-            entry = self._end(rows, due_ms, kind, window, row, emits)
-            if entry is None:
-                continue
-            if entry[0] <= stream_ms:
-                heappush(heap, entry)
-            else:
-                add_due(rows, entry)
-                next_ms = min(next_ms, entry[0])
-        return next_ms
+        return settle(rows, next_ms, stream_ms, partial(self._due, rows, stream_ms, emits), emits)
+
+    def _due(self, rows: Rows[Any], stream_ms: int, emits: list[Emit], entry: Entry) -> Entry | None:
+        due_ms, kind, window = entry
+        if kind == DROP and self._drops_unseen:
+            rows[window] = None
+            return None
+        row: AnyWindow | None = rows.get(window)
+        if row is None:
+            return None  # it became part of another session
+        if kind == TELL:
+            self._tell(rows, window, row, stream_ms, emits)
+            return None
+        return self._end(rows, due_ms, kind, window, row, emits)
 
     def _tell(self, rows: Rows[Any], window: str, row: AnyWindow, stream_ms: int, emits: list[Emit]) -> None:
         if row.waiting and self._updates is not None:

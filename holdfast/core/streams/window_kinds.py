@@ -66,6 +66,8 @@ class SessionFold(WindowFold):
     A record looks at three of them at most, whatever their number: the first, and those before and behind it.
     """
 
+    fixed = False
+
     __slots__ = ("_gap_ms", "_merge")
 
     def __init__(self, window: Session, *, merge: Callable[[Any, Any], Any], **common: Any) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from holdfast.core.engine.declaring import why_uncallable
+from holdfast.core.engine.durations import duration_ms
 from holdfast.core.engine.partitioners import by_key
 from holdfast.core.engine.processor import DecoderInput, Processor
 from holdfast.core.engine.serdes import Bytes
 from holdfast.core.engine.sources import FoldColumns, Source
-from holdfast.core.streams.durations import duration_ms
 from holdfast.core.streams.emitting import Final, Updates, check_topics, encode_json
 from holdfast.core.streams.reading import reading
 from holdfast.core.streams.window_fold import Arrived, WindowFold
@@ -43,7 +43,8 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     they go to the partition of the record that caused them.
 
     Rows are `WindowRow`s under `window_key(key, start_ms)`; `TableClient.windows` reads them. They are removed when stream time >=
-    end + grace + *retention* (a duration such as "1d", or ms; of sliding windows, at least their difference + 1 ms).
+    end + grace + *retention* (a duration such as "1d", or ms; of sliding windows, at least their difference + 1 ms). A record closes and removes at most
+    100,000 windows; if more are due, the records behind it, or ticks, go on.
 
     **Idle.** A partition without traffic has no stream time that passes. With *idle* (a duration; None for never), stream time goes on by the
     worker's clock once it has not moved for so long, but only to where something is due: a window that ends then tells its final
@@ -132,6 +133,10 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
             emits=_topics(None if emit is None else emit.topic, late),
             in_place=in_place,
         )
+
+    @property
+    def passing(self) -> bool:
+        return True
 
 
 def _read_from(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.core.streams.durations import duration_ms
+from holdfast.core.engine.durations import duration_ms
 from holdfast.errors import ConfigError
 
 LIMIT_WINDOWS = 1_000

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.class_archive import ClassArchive
 from holdfast.dev import ports, processes
-from holdfast.dev.broker import jars, node, state
+from holdfast.dev.broker import formatting, jars, node, state
 from holdfast.dev.broker.java import Java
 from holdfast.dev.broker.state import ClusterState, NodeState
 from holdfast.errors import DevBrokerError
@@ -63,7 +63,7 @@ def _run_once(java: Java, folder: Path) -> None:
             kafka=jars.KAFKA_VERSION, cluster_id=state.new_cluster_id(), nodes=[only], heap_max_mb=256
         )
         node.write_settings(cluster, only, home)
-        node.format_storage(cluster, home, replace(java, sharing=()))
+        formatting.format_storage(cluster, home, replace(java, sharing=()))
         its_home = node.home_of(home, only)
         command = node.command_line(
             its_home, java, heap_max_mb=cluster.heap_max_mb, bound=True, optimised=False

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast.dev import ports, processes
-from holdfast.dev.broker import archiving, jars, node, state, tls
+from holdfast.dev.broker import archiving, formatting, jars, node, state, tls
 from holdfast.dev.broker import properties as files
 from holdfast.dev.broker.java import Java
 from holdfast.dev.broker.node import NodeStatus
@@ -240,7 +240,7 @@ class Cluster:
         state.write_private(self.client_file, files.render(self.client_config()))
         for each in known.nodes:
             node.write_settings(known, each, self.folder)
-        node.format_storage(known, self.folder, java)
+        formatting.format_storage(known, self.folder, java)
         for each in known.nodes:
             self._launch(each, java)
         self.wait_ready(deadline_s=deadline_s)

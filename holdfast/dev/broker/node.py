@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGCONT, SIGTERM
@@ -25,7 +24,6 @@ from holdfast.errors import DevBrokerError
 from holdfast.kafka.clients import make_admin
 from holdfast.kafka.leader_requests import list_offsets
 
-FORMAT_DEADLINE_S = 60.0
 _MINORITY_GRACE_S = 1.0
 _POLL_S = 0.05
 _LAST_LINES = 12
@@ -68,53 +66,6 @@ def write_settings(cluster: ClusterState, node: NodeState, folder: Path) -> None
         home / "server.properties", properties.render(properties.server_properties(cluster, node, folder))
     )
     state.write_private(home / "log4j2.xml", properties.log_settings(home))
-
-
-def format_storage(cluster: ClusterState, folder: Path, java: Java) -> None:
-    """Give every new data folder the cluster's id (and its SCRAM user); all at once, for each is a JVM of
-    its own.
-    """
-    fresh = [
-        home
-        for home in (home_of(folder, node) for node in cluster.nodes)
-        if not (home / "data" / "meta.properties").exists()
-    ]
-    if not fresh:
-        return
-    flags = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Dlog4j2.level=WARN"]
-    # In one word with its option: one id in 64 begins with a dash.
-    format_id = ["format", f"--cluster-id={cluster.cluster_id}"]
-    command = [*java.command(*flags), "kafka.tools.StorageTool", *format_id]
-    if user := cluster.credentials:
-        # Other users of this machine can list this for a second: it is the password of a cluster that only
-        # listens on loopback.
-        command += ["--add-scram", f"{properties.MECHANISM}=[name={user.username},password={user.password}]"]
-    with ThreadPoolExecutor(max_workers=len(fresh)) as pool:
-        for home, ran in zip(
-            fresh,
-            pool.map(lambda home: _run([*command, "-c", str(home / "server.properties")]), fresh),
-            strict=True,
-        ):
-            if ran.returncode != 0:
-                raise DevBrokerError(
-                    f"formatting {home / 'data'} failed: {'; '.join(_without_frames(ran.stderr + ran.stdout))}"
-                )
-
-
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=FORMAT_DEADLINE_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise DevBrokerError(
-            f"{command[0]} took longer than {FORMAT_DEADLINE_S:.0f} s; is the machine overloaded?"
-        ) from error
 
 
 def command_line(home: Path, java: Java, *, heap_max_mb: int, bound: bool, optimised: bool) -> list[str]:
@@ -225,11 +176,11 @@ def last_words(folder: Path, node: NodeState) -> str:
         path = home_of(folder, node) / name
         if path.exists():
             text = path.read_text(encoding="utf-8", errors="replace")
-            lines += _without_frames(text)
+            lines += without_frames(text)
     return "\n".join(lines) or f"none (look into {home_of(folder, node)})"
 
 
-def _without_frames(output: str) -> list[str]:
+def without_frames(output: str) -> list[str]:
     """Return the last lines that are no frames of a Java stack trace."""
     return [line for line in output.splitlines() if line.strip() and not line.startswith(("\tat ", "\t..."))][
         -_LAST_LINES:

@@ -401,6 +401,7 @@ def test_fausts_web_server_stays_off() -> None:
 @pytest.mark.parametrize(
     ("named", "module"), [([], "asyncio"), (["--loop", "uvloop"], "uvloop")], ids=["none", "uvloop"]
 )
+@pytest.mark.process
 def test_workers_run_on_the_loop_that_their_command_line_names(named: list[str], module: str) -> None:
     program = "import holdfast.agents.app\nfrom mode.utils.loops import get_event_loop\nprint(type(get_event_loop()).__module__)"
     told = subprocess.run(

@@ -67,7 +67,9 @@ async def test_workers_that_send_each_other_the_asker_end_in_moved_at_the_deadli
         async with client(directory=directory) as tables:
             with at_most(5.0, "the deadline"), pytest.raises(MovedError, match=r"totals/0 is served by http"):
                 await tables.get(TOTALS, "ada", timeout_s=1)
-        assert asked(one) == asked(other) > 1, "one redirect a round, and further rounds"
+        # the deadline may come between the two requests of a round
+        assert asked(one) - asked(other) in (-1, 0, 1), "one redirect a round"
+        assert min(asked(one), asked(other)) > 1, "and further rounds"
         assert directory.refreshed >= 1
 
 

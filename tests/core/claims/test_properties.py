@@ -34,39 +34,46 @@ Log = list[tuple[Frame, int]]
 INSTANCES = [(client, f"{client}{number}") for client in ("a", "b") for number in (1, 2, 3)]
 PAUSES_S = [0, 0, 1, 10, 29, 59, 60, 118, 119, 120, 121, 300]
 
+# Made once: each is checked when it is first drawn from, which takes longer than the drawing.
+A_START = st.sampled_from([0, 0, 0, 8, 1000])
+A_LENGTH = st.integers(1, 30)
+A_PAUSE = st.sampled_from(PAUSES_S)
+A_SENDER = st.sampled_from(INSTANCES)
+A_SKEW = st.sampled_from([0, 0, 0, -1, -30, -200, 1, 200])
+A_PARTITION = st.sampled_from([0, 0, 0, 1])
+AN_OFFSET = st.integers(-1, 12)
+A_KIND = st.sampled_from(
+    [
+        Heartbeat,
+        Heartbeat,
+        Heartbeat,
+        ClaimingPartition,
+        ReleasingPartition,
+        ClaimingMessages,
+        ReleaseGroup,
+    ]
+)
+AN_END = st.sampled_from([-5, 0, 1, 600])
+
 
 @st.composite
 def logs(draw: st.DrawFn) -> Log:
     """Draw a log of two claims: few senders with skewed clocks, pauses around the thresholds, append times
     from some record on.
     """
-    stamped_from = draw(st.sampled_from([0, 0, 0, 8, 1000]))
+    stamped_from = draw(A_START)
     log: Log = []
     now_s = 10_000
-    for number in range(draw(st.integers(1, 30))):
-        now_s += draw(st.sampled_from(PAUSES_S))
-        client, instance = draw(st.sampled_from(INSTANCES))
-        time_s = now_s + draw(st.sampled_from([0, 0, 0, -1, -30, -200, 1, 200]))
-        partition = draw(st.sampled_from([0, 0, 0, 1]))
-        offset = draw(st.integers(-1, 12))
-        kind = draw(
-            st.sampled_from(
-                [
-                    Heartbeat,
-                    Heartbeat,
-                    Heartbeat,
-                    ClaimingPartition,
-                    ReleasingPartition,
-                    ClaimingMessages,
-                    ReleaseGroup,
-                ]
-            )
-        )
+    for number in range(draw(A_LENGTH)):
+        now_s += draw(A_PAUSE)
+        client, instance = draw(A_SENDER)
+        time_s = now_s + draw(A_SKEW)
+        partition = draw(A_PARTITION)
+        offset = draw(AN_OFFSET)
+        kind = draw(A_KIND)
         frame: Frame
         if kind is ReleaseGroup:
-            frame = ReleaseGroup(
-                time_s, instance, client, "g", now_s + draw(st.sampled_from([-5, 0, 1, 600]))
-            )
+            frame = ReleaseGroup(time_s, instance, client, "g", now_s + draw(AN_END))
         elif kind is ClaimingPartition:
             frame = ClaimingPartition(time_s, instance, client, "g", "t", partition)
         else:

@@ -62,6 +62,12 @@ def test_a_clock_that_goes_back_does_not_take_a_source_back() -> None:
     assert taken(offered(batch(9, 2, 3), batch(4, 9, 10)), AT_ENDS) == "b0 a0 a1 a2 b1 b2"
 
 
+def test_a_clock_that_goes_back_between_fetches_does_not_take_a_source_back() -> None:
+    merger = offered(batch(9), batch(4, 9, 10))
+    merger.offer(0, batch(2, 3, first=1))
+    assert taken(merger, AT_ENDS) == "b0 a0 a1 a2 b1 b2"
+
+
 def test_records_without_append_time_come_first() -> None:
     assert taken(offered(batch(-1, 5, -1), batch(0, 1)), AT_ENDS) == "a0 b0 b1 a1 a2"
 

@@ -543,3 +543,93 @@ def test_timers_of_both_clocks_lie_beside_one_another() -> None:
     assert (rows.changed()[1], rows.ticks.changed) == ({"a": 5}, {"a": 7})
     rows.rollback()
     assert (rows.due(9), rows.ticks.due(9)) == ([], [])
+
+
+# -- rows that pass
+
+
+def passing_over(store: DictStore, cache_rows: int = 100) -> Rows[Total]:
+    return Rows(store, CODEC, cache_rows, passing=True)
+
+
+def lasting(rows: Rows[Total]) -> dict[str, Total | None]:
+    return dict(rows.lasting([*rows.changed()[0].items()]))
+
+
+def test_a_row_that_comes_and_goes_in_one_transaction_is_not_stored_as_gone() -> None:
+    store = stored(a=1)
+    rows = passing_over(store)
+    rows["a"], rows["b"], rows["c"] = None, Total(2), Total(3)  # type: ignore[assignment]
+    rows["b"] = None  # type: ignore[assignment]
+    assert lasting(rows) == {"a": None, "c": Total(3)}
+    store.take(rows)
+    rows["c"] = None  # type: ignore[assignment]
+    assert lasting(rows) == {"c": None}
+
+
+def test_other_rows_are_stored_as_gone_in_any_case() -> None:
+    rows = rows_over()
+    rows["b"] = None  # type: ignore[assignment]
+    assert lasting(rows) == {"b": None}
+
+
+def test_rows_that_are_gone_take_no_room_in_the_cache_of_all_rows() -> None:
+    store = stored()
+    rows = passing_over(store, cache_rows=20)
+    for at in range(1_000):
+        rows[f"k{at}"] = Total(at)
+        if at:
+            rows[f"k{at - 1}"] = None  # type: ignore[assignment]
+        store.take(rows)
+    assert [*rows._young] == ["k999"]
+    assert (rows.get("k999"), rows.get("k998"), store.looked_up) == (Total(999), None, 0)
+
+
+class PassingAgainstADict(RuleBasedStateMachine):
+    """What is left out of what is stored depends on the committed rows alone, whatever is cached of them."""
+
+    keys = st.sampled_from("abcd")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = DictStore()
+        self.rows = passing_over(self.store, cache_rows=4)
+
+    @rule(key=keys, count=st.none() | st.just(1), careful=st.booleans())
+    def put(self, key: str, count: int | None, careful: bool) -> None:
+        rows = JournaledRows(self.rows) if careful else self.rows
+        rows[key] = None if count is None else Total(count)  # type: ignore[assignment]
+
+    @rule(key=keys)
+    def get(self, key: str) -> None:
+        changed, stored = self.rows.changed()[0], self.store.get(row_key(key))
+        committed = None if stored is None else CODEC.decode(stored)
+        assert self.rows.get(key) == changed.get(key, committed)
+
+    @rule()
+    def step(self) -> None:
+        self.rows.forget_replaced()
+
+    @rule()
+    def commit(self) -> None:
+        changed = self.rows.changed()[0]
+        wanted = {
+            key: row for key, row in changed.items() if row is not None or row_key(key) in [*self.store]
+        }
+        assert lasting(self.rows) == wanted
+        self.store.take(self.rows)
+
+    @rule(late=st.booleans())
+    def rollback(self, late: bool) -> None:
+        if late:  # as when the transaction could not be written
+            lasting(self.rows)
+        self.rows.rollback()
+
+    @rule()
+    def restart(self) -> None:
+        self.commit()
+        self.rows = passing_over(self.store, cache_rows=4)
+
+
+PassingAgainstADict.TestCase.settings = settings(max_examples=scaled(200), stateful_step_count=40)
+TestPassing = PassingAgainstADict.TestCase

@@ -170,17 +170,21 @@ def test_members_in_the_order_of_their_names_would_get_another_result(
 # -- whatever the group
 
 
+A_GENERATION = st.sampled_from([-1, 3, 4, 4, 4])
+
+
 @st.composite
 def groups(draw: st.DrawFn, *, equal: bool) -> tuple[dict[str, int], list[Subscriber]]:
     counts = {f"t{number}": draw(st.integers(1, 9)) for number in range(draw(st.integers(1, 4)))}
     everything = [
         TopicPartition(topic, partition) for topic, count in counts.items() for partition in range(count)
     ]
-    members = []
+    members, kept = [], st.lists(st.sampled_from(everything), max_size=12)
+    subscribed = st.sets(st.sampled_from(sorted(counts)), min_size=1)
     for number in range(draw(st.integers(1, 9))):
-        topics = tuple(counts) if equal else tuple(draw(st.sets(st.sampled_from(sorted(counts)), min_size=1)))
-        owned = tuple(draw(st.lists(st.sampled_from(everything), max_size=12)))
-        generation = draw(st.sampled_from([-1, 3, 4, 4, 4]))
+        topics = tuple(counts) if equal else tuple(draw(subscribed))
+        owned = tuple(draw(kept))
+        generation = draw(A_GENERATION)
         static = draw(st.sampled_from([None, None, f"i{number}"]))
         members.append(
             Subscriber(

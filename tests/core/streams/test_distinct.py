@@ -58,6 +58,7 @@ def test_a_merged_sketch_counts_what_either_has_seen(upto: int, since: int) -> N
         assert again.estimate == pytest.approx(merged.estimate, rel=0.03), "order and repeats add nothing"
 
 
+@pytest.mark.process
 def test_the_bytes_do_not_depend_on_the_process() -> None:
     program = (
         "from holdfast.streams import Distinct; "

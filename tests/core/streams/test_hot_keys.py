@@ -42,8 +42,8 @@ class Looks:
             self.rows += 1
             return get(rows, *asked)
 
-        def scanned(rows: Rows[Any], prefix: str = "") -> Iterator[Any]:
-            for each in scan(rows, prefix):
+        def scanned(rows: Rows[Any], prefix: str = "", *, start: str = "") -> Iterator[Any]:
+            for each in scan(rows, prefix, start=start):
                 self.rows += 1
                 yield each
 

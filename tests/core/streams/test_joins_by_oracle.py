@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast import Json, Source, Stream
+from holdfast.core.streams import join_within
 from holdfast.core.streams.joining import How
 from holdfast.streams import (
     JoinStreamRow,
@@ -291,9 +292,20 @@ class Interval:
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "outer"])
+@pytest.mark.parametrize(("scans", "most"), [(64, 16_384), (1, 16_384), (2, 3)])
 @settings(deadline=None, max_examples=scaled(20), suppress_health_check=[HealthCheck.too_slow])
 @given(log=arrivals(tombstones=False), data=st.data())
-def test_streams_meet_within_their_interval(how: How, log: list[Arrival], data: st.DataObject) -> None:
+def test_streams_meet_within_their_interval(
+    scans: int, most: int, how: How, log: list[Arrival], data: st.DataObject
+) -> None:
+    """Found by scans, in what is remembered of those that wait, or in that until they are too many."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(join_within, "SCANS", scans)
+        patched.setattr(join_within, "MOST_HELD", most)
+        check_interval(how, log, data)
+
+
+def check_interval(how: How, log: list[Arrival], data: st.DataObject) -> None:
     before, after, grace = (data.draw(st.sampled_from([0, 1, 5, 20])) for _ in range(3))
     oracle = Interval(before, after, grace, how)
     joined = JoinWithin(

@@ -89,15 +89,18 @@ def windows(draw: st.DrawFn, kind: type[Window]) -> Window:
     return Sliding(size, grace=grace) if kind is Sliding else Session(size, grace=grace)
 
 
+A_KEY = st.sampled_from(KEYS)
+A_MOVE = st.one_of(st.integers(-12, 12), st.integers(0, 4), st.sampled_from([60, 5_000]))
+
+
 @st.composite
 def logs(draw: st.DrawFn) -> list[Given]:
     """Times that go on with steps back, around powers of ten, where the keys of rows get other first digits."""
     now = draw(st.sampled_from([0, 80, 990, 99_980]))
-    steps = st.one_of(st.integers(-12, 12), st.integers(0, 4), st.sampled_from([60, 5_000]))
     out = []
     for number in range(draw(st.integers(1, 22))):
-        now = max(0, now + draw(steps))
-        out.append(Given(number, draw(st.sampled_from(KEYS)), now))
+        now = max(0, now + draw(A_MOVE))
+        out.append(Given(number, draw(A_KEY), now))
     return out
 
 

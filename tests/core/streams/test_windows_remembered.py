@@ -78,12 +78,16 @@ class FoldedPartition:
         return [*self.store.everything()], self.emits, self.refused
 
 
+A_STEP = st.sampled_from([-9, -2, 0, 0, 1, 1, 3, 8, 40])
+A_KEY = st.sampled_from(["a", "b", "c"])
+
+
 @st.composite
 def hits(draw: st.DrawFn) -> list[Hit]:
     now, out = draw(st.sampled_from([30, 990, 99_980])), []
     for at in range(draw(st.integers(1, 40))):
-        now = max(0, now + draw(st.sampled_from([-9, -2, 0, 0, 1, 1, 3, 8, 40])))
-        out.append(Hit(at, draw(st.sampled_from(["a", "b", "c"])), now, draw(st.integers(0, 9)) == 0))
+        now = max(0, now + draw(A_STEP))
+        out.append(Hit(at, draw(A_KEY), now, draw(st.integers(0, 9)) == 0))
     return out
 
 

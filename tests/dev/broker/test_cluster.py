@@ -267,6 +267,7 @@ def test_a_port_lost_between_choice_and_bind_is_chosen_anew(
         assert AdminClient({"bootstrap.servers": cluster.bootstrap}).list_topics(timeout=DEADLINE_S).brokers
 
 
+@pytest.mark.process
 def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = holdfast_dev("up", "--port", str(taken.getsockname()[1]), folder=tmp_path / "b")
@@ -286,6 +287,7 @@ def test_without_java_nothing_is_made(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.process
 def test_without_network_and_cache_up_says_so_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         nobody = f"http://127.0.0.1:{reserved.getsockname()[1]}/"
@@ -306,6 +308,7 @@ def test_without_network_and_cache_up_says_so_in_one_line(tmp_path: Path) -> Non
         (["status"], "no broker was ever started"),
     ],
 )
+@pytest.mark.process
 def test_what_cannot_be_is_refused_with_advice(arguments: list[str], complaint: str, tmp_path: Path) -> None:
     done = holdfast_dev(*arguments, folder=tmp_path / "b")
     assert done.returncode in (1, 2)

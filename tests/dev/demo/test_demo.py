@@ -232,6 +232,7 @@ def test_a_demo_that_is_kept_goes_on_until_it_is_ended_and_can_be_asked_meanwhil
         assert not (tmp_path / ".holdfast/demo").exists()
 
 
+@pytest.mark.process
 def test_a_folder_in_use_is_refused_in_one_line_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/precious").write_text("x")
@@ -300,6 +301,7 @@ def test_a_procfile_without_a_worker_is_refused(tmp_path: Path) -> None:
 TELLING = "exec python -c \"import os; print(*(os.environ.get(name) for name in '{names}'.split()))\""
 
 
+@pytest.mark.process
 def test_each_worker_has_its_port_its_folder_and_no_setting_of_the_callers_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

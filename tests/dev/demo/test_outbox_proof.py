@@ -91,6 +91,7 @@ def test_a_wait_ends_with_its_deadline_or_when_it_is_in_vain() -> None:
         wait_until("the sun", lambda: None, 60, check=gone)
 
 
+@pytest.mark.process
 def test_an_actor_has_the_services_settings_and_ends_with_the_stage(tmp_path: Path) -> None:
     with DemoEnvironment(keep=False, folder=tmp_path / "stage") as stage:
         stage.service_config.write_text(f'[holdfast]\napp = "{SERVICE["app"]}"\n')

@@ -146,6 +146,7 @@ def test_your_own_metadata_may_hold_the_tables_beside_your_models() -> None:
         outbox_tables(dialect="oracle")
 
 
+@pytest.mark.process
 def test_alembics_own_command_runs_the_same_migrations(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
     alembic = [

@@ -1,0 +1,201 @@
+"""How long topics keep their records: declared once, made so, and compared."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.clients.topics.checks import check
+from holdfast.clients.topics.plan import plan
+from holdfast.clients.topics.specs import specs_for
+from holdfast.clients.topics.types import AlterConfig, Severity, TopicRole
+from holdfast.core.engine.global_tables import Global
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.retention import declared_ms, retentions
+from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.serdes import Json, Text
+from holdfast.core.engine.sources import FoldWith, Source
+from holdfast.core.engine.streams import Internal, Stream
+from holdfast.errors import ConfigError
+from holdfast.streams import Filter, Merge, Tumbling, Windowed, count, final
+from holdfast.testing import Topology
+from tests.clients.topics.world import GOOD, SETTINGS, cluster, created, specs, topic
+
+DAY_MS = 86_400_000
+WEEK = "604800000"
+
+
+def fold(rows: Rows[int], event: str, at_ms: int) -> None:
+    rows["all"] = at_ms
+
+
+def totals(retention: str | int | None, *emits: Any, name: str = "totals") -> Processor[Any, int]:
+    return Processor(
+        name=name, on={Source("orders", Text(), retention=retention): fold}, row=int, emits=emits
+    )
+
+
+def found_in(processor: Processor[Any, Any], **config: Any) -> list[tuple[Severity, str, str]]:
+    """Return what is found wrong with "orders" of this configuration, all other topics being as wanted."""
+    state = cluster(topic("orders", 4, GOOD, **config))
+    wanted = specs(state, processor)
+    return [(each.severity, each.message, each.remedy) for each in check(wanted, created(wanted, state))]
+
+
+def test_a_topic_is_made_with_the_retention_of_its_declaration() -> None:
+    out = Stream("totals-out", Text(), retention="1d")
+    wanted = {each.name: each for each in specs_for(SETTINGS, [totals("7d", out)], cluster(), partitions=2)}
+    made = {"retention.ms": WEEK, "retention.bytes": "-1", "cleanup.policy": "delete"}
+    assert made.items() <= wanted["orders"].config.items()
+    assert wanted["totals-out"].config["retention.ms"] == str(DAY_MS)
+    forever = specs_for(SETTINGS, [totals("forever")], cluster(), partitions=2)
+    assert next(each for each in forever if each.name == "orders").config["retention.ms"] == "-1"
+
+
+def test_an_undeclared_retention_is_the_brokers() -> None:
+    for each in specs_for(SETTINGS, [totals(None, Stream("out", Text()))], cluster(), partitions=2):
+        if each.role in (TopicRole.SOURCE, TopicRole.EMIT):
+            assert "retention.ms" not in each.config
+            assert each.kept_ms is None
+    assert found_in(totals(None), retention_ms="1", retention_bytes="1") == []
+
+
+def test_a_source_that_keeps_less_than_declared_is_an_error_with_its_cure() -> None:
+    ((severity, message, remedy),) = found_in(totals("7d"), retention_ms=str(DAY_MS))
+    assert severity is Severity.ERROR
+    assert message.startswith("retention.ms is 86400000 (1d), and declared is 7d: records are gone earlier")
+    assert "holdfast topics create --alter" in remedy
+    assert f"retention.ms={WEEK}" in remedy
+    ((severity, message, _),) = found_in(totals("forever"), retention_ms=WEEK)
+    assert (severity, message[:50]) == (
+        Severity.ERROR,
+        "retention.ms is 604800000 (7d), and declared is forever"[:50],
+    )
+    ((severity, message, _),) = found_in(totals("7d"), retention_ms=WEEK, retention_bytes="1000")
+    assert (severity, message[:28]) == (Severity.ERROR, "retention.bytes is 1000, and")
+    ((severity, message, _),) = found_in(totals("7d"), retention_ms=WEEK, cleanup_policy="compact")
+    assert (severity, message[:25]) == (Severity.ERROR, "cleanup.policy is compact")
+
+
+def test_a_source_that_keeps_more_than_declared_is_a_warning_that_nobody_mends_by_deleting() -> None:
+    state = cluster(topic("orders", 4, GOOD, retention_ms="-1"))
+    ((severity, message, remedy),) = found_in(totals("7d"), retention_ms="-1")
+    assert (severity, message) == (
+        Severity.WARNING,
+        "retention.ms is -1 (forever), and declared is 7d: records are kept longer than that",
+    )
+    assert remedy.startswith('declare retention="forever", or run kafka-configs')
+    assert not any(
+        isinstance(each, AlterConfig) for each in plan(specs(state, totals("7d")), state, alter=True)
+    )
+
+
+def test_alter_makes_a_retention_longer() -> None:
+    state = cluster(topic("orders", 4, GOOD, retention_ms="5", retention_bytes="10"))
+    altered = [
+        each for each in plan(specs(state, totals("7d")), state, alter=True) if isinstance(each, AlterConfig)
+    ]
+    assert altered == [AlterConfig(topic="orders", config={"retention.ms": WEEK, "retention.bytes": "-1"})]
+    undeclared = plan(specs(state, totals(None)), state, alter=True)
+    assert not any(isinstance(each, AlterConfig) for each in undeclared)
+
+
+def test_what_is_emitted_and_kept_shorter_than_declared_is_a_warning() -> None:
+    state = cluster(topic("orders", 4, GOOD), topic("out", 4, GOOD, retention_ms="5"))
+    wanted = specs(state, totals(None, Stream("out", Text(), retention="7d")))
+    (found,) = check(wanted, created(wanted, state))
+    assert (found.severity, found.topic) == (Severity.WARNING, "out")
+    assert found.message.startswith("retention.ms is 5 (5ms), and declared is 7d")
+
+
+def test_unequal_declarations_of_one_topic_are_refused() -> None:
+    one, other = totals("7d"), totals("8d", name="others")
+    with pytest.raises(ConfigError, match="with retention 7d and 8d, by processors totals and others"):
+        Topology([one, other])
+    with pytest.raises(ConfigError, match="topic orders is declared with retention 7d and 8d"):
+        specs_for(SETTINGS, [one, other], cluster(), partitions=1)
+    with pytest.raises(ConfigError, match="with retention 7d and 1d, by processor totals:"):
+        totals("7d", Stream("orders", Text(), retention="1d"))
+    assert retentions([one, totals(7 * DAY_MS, name="again"), totals(None, name="silent")]) == {
+        "orders": 7 * DAY_MS
+    }
+    with pytest.raises(ConfigError, match="its stream is declared with retention 1d, and here with 7d"):
+        Source(Stream("orders", Text(), retention="1d"), Text(), retention="7d")
+
+
+def test_the_topic_of_a_global_is_kept_whole() -> None:
+    def rates(retention: str | None) -> Global[int]:
+        return Global("rates", Source("rates", Text(), retention=retention), fold, row=int)
+
+    with pytest.raises(ConfigError, match="global rates: its topic rates is declared with retention 7d"):
+        rates("7d")
+    reads: Processor[Any, int] = Processor(
+        name="reads", on={Source("orders", Text()): fold}, row=int, reads=(rates(None),)
+    )
+    writes = totals(None, Stream("rates", Text(), retention="7d"))
+    with pytest.raises(
+        ConfigError, match="declared with retention 7d by processor totals, but processor reads"
+    ):
+        retentions([writes, reads])
+    assert retentions([reads]) == {}
+    said = replace(reads, reads=(rates("forever"),))
+    state = cluster(topic("orders", 4, GOOD), topic("rates", 2, GOOD, retention_ms=WEEK))
+    for processor, severity in ((reads, Severity.WARNING), (said, Severity.ERROR)):
+        wanted = specs(state, processor)
+        (found,) = check(wanted, created(wanted, state))
+        assert (found.topic, found.severity) == ("rates", severity)
+
+
+def test_what_holdfast_keeps_has_no_retention_to_declare() -> None:
+    with pytest.raises(ConfigError, match="an internal topic, which holdfast keeps until it is trimmed"):
+        Source(Internal("words", Text()), Text(), retention="7d")
+    producers: Processor[Any, int] = Processor(
+        name="registry", on={Source(SETTINGS.producers_topic, Text(), retention="7d"): fold}, row=int
+    )
+    (found,) = [
+        each
+        for each in specs_for(SETTINGS, [producers], cluster(), partitions=1)
+        if each.name == SETTINGS.producers_topic
+    ]
+    assert found.config["retention.ms"] == "-1"
+
+
+@pytest.mark.parametrize("wrong", ["1 week", "", 0, -5, 1.5, True])
+def test_what_is_no_retention_is_refused_where_it_is_declared(wrong: Any) -> None:
+    for declare in (Source, Stream):
+        with pytest.raises(ConfigError, match=r"'orders'.*\"forever\" keeps all records"):
+            declare("orders", Text(), retention=wrong)
+
+
+def test_every_form_of_declaration_carries_it() -> None:
+    source = Source("orders", Json(int), retention="7d", time=int)
+    forms: list[Processor[Any, Any]] = [
+        Filter(name="large", source=source, keep=bool),
+        Merge(name="both", sources=[source, Source("more", Json(int))]),
+        count(name="counted", source=source, key=str),
+        Windowed(
+            name="hourly", source=source, by=str, window=Tumbling("1h"), fold=lambda so_far, each: each, row=int,
+            emit=final("hours"), idle="1s",
+        ),
+    ]  # fmt: skip
+    for each in forms:
+        assert retentions([each]) == {"orders": 7 * DAY_MS}, each.name
+    sent = pickle.loads(pickle.dumps((source.topic, Stream("out", Text(), retention="forever"))))
+    assert [declared_ms(each) for each in sent] == [7 * DAY_MS, -1]
+
+
+def test_a_fold_is_told_the_plain_name_of_its_topic() -> None:
+    told: list[Any] = []
+
+    def keep(rows: Rows[str], event: str, at_ms: int, name: str) -> None:
+        rows["topic"] = name
+        told.append(type(name))
+
+    source = Source("orders", Text(), retention="7d")
+    with Topology([Processor(name="named", on={source: FoldWith(keep, ("topic",))}, row=str)]) as topology:
+        topology.pipe(source, "x")
+        assert topology.table("named") == {"topic": "orders"}
+    assert set(told) == {str}
