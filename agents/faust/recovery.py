@@ -19,7 +19,7 @@ from mode import Service
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.partitions.types import AssignmentPlan
 from holdfast.core.engine.processor import Processor
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError, HoldfastError, TopicError
 from holdfast.tables import lived
 from holdfast.tables.restore import RestoreInterrupted
 
@@ -52,6 +52,18 @@ def share_of(processor: Processor[Any, Any], app: str, assigned: Collection[TP])
     active = frozenset.intersection(*sources)
     standby = numbers(processor.changelog(app)) - active
     return Share(active, standby, frozenset.union(*sources) - active)
+
+
+def require_known(
+    processor: Processor[Any, Any], app: str, assigned: Collection[TP], partitions: int
+) -> None:
+    """Raise TopicError where a topic of *processor* has partitions that it had not when the worker started: it had *partitions*."""
+    topics = (*processor.topics, processor.changelog(app))
+    if added := sorted({tp.topic for tp in assigned if tp.topic in topics and tp.partition >= partitions}):
+        raise TopicError(
+            f"{', '.join(added)} had {partitions} partitions when this worker started, and has more now: the table of processor {processor.name} does "
+            "not fit any more; run `holdfast topics check`, which tells what to do"
+        )
 
 
 class FencedRecovery(recovery.Recovery):
@@ -96,6 +108,12 @@ class FencedRecovery(recovery.Recovery):
         # One snapshot: `assigned` holds changelog partitions, active and standby, too. The assignor may
         # already speak of the next one.
         app = self.manager.settings.app
+        try:
+            for name, processor in self.manager.processors.items():
+                require_known(processor, app, assigned, self.manager.partitions(name))
+        except TopicError as error:
+            self.manager.crash(error)
+            return
         shares = {name: share_of(each, app, assigned) for name, each in self.manager.processors.items()}
         active = {(name, number) for name, share in shares.items() for number in share.active}
         standby = {(name, number) for name, share in shares.items() for number in share.standby}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from faust.types import TP
 
-from holdfast.agents.faust.recovery import Share, share_of
+from holdfast.agents.faust.recovery import Share, require_known, share_of
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Text
 from holdfast.core.engine.sources import Source
+from holdfast.errors import TopicError
 
 
 def keep(rows: Rows[int], event: Any, at_ms: int) -> None:
@@ -46,3 +48,15 @@ def test_a_partition_is_owned_by_who_has_its_sources_whoever_has_its_changelog()
 
 def test_nothing_assigned_is_nothing_owned() -> None:
     assert shared() == Share(frozenset(), frozenset(), frozenset())
+
+
+@pytest.mark.parametrize("topic", ["orders", "between.v1", BOTH.changelog("app")])
+def test_a_topic_that_got_more_partitions_since_the_start_is_named(topic: str) -> None:
+    known = {
+        TP(each, number) for each in ("orders", "between.v1", BOTH.changelog("app")) for number in (0, 1)
+    }
+    require_known(BOTH, "app", {*known, TP("other", 2)}, 2)
+    with pytest.raises(
+        TopicError, match=f"{topic} had 2 partitions when this worker started.*processor both.*topics check"
+    ):
+        require_known(BOTH, "app", {*known, TP(topic, 2)}, 2)
