@@ -123,7 +123,9 @@ def test_a_fold_that_forgets_its_aggregate_is_refused_wherever_the_log_is_cut(wi
     def add(so_far: int | None, forgets: bool) -> int | None:
         return None if forgets else (so_far or 0) + 1
 
-    merge = {"merge": lambda earlier, later: earlier + later} if isinstance(window, Session) else {}
+    merge: dict[str, Any] = (
+        {"merge": lambda earlier, later: earlier + later} if isinstance(window, Session) else {}
+    )
     counts: Any = Windowed(
         name="counts", source=Source("s", Json(bool)), by=lambda _: "k", time=lambda _: 7, window=window, fold=add,
         row=int, emit=emit, **merge,
