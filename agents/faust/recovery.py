@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, cast
 
 from faust.tables import manager, recovery
@@ -16,13 +18,52 @@ from mode import Service
 
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.partitions.types import AssignmentPlan
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.core.engine.processor import Processor
+from holdfast.errors import ConfigError, HoldfastError, TopicError
 from holdfast.tables import lived
 from holdfast.tables.restore import RestoreInterrupted
 
 logger = logging.getLogger(__name__)
 
 STAY_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The partitions of one processor that an assignment gives to this worker; *apart* are those of which it has some sources alone."""
+
+    active: frozenset[int]
+    standby: frozenset[int]
+    apart: frozenset[int]
+
+
+def share_of(processor: Processor[Any, Any], app: str, assigned: Collection[TP]) -> Share:
+    """Return what of *processor* this worker is to own and to stand by.
+
+    The assignor keeps topics together that the same members read. While a new version of a chain is rolled out they do not: those of the new
+    one read its internal topics, all read the source beside them, and changelogs fall apart likewise. Whoever has a partition of each source
+    owns it, whoever has the changelog. What nobody has together waits, and nothing of it is lost.
+    """
+
+    def numbers(topic: str) -> frozenset[int]:
+        return frozenset(tp.partition for tp in assigned if tp.topic == topic)
+
+    sources = [numbers(topic) for topic in processor.topics]
+    active = frozenset.intersection(*sources)
+    standby = numbers(processor.changelog(app)) - active
+    return Share(active, standby, frozenset.union(*sources) - active)
+
+
+def require_known(
+    processor: Processor[Any, Any], app: str, assigned: Collection[TP], partitions: int
+) -> None:
+    """Raise TopicError where a topic of *processor* has partitions that it had not when the worker started: it had *partitions*."""
+    topics = (*processor.topics, processor.changelog(app))
+    if added := sorted({tp.topic for tp in assigned if tp.topic in topics and tp.partition >= partitions}):
+        raise TopicError(
+            f"{', '.join(added)} had {partitions} partitions when this worker started, and has more now: the table of processor {processor.name} does "
+            "not fit any more; run `holdfast topics check`, which tells what to do"
+        )
 
 
 class FencedRecovery(recovery.Recovery):
@@ -66,22 +107,22 @@ class FencedRecovery(recovery.Recovery):
             return
         # One snapshot: `assigned` holds changelog partitions, active and standby, too. The assignor may
         # already speak of the next one.
-        active, standby = set(), set()
-        for name, processor in self.manager.processors.items():
-            source, *others = [
-                {tp.partition for tp in assigned if tp.topic == topic} for topic in processor.topics
-            ]
-            changelog = {
-                tp.partition for tp in assigned if tp.topic == processor.changelog(self.manager.settings.app)
-            }
-            assert all(other == source for other in others), (
-                f"{name}: partitions of {', '.join(processor.topics)} are not assigned together: {[source, *others]}"
+        app = self.manager.settings.app
+        try:
+            for name, processor in self.manager.processors.items():
+                require_known(processor, app, assigned, self.manager.partitions(name))
+        except TopicError as error:
+            self.manager.crash(error)
+            return
+        shares = {name: share_of(each, app, assigned) for name, each in self.manager.processors.items()}
+        active = {(name, number) for name, share in shares.items() for number in share.active}
+        standby = {(name, number) for name, share in shares.items() for number in share.standby}
+        if apart := sorted(name for name, share in shares.items() if share.apart):
+            logger.warning(
+                "not all sources of %(processors)s were assigned together, since workers of the group read other topics: what lies "
+                "apart waits until all of them run the same processors in the same versions",
+                {"processors": ", ".join(apart)},
             )
-            assert source <= changelog, (
-                f"{name}: source partitions {source} and changelog partitions {changelog} are not assigned together"
-            )
-            active |= {(name, number) for number in source}
-            standby |= {(name, number) for number in changelog - source}
         manager = self.manager
         self.plan = AssignmentPlan(
             manager.epoch, generation_id, frozenset(active), frozenset(standby), manager.membership.term

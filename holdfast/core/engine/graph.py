@@ -41,7 +41,7 @@ class TopologyGraph:
                 sources=each.topics,
                 table=None if each.stateless else each.table,
                 emits=tuple(map(str, each.emits)),
-                timers=each.on_wake is not None or each.on_tick is not None,
+                timers=any(call is not None for call in (each.on_wake, each.on_tick, each.on_event)),
                 tables=tuple(each.tables),
                 reads=tuple(read.topic for read in each.reads),
             )

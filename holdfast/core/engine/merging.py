@@ -26,7 +26,8 @@ from holdfast.core.engine.choices import (
 from holdfast.core.engine.global_rows import Vector, covers
 from holdfast.errors import ChoicesError
 
-_HIGHEST = 1 << 63
+_HIGHEST = 1 << 63 + SOURCE_BITS
+"""Above every canonical key: append times are of 64 bits, whatever clocks they are of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,9 @@ def aggregate(
     below are short forms.
 
     *source* is a `Source`, which tells what lies in the topic, or the name of one with *decode*, which makes an event of the *inputs* of a record.
-    *fold* gets the aggregate so far, None at first, and the event, and returns the aggregate with it, of type *row*. *emits* is a topic, or
-    `updates(topic, encode=...)`: each change of a row is sent there with its key; a record that leaves the aggregate equal sends nothing.
+    *fold* gets the aggregate so far, None at first, and the event, and returns the aggregate with it, of type *row*, or None, which removes it.
+    *emits* is a topic, or `updates(topic, encode=...)`: each change of a row is sent there with its key, and a removal as a tombstone; a record that
+    leaves the aggregate equal sends nothing.
 
     ConfigError for what cannot be, when the declaration is made.
 
@@ -93,11 +94,11 @@ def aggregate(
         of = key(event)
         before = rows.get(of)
         after = fold(before, event)
-        if before is not None and after == before:
+        if after == before:
             return None
         rows[of] = after
         assert results is not None
-        return (Emit(results.topic, of, results.encode(after)),)
+        return (Emit(results.topic, of, None if after is None else results.encode(after)),)
 
     return Processor(
         name=name,

@@ -13,7 +13,14 @@ from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.sources import FoldWith, Source
 from holdfast.core.engine.streams import Stream
 from holdfast.core.streams.emitting import check_topics
-from holdfast.core.streams.joining import Route, check_key, check_stream, check_tombstones, key_of
+from holdfast.core.streams.joining import (
+    Route,
+    check_key,
+    check_result_key,
+    check_stream,
+    check_tombstones,
+    key_of,
+)
 from holdfast.errors import ConfigError
 
 A = TypeVar("A")
@@ -50,6 +57,7 @@ def cogroup(
     if to is not None:
         check_stream(whose, to)
         check_tombstones(whose, to)
+        check_result_key(whose, to)
     if not isinstance(on, Mapping):
         raise ConfigError(f"{whose}: on is {on!r:.200}; write a dict: {{Source(...): fold}}")
     for source, fold in on.items():

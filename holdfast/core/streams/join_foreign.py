@@ -15,7 +15,15 @@ from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Msgpack
 from holdfast.core.engine.sources import FoldWith, Source
 from holdfast.core.engine.streams import Internal, Stream
-from holdfast.core.streams.joining import How, Route, check_join, check_tombstones, held_type, key_of
+from holdfast.core.streams.joining import (
+    How,
+    Route,
+    check_join,
+    check_result_key,
+    check_tombstones,
+    held_type,
+    key_of,
+)
 from holdfast.errors import ConfigError
 
 L = TypeVar("L")
@@ -108,6 +116,7 @@ class JoinForeign(tuple[Processor[Any, Any], ...], Generic[L, R, J]):
         whose = f"processor {name}"
         check_join(whose, {"left": left, "right": right}, to, how, ("inner", "left"), join)
         check_tombstones(whose, to)
+        check_result_key(whose, to)
         if (why := why_uncallable(key, ("value",))) is not None:
             raise ConfigError(f"{whose}: key {why}")
         told = Msgpack(Subscription)

@@ -18,6 +18,7 @@ from holdfast.core.streams.joining import (
     Route,
     check_apart,
     check_join,
+    check_result_key,
     check_tombstones,
     held_type,
     key_of,
@@ -75,6 +76,7 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
         check_join(whose, {"left": left, "right": right}, to, how, ("inner", "left", "outer"), join)
         check_apart(whose, {"left": left, "right": right})
         check_tombstones(whose, to)
+        check_result_key(whose, to)
 
         def changed(rows: Rows[Any], key: str, after: Joined[Any, Any]) -> Emits:
             before = rows.get(key, _NEITHER)

@@ -26,6 +26,7 @@ from holdfast.core.streams.joining import (
     check_apart,
     check_join,
     check_late,
+    check_result_key,
     held_type,
     key_of,
     time_of,
@@ -125,6 +126,7 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
         whose = f"processor {name}"
         check_join(whose, {"left": left, "right": right}, to, how, ("inner", "left", "outer"), join)
         check_apart(whose, {"left": left, "right": right})
+        check_result_key(whose, to)
         before_ms = duration_ms(before, f"{whose}: before", least_ms=0)
         after_ms = duration_ms(after, f"{whose}: after", least_ms=0)
         grace_ms = duration_ms(grace, f"{whose}: grace", least_ms=0)

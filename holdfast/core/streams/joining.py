@@ -36,12 +36,24 @@ def check_join(
 
 def check_key(whose: str, source: Source[Any]) -> None:
     """Raise ConfigError where the keys of a source are not text, as those of rows are."""
-    of = getattr(source.key, "of", str)
-    if isinstance(source.key, Bytes) or not (of is str or of is Any or str in get_args(of)):
+    if not _is_text(source.key):
         raise ConfigError(
             f"{whose}: the keys of {str(source.topic)!r} are {source.key!r}, and rows are found by text: leave out key=, or put Rekey(by=...) before "
             "that gives text"
         )
+
+
+def check_result_key(whose: str, to: Stream[Any]) -> None:
+    """Raise ConfigError where the keys of a stream of results are not text, as those of rows are."""
+    if not _is_text(to.key):
+        raise ConfigError(
+            f"{whose}: the keys of {str(to)!r} are {to.key!r}, and results have those of rows, which are text: leave out key="
+        )
+
+
+def _is_text(key: Any) -> bool:
+    of = getattr(key, "of", str)
+    return not isinstance(key, Bytes) and (of is str or of is Any or str in get_args(of))
 
 
 def check_apart(whose: str, sources: Mapping[str, Source[Any]]) -> None:

@@ -56,7 +56,9 @@ class Step(Processor[Any, NoRow], Generic[T]):
         if isinstance(self.fold, _By):
             return self.fold.send_all(columns)
         fold, none = self.fold, cast("Rows[NoRow]", None)  # there are none, and it looks at none
-        return [emit for record in map(self.decode, *columns) for emit in fold(none, record, -1) or ()]
+        # Held against the columns: a decoder that raises StopIteration would end the rest without a word.
+        read = zip(map(self.decode, *columns), columns[0], strict=True)
+        return [emit for record, _ in read for emit in fold(none, record, -1) or ()]
 
     def _declare(self, **declared: Any) -> None:
         read = (declared["source"],) if "source" in declared else [each.topic for each in declared["on"]]

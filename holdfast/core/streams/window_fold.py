@@ -26,6 +26,7 @@ from holdfast.core.streams.window_rows import (
     idle_key,
     stream_key,
 )
+from holdfast.errors import FoldError
 
 Raw = tuple[bytes | None, bytes | None, Headers]
 """A record as it came: key, value, headers."""
@@ -56,6 +57,7 @@ class WindowFold:
         "_grace_ms",
         "_idle_ms",
         "_late",
+        "_none_fits",
         "_retention_ms",
         "_sent_later",
         "_time",
@@ -74,8 +76,12 @@ class WindowFold:
         retention_ms: int,
         idle_ms: int | None = None,
         sent_later: Callable[[Any], bytes] | None = None,
+        none_fits: bool = False,
     ) -> None:
-        """*sent_later* encodes those results that are not sent when their windows change; None where that cannot fail."""
+        """*sent_later* encodes those results that are not sent when their windows change; None where that cannot fail.
+        *none_fits* tells that None may be an aggregate.
+        """
+        self._none_fits = none_fits
         self._sent_later = sent_later
         self._by, self._time, self._aggregate, self._late = by, time, aggregate, late
         self._updates = emit if isinstance(emit, Updates) else None
@@ -225,6 +231,8 @@ class WindowFold:
         else:
             after = WindowRow(self._aggregate(before.value, event), end_ms)
             if self._updates is None:
+                if after.value is None:
+                    self._check_none("fold")
                 if self._sent_later is not None:
                     require_sendable(window, self._sent_later(_result(window, after)))
                 rows[window] = after
@@ -244,6 +252,8 @@ class WindowFold:
         that is due.
         """
         due_ms = NEVER
+        if after.value is None:
+            self._check_none("fold")
         if before is None:
             due_ms = after.end_ms + self._grace_ms
             if self._final is not None:
@@ -270,6 +280,11 @@ class WindowFold:
             after = WindowRow(after.value, after.end_ms, told_ms, waiting, after.first_ms, after.last_ms)
         rows[window] = after
         return due_ms
+
+    def _check_none(self, what: str) -> None:
+        """Raise FoldError where None is no aggregate: the next record would begin anew, and what was counted so far be lost."""
+        if not self._none_fits:
+            raise FoldError(f"{what} gives None, which is no aggregate: does it lack a return?")
 
     def _remove(self, rows: Rows[Any], window: str, row: AnyWindow, emits: list[Emit]) -> None:
         """Remove a window that has become part of another; if it was told, tell that it is gone."""

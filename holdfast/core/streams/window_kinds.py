@@ -104,6 +104,8 @@ class SessionFold(WindowFold):
         value, before = None, None
         for at, (each_ms, row) in enumerate(joined):
             value = self._merge(value, row.value) if at else row.value
+            if value is None:
+                self._check_none("merge")
             if each_ms == start_ms:
                 before = row
             else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from holdfast.core.engine.declaring import why_uncallable
 from holdfast.core.engine.durations import duration_ms
 from holdfast.core.engine.partitioners import by_key
@@ -119,6 +121,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
             retention_ms=retention_ms,
             idle_ms=idle_ms,
             sent_later=_sent_later(emit, row),
+            none_fits=_takes_none(row),
         )
         reads = _carrying(reads_event, len(inputs), raw=late is not None)
         more: tuple[DecoderInput, ...] = (
@@ -151,6 +154,15 @@ def _read_from(
     if ticks:
         return {"on": {Source(source, Bytes()): FoldColumns(fold, decode, inputs)}, "on_tick": fold.tick}
     return {"source": source, "fold": fold, "decode": decode, "inputs": inputs}
+
+
+def _takes_none(row: Any) -> bool:
+    """Return whether None is of type *row*; what is no type is refused elsewhere."""
+    try:
+        msgspec.convert(None, row)
+    except (msgspec.ValidationError, TypeError):
+        return False
+    return True
 
 
 def _sent_later(emit: Updates | Final | None, row: Any) -> Callable[[Any], bytes] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.core.engine.graph import TopologyGraph
 from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import Rows
 
 
 def processor(name: str, source: str, *emits: str) -> Processor[str, int]:
@@ -30,3 +31,16 @@ def test_a_circle_is_drawn_all_the_same() -> None:
     assert [node.name for node in graph.nodes] == ["a", "b"]
     assert graph.mermaid().splitlines()[-4:] == ["  t1 --> p0", "  p0 --> t0", "  t0 --> p1", "  p1 --> t1"]
     assert graph.records()[0]["internal"] == ["one", "two"]
+
+
+def test_timers_of_every_clock_are_drawn() -> None:
+    def keep(rows: Rows[int], event: str, at_ms: int) -> None:
+        rows.wake_at("k", 7, clock="event")
+
+    def on_event(rows: Rows[int], key: str, at_ms: int) -> None:
+        rows[key] = at_ms
+
+    timed = Processor(
+        name="timed", source="lines", decode=bytes.decode, fold=keep, row=int, time=int, on_event=on_event
+    )
+    assert "timed.v1, with timers" in TopologyGraph.of([timed]).text()

@@ -72,6 +72,13 @@ def test_records_without_append_time_come_first() -> None:
     assert taken(offered(batch(-1, 5, -1), batch(0, 1)), AT_ENDS) == "a0 b0 b1 a1 a2"
 
 
+def test_times_that_no_clock_shows_are_folded_in_their_order() -> None:
+    last = (1 << 63) - 1
+    merger = offered(batch(5, last), batch(1 << 60, last))
+    assert taken(merger, AT_ENDS) == "a0 b0 a1 b1"
+    assert merger.waits_for(AT_ENDS) is None
+
+
 def test_a_stretch_can_be_cut_anywhere() -> None:
     stretch = offered(batch(1, 3, 5), batch(1, 2, 5)).take(AT_ENDS)
     assert stretch is not None

@@ -10,8 +10,11 @@ import pytest
 from holdfast import Json, Source
 from holdfast.errors import ConfigError
 from holdfast.streams import (
+    Hopping,
     Mean,
     Ranked,
+    Session,
+    Sliding,
     Tumbling,
     Windowed,
     aggregate,
@@ -97,6 +100,56 @@ def test_only_changes_are_told() -> None:
             (b"a", b"3"),
             (b"b", b"5"),
             (b"a", b"4"),
+        ]
+
+
+def test_an_aggregate_of_none_is_removed_and_told_by_a_tombstone() -> None:
+    def until_zero(so_far: int | None, sale: Sale) -> int | None:
+        return sale.cents or None
+
+    last: Any = aggregate(fold=until_zero, row=int, emits="last", **DECLARED)
+    with Topology([last]) as topology:
+        for cents_sold in (3, 0, 0, 4):
+            topology.pipe("sales", Sale("a", "tea", cents_sold), key="a")
+        assert [each.value for each in topology.read("last")] == [b"3", None, b"4"]
+        assert topology.table(last) == {"a": 4}
+
+
+@pytest.mark.parametrize("window", [Tumbling(10), Hopping(10, every=5), Sliding(10), Session(10)], ids=repr)
+@pytest.mark.parametrize(
+    "emit", [None, updates("counts"), final("counts")], ids=["silent", "updates", "final"]
+)
+def test_a_fold_that_forgets_its_aggregate_is_refused_wherever_the_log_is_cut(window: Any, emit: Any) -> None:
+    def add(so_far: int | None, forgets: bool) -> int | None:
+        return None if forgets else (so_far or 0) + 1
+
+    merge: dict[str, Any] = (
+        {"merge": lambda earlier, later: earlier + later} if isinstance(window, Session) else {}
+    )
+    counts: Any = Windowed(
+        name="counts", source=Source("s", Json(bool)), by=lambda _: "k", time=lambda _: 7, window=window, fold=add,
+        row=int, emit=emit, **merge,
+    )  # fmt: skip
+    with Topology([counts], partitions=1) as topology:
+        for forgets in (False, False, True, False):
+            topology.pipe("s", forgets)
+        assert {each.value for each in topology.windows(counts, "k")} == {3}
+        assert [(each.stage, each.reason) for each in topology.refused] == [
+            ("fold", "fold gives None, which is no aggregate: does it lack a return?")
+        ]
+
+
+def test_a_merge_that_gives_none_is_refused_and_the_sessions_stay() -> None:
+    visits: Any = Windowed(
+        name="visits", source=Source("s", Json(int)), by=lambda _: "k", time=lambda at_ms: at_ms,
+        window=Session(5, grace=9), fold=lambda so_far, _: (so_far or 0) + 1, merge=lambda earlier, later: None, row=int,
+    )  # fmt: skip
+    with Topology([visits], partitions=1) as topology:
+        for at_ms in (1, 8, 4):
+            topology.pipe("s", at_ms)
+        assert [(each.start_ms, each.value) for each in topology.windows(visits)] == [(1, 1), (8, 1)]
+        assert [each.reason for each in topology.refused] == [
+            "merge gives None, which is no aggregate: does it lack a return?"
         ]
 
 

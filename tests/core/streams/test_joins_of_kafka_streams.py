@@ -156,6 +156,7 @@ def test_a_group_of_sources_tells_changes_and_removals() -> None:
 NAMED: dict[str, Any] = {"name": "joined", "left": LEFT, "right": RIGHT, "join": both, "to": OUT}
 NUMBERED = Source("left", Json(str | None), key=Json(int))
 ONLY_TEXT: Any = Stream("out", Json(str))
+NUMBERED_OUT: Any = Stream("out", Json(str | None), key=Json(int))
 
 
 @pytest.mark.parametrize(
@@ -163,6 +164,8 @@ ONLY_TEXT: Any = Stream("out", Json(str))
     [
         (lambda: JoinTables(**{**NAMED, "how": "full"}), "how 'full'; choose from inner, left, outer"),
         (lambda: JoinTables(**{**NAMED, "to": ONLY_TEXT}), "cannot say that a result is gone"),
+        (lambda: JoinTables(**{**NAMED, "to": NUMBERED_OUT}), "results have those of rows, which are text"),
+        (lambda: JoinWithin(**{**NAMED, "to": NUMBERED_OUT}), "results have those of rows, which are text"),
         (lambda: JoinTables(**{**NAMED, "to": "out"}), r"write Stream\(topic, serde\)"),
         (lambda: JoinTables(**{**NAMED, "left": "left"}), r"write Source\(topic, serde\)"),
         (lambda: JoinTables(**{**NAMED, "join": lambda left: left}), "join takes"),

@@ -59,6 +59,29 @@ def test_what_a_step_fails_for_is_refused_and_the_rest_goes_on() -> None:
         ]
 
 
+class FirstDigit:
+    """Reads the first digit of a value, with a `next` that raises StopIteration where there is none."""
+
+    def decode(self, value: bytes | None) -> str:
+        return next(each for each in (value or b"").decode() if each.isdigit())
+
+    def encode(self, value: str) -> bytes:
+        return value.encode()
+
+
+def test_a_decoder_that_raises_stop_iteration_loses_no_record_behind() -> None:
+    step = Map(name="digits", source=Source("texts", FirstDigit()), each=str, serde=Text())
+    values = (b"a1", b"none", b"c3", b"none", b"e5")
+    batch = Batch(range(5), range(5), (values, (b"k",) * 5, ((),) * 5, (0,) * 5))
+    changes = Folder(step, DictStore()).fold([batch])
+    assert changes is not None
+    assert [each.value for each in changes.emits] == [b"1", b"3", b"5"]
+    assert [(each.offset, each.error) for each in changes.refused] == [
+        (1, "StopIteration"),
+        (3, "StopIteration"),
+    ]
+
+
 def test_the_first_branch_whose_test_is_true_gets_the_record() -> None:
     mine = Stream("vast", Json(int))
     sizes = Branch(
