@@ -531,9 +531,9 @@ def test_a_file_that_was_named_must_exist_and_parse(tmp_path: Path) -> None:
 
 
 def test_a_home_folder_that_nobody_knows_is_refused_with_its_place(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="file ~no-such-user/a.toml: .*~no-such-user is not known"):
+    with pytest.raises(ConfigError, match=r"file ~no-such-user/a\.toml: .*~no-such-user is not known"):
         find_file(None, {"HOLDFAST_CONFIG": "~no-such-user/a.toml"}, tmp_path)
-    with pytest.raises(ConfigError, match="environment HOLDFAST_DATA_DIR: .*~no-such-user is not known"):
+    with pytest.raises(ConfigError, match=r"environment HOLDFAST_DATA_DIR: .*~no-such-user is not known"):
         load(env={"HOLDFAST_DATA_DIR": "~no-such-user/data"})
 
 

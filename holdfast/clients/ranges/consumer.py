@@ -132,12 +132,21 @@ class RangeConsumer:
             )
         settings = kafka if isinstance(kafka, Settings) else Settings(kafka={"bootstrap.servers": kafka})
         check_group_name(settings, group)
+        ranges_topic, dead_letters = (
+            ranges_topic or settings.ranges_topic,
+            dead_letters or f"{topic}.dead-letters",
+        )
+        if len({topic, ranges_topic, dead_letters}) < 3:
+            raise ConfigError(
+                f"topic {topic}, ranges_topic {ranges_topic} and dead_letters {dead_letters} must be three topics: "
+                "what goes to the dead letters would come again"
+            )
         self._log = RangeLog(
             settings,
             topic=topic,
             group=group,
-            ranges_topic=ranges_topic or settings.ranges_topic,
-            dead_letters=dead_letters or f"{topic}.dead-letters",
+            ranges_topic=ranges_topic,
+            dead_letters=dead_letters,
             lease_ms=int(lease_s * 1_000),
             timeout_s=request_timeout_s,
             clock=clock,

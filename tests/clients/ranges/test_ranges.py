@@ -270,6 +270,35 @@ async def test_a_topic_that_is_missing_is_named(field: Field) -> None:
                 pass
     with pytest.raises(ConfigError):
         field.consumer("one", block_messages=0)
+    for more in ({"dead_letters": field.topic}, {"ranges_topic": field.topic}, {"ranges_topic": field.dead}):
+        with pytest.raises(ConfigError, match="must be three topics"):
+            field.consumer("one", **more)
+
+
+@scenario
+async def test_a_topic_that_is_deleted_and_made_anew_is_not_taken_for_the_old_one_in_silence(
+    field: Field, broker: SessionBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    field.topic = broker.create_topic("anew")
+    field.fill(30)
+    async with field.consumer("one") as consumer:
+        for _ in range(3):
+            await (await anext(consumer)).done()
+        broker.delete_topics([field.topic])
+        with pytest.raises(TopicError, match="was deleted: create it, and give the group a new name"):
+            await anext(consumer)
+    broker.create_topic(field.topic, exact=True)
+    try:
+        field.fill(5)
+        async with field.consumer("one") as consumer:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(consumer), LEASE_S)
+    finally:
+        broker.delete_topics([field.topic])
+    (told,) = [each.getMessage() for each in caplog.records if "made anew" in each.getMessage()]
+    assert told.startswith(
+        f"{field.topic}/0 ends at offset 5, and group {field.group} has done all before 30"
+    )
 
 
 @scenario
