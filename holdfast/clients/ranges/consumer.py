@@ -29,7 +29,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.member.settings import HANDLER_TIMEOUT_S, LIMIT_HANDLER_TIMEOUT_S, WARNED_AT
 from holdfast.core.ranges import LIMIT_BLOCK_MESSAGES, Block, Keep, next_take
-from holdfast.errors import ClaimLostError, ConfigError, TerminatedError
+from holdfast.errors import ClaimLostError, ConfigError, HoldfastError, TerminatedError
 
 __all__ = ["RangeBlock", "RangeConsumer"]
 
@@ -185,9 +185,14 @@ class RangeConsumer:
         self._running = False
         self._stopping.set()
         try:
-            await self._do(
-                self._give_all_back
-            )  # after a step that is still under way for an `anext` that was cancelled
+            try:
+                # After a step that is still under way for an `anext` that was cancelled.
+                await self._do(self._give_all_back)
+            except HoldfastError as problem:
+                if kind is None:
+                    raise
+                # The error on its way says more.
+                logger.warning("blocks were not given back, and run out: %(problem)s", {"problem": problem})
             await asyncio.get_running_loop().run_in_executor(None, self._renewer.join, JOIN_S)
         finally:
             await self._do(self._log.close)

@@ -263,6 +263,28 @@ async def test_who_leaves_gives_its_blocks_back_at_once_also_after_a_cancelled_w
 
 
 @scenario
+async def test_an_error_of_the_callers_own_is_raised_also_where_no_broker_takes_the_blocks_back(
+    field: Field, broker: SessionBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = broker.cluster
+    assert cluster is not None, "a broker of the session's own, which can be frozen"
+    field.fill(10)
+
+    async def work() -> None:
+        async with field.consumer("one", request_timeout_s=2.0) as consumer:
+            await anext(consumer)
+            cluster.pause(1)
+            raise ZeroDivisionError
+
+    try:
+        with pytest.raises(ZeroDivisionError):
+            await work()
+    finally:
+        cluster.resume(1)
+    assert [each for each in caplog.records if "blocks were not given back" in each.getMessage()]
+
+
+@scenario
 async def test_a_topic_that_is_missing_is_named(field: Field) -> None:
     for more in ({"topic": "nowhere"}, {"ranges_topic": "nowhere"}, {"dead_letters": "nowhere"}):
         with pytest.raises(TopicError, match="nowhere"):
