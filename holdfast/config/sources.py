@@ -47,7 +47,10 @@ def find_file(flag: str | Path | None, env: Mapping[str, str], folder: Path) -> 
     """Return the file to read: the flag's, else HOLDFAST_CONFIG's, else holdfast.toml in *folder* if there is one."""
     named = flag or env.get(ENV_CONFIG)
     if named:
-        return Path(named).expanduser()
+        try:
+            return _expanded(Path(named))
+        except ValueError as error:
+            raise ConfigError(f"file {named}: {error}") from None
     found = folder / DEFAULT_FILE
     return found if found.is_file() else None
 
@@ -113,6 +116,8 @@ def _document(file: Path) -> dict[str, object]:
         raise ConfigError(f"file {file}: cannot be read: {error.strerror}") from error
     except ValueError as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError
         raise ConfigError(f"file {file}: is not valid TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"file {file}: is nested too deeply to be read") from None
 
 
 def _table(table: str, content: object, origin: str) -> dict[str, object]:
@@ -206,16 +211,24 @@ def convert(name: str, given: Given, wanted: Any, *, secret: bool) -> Any:
     value, options = given.value, get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
     if value == "" and NoneType in options:
         return None
-    if name.endswith("_bytes") and isinstance(value, str) and (size := _SIZE.fullmatch(value)):
-        value = int(size[1]) * _UNITS[(size[2] or "").upper()]
     try:
+        if name.endswith("_bytes") and isinstance(value, str) and (size := _SIZE.fullmatch(value)):
+            value = int(size[1]) * _UNITS[(size[2] or "").upper()]
         return msgspec.convert(value, wanted, strict=False, dec_hook=_hook)
     except (msgspec.ValidationError, ValueError) as error:
         shown = "the value given" if secret else repr(given.value)
         raise ConfigError(f"{given.origin}: {name} cannot be {shown}: {error}") from error
 
 
+def _expanded(path: Path) -> Path:
+    """Return *path* with its ~ replaced by the home folder; ValueError where nobody knows that folder."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"the home folder {path.parts[0]} is not known, write the whole path") from None
+
+
 def _hook(wanted: type, value: object) -> object:
     if wanted is Path and isinstance(value, str) and value:
-        return Path(value).expanduser()
+        return _expanded(Path(value))
     raise ValueError("Expected a path")

@@ -102,8 +102,12 @@ def hosts_and_networks(
 
 
 def _is_origin(url: str) -> bool:
-    parts = urlsplit(url)
-    rest = parts.path or parts.query or parts.fragment
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # brackets without an address in them, or a port that is not a number to 65535
+        return False
+    rest = parts.path or parts.query or parts.fragment or port == 0
     return parts.scheme in ("http", "https") and bool(parts.hostname) and not rest
 
 

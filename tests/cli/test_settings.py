@@ -346,6 +346,10 @@ def test_the_check_for_secrets_can_fail() -> None:
         ({"web_url": "example.org:6066"}, "web_url"),
         ({"web_url": "http://example.org/path"}, "web_url"),
         ({"web_url": "ftp://example.org"}, "web_url"),
+        ({"web_url": "http://[::1"}, "web_url is 'http://[::1'; write http://host:port"),
+        ({"web_url": "http://example.org:65536"}, "web_url"),
+        ({"web_url": "http://example.org:port"}, "web_url"),
+        ({"web_url": "http://example.org:0"}, "web_url"),
         ({"kafka": {"sasl.username": "ada"}}, "security.protocol is PLAINTEXT"),
         ({"kafka": {"ssl.ca.location": "ca.pem"}}, "security.protocol is PLAINTEXT"),
         (
@@ -519,9 +523,23 @@ def test_a_file_that_was_named_must_exist_and_parse(tmp_path: Path) -> None:
         load_settings(flags={}, env={}, file=tmp_path / "absent.toml")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load(toml="[holdfast", folder=tmp_path)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load(toml="a = " + "[" * 5_000, folder=tmp_path)
     (tmp_path / "latin.toml").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_settings(flags={}, env={}, file=tmp_path / "latin.toml")
+
+
+def test_a_home_folder_that_nobody_knows_is_refused_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"file ~no-such-user/a\.toml: .*~no-such-user is not known"):
+        find_file(None, {"HOLDFAST_CONFIG": "~no-such-user/a.toml"}, tmp_path)
+    with pytest.raises(ConfigError, match=r"environment HOLDFAST_DATA_DIR: .*~no-such-user is not known"):
+        load(env={"HOLDFAST_DATA_DIR": "~no-such-user/data"})
+
+
+def test_a_size_of_more_digits_than_a_number_can_have_is_refused_with_its_place() -> None:
+    with pytest.raises(ConfigError, match="environment HOLDFAST_FETCH_BYTES: fetch_bytes cannot be"):
+        load(env={"HOLDFAST_FETCH_BYTES": "9" * 5_000})
 
 
 def test_a_process_reads_its_own_environment_and_folder(

@@ -137,9 +137,9 @@ class BlockingClaimConsumer(ConsumerBase):
         self._arrival.wait(timeout_s)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return when the log shows all that was committed so far.
+        """Return when the log shows all that was committed so far under claims that are held.
 
-        Raises BrokerError when it does not in time.
+        Raises BrokerError when it does not in time, ClaimLostError when one of these claims is lost before.
         """
         within_s = timeout_s or self._options.flush_timeout_s
         self._wait(self._engine.flush(within_s), within_s)

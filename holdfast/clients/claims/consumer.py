@@ -186,9 +186,9 @@ class ClaimConsumer(ConsumerBase):
                 self._loop.call_soon_threadsafe(self._arrival.set)
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Return when the log shows all that was committed so far.
+        """Return when the log shows all that was committed so far under claims that are held.
 
-        Raises BrokerError when it does not in time.
+        Raises BrokerError when it does not in time, ClaimLostError when one of these claims is lost before.
         """
         await _result(self._engine.flush(timeout_s))
 

@@ -126,7 +126,7 @@ class ClaimEngine:
         self.failure: BaseException | None = None
         self.failure_raised = False
         """Whether the failure was raised to the caller; if not, leaving the block raises it."""
-        self.undecodable = 0
+        self.undecodable = self._unacknowledged = 0
         self._group_mark = f"/{member.group_id}/".encode()
         self._caught_up: set[int] = set()
         self._health_at_s = self._partitions_at_s = self._resets_at_s = 0.0
@@ -225,13 +225,14 @@ class ClaimEngine:
         self.delivery.nudge()
 
     def flush(self, timeout_s: float | None = None) -> Future[None]:
-        """Write what is committed to the log now; done when the log has it."""
+        """Write what is committed to the log now; done when the log has it, ClaimLostError where it will not."""
         done: Future[None] = Future()
         with self.lock:
             member = self._live()
+            flushed = member.messages.flushing()
             self._do(member.messages.flush(self._clock.monotonic_s()))
             self._wait_for(
-                member.messages.flushed,
+                flushed,
                 done,
                 timeout_s or self._options.flush_timeout_s,
                 "the flush of committed offsets",
@@ -472,7 +473,16 @@ class ClaimEngine:
         """Report what has become known since the last turn."""
         for ack in self._log.acks():
             if ack.error is not None:
-                logger.warning("a frame was not acknowledged: %(error)s", {"error": ack.error})
+                # A member of a thousand partitions writes as many frames in an outage, again and again.
+                level = logging.DEBUG if self._unacknowledged else logging.WARNING
+                logger.log(level, "a frame was not acknowledged: %(error)s", {"error": ack.error})
+                self._unacknowledged += 1
+            elif self._unacknowledged:
+                logger.warning(
+                    "frames are acknowledged again, after %(frames)d that were not",
+                    {"frames": self._unacknowledged},
+                )
+                self._unacknowledged = 0
             self._do(member.sent(ack.send_id, ack.error is None, now_s))
         for partition in self._log.caught_up - self._caught_up:
             self._caught_up.add(partition)

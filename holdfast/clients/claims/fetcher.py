@@ -22,6 +22,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
+from holdfast.errors import ConfigError
 from holdfast.kafka.clients import make_reader
 from holdfast.kafka.codes import CLOSED_TOPIC, OUT_OF_LOG, UNREADABLE, is_end
 from holdfast.kafka.librdkafka_log import Quiet, impatient
@@ -48,7 +49,21 @@ class FetchSettings:
     """How long the thread waits for messages before it looks for changes of the assignment."""
     space_wait_s: float = 0.1
 
+    def __post_init__(self) -> None:
+        for name in ("batch_messages", "queue_messages", "queue_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: use at least 1, else nothing is fetched")
+        if self.prefetch_bytes < 0:
+            raise ConfigError(f"prefetch_bytes is {self.prefetch_bytes}: use 0 or more")
+        for name in ("fetch_poll_s", "space_wait_s"):
+            if not 0 < getattr(self, name) <= LIMIT_WAIT_S:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name):g}: use more than 0 and at most {LIMIT_WAIT_S:g} seconds"
+                )
 
+
+LIMIT_WAIT_S = 1.0
+"""The thread sees a claim that was won or given up no sooner than after such a wait."""
 IDLE_S = 0.5
 LEADERS_S = 5.0
 LAST_COMMIT_S = 2.0
@@ -102,6 +117,8 @@ class ClaimFetcher:
         self.unreadable: dict[Place, Unreadable] = {}
         """Where reading stands before a batch that cannot be read."""
         self._reported: dict[Place, int] = {}
+        self._hopeless: set[Place] = set()
+        """Whose reading ended, and was reported, and which have not been read since."""
         self._config = {**self._config, "on_commit": self._on_commit}  # the watcher's has no callbacks
         self._commands: deque[Callable[[Consumer], None]] = deque()
         self._leases: dict[Place, Lease] = {}
@@ -296,6 +313,8 @@ class ClaimFetcher:
         messages = self._watcher.in_place(consumer, place, messages)
         if self.unreadable and messages:
             self.unreadable.pop(place, None)
+        if self._hopeless and messages:
+            self._hopeless.discard(place)
         return messages
 
     # -- sorting what came
@@ -368,10 +387,32 @@ class ClaimFetcher:
                 place, -1 if message.offset() is None else message.offset() or 0, error.str()
             )
         elif error.code() in _HOPELESS and leases:
+            self._report_hopeless(place, error)
             for lease in leases:
                 self._failed(lease, error.str())
         else:
             self._on_error(error)
+
+    def _report_hopeless(self, place: Place, error: KafkaError) -> None:
+        """Say once why a claim is given back: it may be won again at the same offset, and given back again."""
+        if place in self._hopeless:
+            return
+        self._hopeless.add(place)
+        lost = (
+            "; if this comes again the log is shorter than the group's offset, as after its topic was made anew. "
+            "To begin with what there is: holdfast groups reset-offsets %(group)s --to-earliest "
+            "--topic %(topic)s:%(partition)d --execute"
+        )
+        logger.warning(
+            "%(topic)s/%(partition)d cannot be read, and its claim is given back: %(problem)s"
+            + (lost if error.code() in OUT_OF_LOG else ""),
+            {
+                "topic": place[0],
+                "partition": place[1],
+                "problem": error.str(),
+                "group": self._config["group.id"],
+            },
+        )
 
     def _readers(self, place: Place) -> list[Lease]:
         """Return for whom a partition is read."""

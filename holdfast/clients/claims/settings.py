@@ -6,7 +6,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from holdfast.clients.claims.fetcher import FetchSettings
 from holdfast.clients.claims.options import EngineSettings, GroupSettings
@@ -24,6 +26,9 @@ NAMES = {
     if declared.name not in _GIVEN_OTHERWISE
 }
 """Every named setting of a claim consumer, and the part that has it."""
+_TYPES: dict[str, Any] = {"topics": Sequence[str] | str, "group": str, "client": str} | {
+    name: get_type_hints(part)[name] for name, part in NAMES.items()
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,16 @@ def consumer_settings(
                 f"{name} is not a setting of a claim consumer"
                 + (f"; did you mean {close[0]}?" if close else "")
             )
+    try:
+        return _built(kafka, topics, group, client, named)
+    except TypeError as error:
+        given = {"topics": topics, "group": group, "client": client, **named}
+        raise ConfigError(_of_wrong_type(given) or f"a setting has a wrong type: {error}") from error
+
+
+def _built(
+    kafka: Settings | str, topics: Sequence[str], group: str, client: str, named: Mapping[str, Any]
+) -> ConsumerSettings:
     parts: dict[type, dict[str, Any]] = {part: {} for part in _PARTS}
     for name, value in named.items():
         parts[NAMES[name]][name] = value
@@ -72,6 +87,20 @@ def consumer_settings(
         feed=FetchSettings(**parts[FetchSettings]),
         groups=GroupSettings(**parts[GroupSettings]),
     )
+
+
+def _of_wrong_type(given: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the first value that has not the type of its setting.
+
+    >>> _of_wrong_type({"group": "billing", "heartbeat_interval_s": "3"})
+    "heartbeat_interval_s cannot be '3': Expected `float`, got `str`"
+    """
+    for name, value in given.items():
+        try:
+            msgspec.convert(value, _TYPES[name])
+        except msgspec.ValidationError as error:
+            return f"{name} cannot be {value!r}: {error}"
+    return None
 
 
 def check_group_name(settings: Settings, group: str) -> None:

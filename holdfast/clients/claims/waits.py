@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from holdfast.errors import HoldfastError
+
 
 class _Wait(NamedTuple):
     condition: Callable[[], bool]
@@ -27,7 +29,7 @@ class Waits:
         return bool(self._waits)
 
     def add(self, condition: Callable[[], bool], future: Future[None], until_s: float, what: str) -> None:
-        """Have *future* done as soon as *condition* holds, or failed when it does not at *until_s*."""
+        """Have *future* done as soon as *condition* holds, or failed when it does not at *until_s* or raises."""
         self._waits.append(_Wait(condition, future, until_s, what))
 
     def look(self, now_s: float, failure: BaseException | None, late: Callable[[str], BaseException]) -> None:
@@ -35,15 +37,18 @@ class Waits:
         waited for.
         """
         for wait in list(self._waits):
-            if failure is not None:
-                _refuse(wait.future, failure)
-            elif wait.condition():
-                if not wait.future.done():
-                    wait.future.set_result(None)
-            elif now_s >= wait.until_s:
-                _refuse(wait.future, late(wait.what))
-            elif not wait.future.done():  # its caller has given up
-                continue
+            try:
+                if failure is not None:
+                    _refuse(wait.future, failure)
+                elif wait.condition():
+                    if not wait.future.done():
+                        wait.future.set_result(None)
+                elif now_s >= wait.until_s:
+                    _refuse(wait.future, late(wait.what))
+                elif not wait.future.done():  # its caller has given up
+                    continue
+            except HoldfastError as error:  # of the condition: it will never hold
+                _refuse(wait.future, error)
             self._waits.remove(wait)
 
     def refuse_all(self, why: Callable[[str], BaseException]) -> None:

@@ -29,7 +29,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.member.settings import HANDLER_TIMEOUT_S, LIMIT_HANDLER_TIMEOUT_S, WARNED_AT
 from holdfast.core.ranges import LIMIT_BLOCK_MESSAGES, Block, Keep, next_take
-from holdfast.errors import ClaimLostError, ConfigError, TerminatedError
+from holdfast.errors import ClaimLostError, ConfigError, HoldfastError, TerminatedError
 
 __all__ = ["RangeBlock", "RangeConsumer"]
 
@@ -132,12 +132,21 @@ class RangeConsumer:
             )
         settings = kafka if isinstance(kafka, Settings) else Settings(kafka={"bootstrap.servers": kafka})
         check_group_name(settings, group)
+        ranges_topic, dead_letters = (
+            ranges_topic or settings.ranges_topic,
+            dead_letters or f"{topic}.dead-letters",
+        )
+        if len({topic, ranges_topic, dead_letters}) < 3:
+            raise ConfigError(
+                f"topic {topic}, ranges_topic {ranges_topic} and dead_letters {dead_letters} must be three topics: "
+                "what goes to the dead letters would come again"
+            )
         self._log = RangeLog(
             settings,
             topic=topic,
             group=group,
-            ranges_topic=ranges_topic or settings.ranges_topic,
-            dead_letters=dead_letters or f"{topic}.dead-letters",
+            ranges_topic=ranges_topic,
+            dead_letters=dead_letters,
             lease_ms=int(lease_s * 1_000),
             timeout_s=request_timeout_s,
             clock=clock,
@@ -176,9 +185,14 @@ class RangeConsumer:
         self._running = False
         self._stopping.set()
         try:
-            await self._do(
-                self._give_all_back
-            )  # after a step that is still under way for an `anext` that was cancelled
+            try:
+                # After a step that is still under way for an `anext` that was cancelled.
+                await self._do(self._give_all_back)
+            except HoldfastError as problem:
+                if kind is None:
+                    raise
+                # The error on its way says more.
+                logger.warning("blocks were not given back, and run out: %(problem)s", {"problem": problem})
             await asyncio.get_running_loop().run_in_executor(None, self._renewer.join, JOIN_S)
         finally:
             await self._do(self._log.close)

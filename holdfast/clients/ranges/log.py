@@ -39,7 +39,7 @@ from holdfast.core.ranges import (
 )
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_admin, make_reader, make_writer, reader_options
-from holdfast.kafka.codes import COORDINATOR_MOVES, code_of, is_end
+from holdfast.kafka.codes import COORDINATOR_MOVES, MISSING_TOPIC, code_of, is_end
 from holdfast.kafka.leader_requests import delete_records
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 from holdfast.kafka.reading.log_reader import LogReader, raise_if_fatal
@@ -102,6 +102,8 @@ class RangeLog:
         self._admin: AdminClient | None = None
         self._horizons: dict[int, Horizon] = {}
         self._trimmed: dict[int, int] = {}
+        self._short: set[int] = set()
+        """Partitions that end before what is done of them, and were reported."""
 
     @property
     def partitions(self) -> list[int]:
@@ -274,11 +276,32 @@ class RangeLog:
         """Return the end of a partition."""
         assert self._messages is not None
         try:
-            return self._messages.get_watermark_offsets(
+            _, end = self._messages.get_watermark_offsets(
                 TopicPartition(self.topic, partition), self._timeout_s
-            )[1]
+            )
         except KafkaException as error:
             raise self._broken(f"the end of {self.topic}/{partition}", error) from None
+        self._compare(partition, end)
+        return end
+
+    def _compare(self, partition: int, end: int) -> None:
+        """Report once that a log ends before what is done of it: it is not the log that the row is about."""
+        low = self.rows[partition].row.low
+        if low <= end:
+            self._short.discard(partition)
+        elif partition not in self._short:
+            self._short.add(partition)
+            logger.warning(
+                "%(topic)s/%(partition)d ends at offset %(end)d, and group %(group)s has done all before "
+                "%(low)d, so it hands out nothing before that: if the topic was made anew, give the group a new name",
+                {
+                    "topic": self.topic,
+                    "partition": partition,
+                    "end": end,
+                    "group": self._group,
+                    "low": low,
+                },
+            )
 
     def fetch(self, partition: int, start: int, end: int, limit: int) -> tuple[list[Message], int]:
         """Return messages from *start* to before *end*, at most *limit*, and the offset that they reach to.
@@ -400,7 +423,12 @@ class RangeLog:
             if each is not None:
                 each.close()
 
-    def _broken(self, what: str, error: KafkaException) -> BrokerError:
+    def _broken(self, what: str, error: KafkaException) -> BrokerError | TopicError:
+        if code_of(error) in MISSING_TOPIC:
+            return TopicError(
+                f"{what} at {self._settings.bootstrap_servers}: {error.args[0].str()}; the topic was deleted: "
+                "create it, and give the group a new name, since it keeps its place in the old one"
+            )
         return BrokerError(
             f"{what} at {self._settings.bootstrap_servers}: {error.args[0].str()}; check the broker"
         )

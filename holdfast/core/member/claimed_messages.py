@@ -11,7 +11,7 @@ from holdfast.core.member.actions import Action, DeliveryToken
 from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import Delivery
-from holdfast.core.member.stages import STARTED, WORKING, Active, Draining, work_of
+from holdfast.core.member.stages import STARTED, WORKING, Active, Draining, Releasing, work_of
 from holdfast.core.member.state import ClaimState
 from holdfast.errors import ClaimLostError
 
@@ -148,19 +148,45 @@ class ClaimedMessages:
         return []
 
     def flush(self, now_s: float) -> list[Action]:
-        """Write what has been committed to the log now. It is through when `flushed` says so."""
+        """Write what has been committed to the log now; `flushing`, asked before, says when it is there."""
         for claim in list(self._claims.values()):
-            if isinstance(stage := claim.stage, WORKING):
-                stage.work.flush_to = offset = self._renewal.offset(stage)
-                if offset > claim.offset_logged:
-                    self._renewal.renew(claim, stage, now_s)
+            if (
+                isinstance(stage := claim.stage, WORKING)
+                and self._renewal.offset(stage) > claim.offset_logged
+            ):
+                self._renewal.renew(claim, stage, now_s)
         return self._done(now_s)
 
-    def flushed(self) -> bool:
-        """Return whether the log shows what was committed at the last `flush`, for all claims still held."""
-        for claim in self._claims.values():
-            if (work := work_of(claim.stage)) is not None and work.flush_to is not None:
-                row = self._state.row(claim)
-                if row is None or row.current_offset is None or row.current_offset < work.flush_to:
-                    return False
+    def flushing(self) -> Callable[[], bool]:
+        """Return what tells whether the log shows all that is committed now.
+
+        It raises ClaimLostError when a claim was lost before the log had its offset.
+        """
+        wanted = [
+            (claim, offset, offset > stage.work.tracker.start)
+            for claim in self._claims.values()
+            if isinstance(stage := claim.stage, STARTED)
+            for offset in [stage.offset if isinstance(stage, Releasing) else self._renewal.offset(stage)]
+        ]
+
+        def are_shown() -> bool:
+            shown = [
+                self._shows(*each) for each in wanted
+            ]  # all of them: one that is lost is an error at once
+            return all(shown)
+
+        return are_shown
+
+    def _shows(self, claim: LocalClaim, offset: int, has_moved: bool) -> bool:
+        """Return whether the log has *offset* of a claim, or the claim is gone and nothing was done of it."""
+        row = self._state.row(claim)
+        if row is not None and row.current_offset is not None and row.current_offset >= offset:
+            return True
+        if self._claims.get(claim.place) is claim:
+            return False
+        if has_moved:
+            raise ClaimLostError(
+                f"{claim.place.topic}/{claim.place.partition}: the claim (epoch {claim.epoch}) was lost before the log had its offset "
+                f"{offset}; messages that were committed may come again, to the next owner"
+            )
         return True

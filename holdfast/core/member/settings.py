@@ -117,7 +117,7 @@ class MemberSettings:
                 f"handler_timeout_s is {self.handler_timeout_s:g}: use 1 to {LIMIT_HANDLER_TIMEOUT_S:g} s, longer than a handler takes, or 0 for "
                 "no deadline"
             )
-        if self.skew_limit_s is not None and self.skew_limit_s < LEASE_ROUNDING_S:
+        if self.skew_limit_s is not None and not self.skew_limit_s >= LEASE_ROUNDING_S:
             raise ConfigError(
                 f"skew_limit_s is {self.skew_limit_s:g}: times of the protocol are whole seconds, so it is at least 1"
             )

@@ -43,7 +43,6 @@ class ClaimWork:
 
     __slots__ = (
         "checked",
-        "flush_to",
         "handed",
         "health",
         "latest",
@@ -59,7 +58,6 @@ class ClaimWork:
         self.handed, self.checked = offset, -1
         self.message_s = self.work_s = now_s
         self.waits = self.warned = False
-        self.flush_to: int | None = None
 
 
 class Proposed(msgspec.Struct, frozen=True):

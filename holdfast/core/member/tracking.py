@@ -104,10 +104,10 @@ class Tracker:
     [1, 1, 3, 4, 5, 6]
     """
 
-    __slots__ = ("_blocks", "_firsts", "_head", "_start", "outstanding", "position")
+    __slots__ = ("_blocks", "_firsts", "_head", "outstanding", "position", "start")
 
     def __init__(self, offset: int) -> None:
-        self._start = self.position = offset
+        self.start = self.position = offset
         self.outstanding = 0
         self._blocks: list[_Block] = []
         self._firsts: list[int] = []
@@ -166,7 +166,7 @@ class Tracker:
             self._blocks.pop()
             self._firsts.pop()
         self._pop()
-        self.position = max(self._start, min(self.position, offset))
+        self.position = max(self.start, min(self.position, offset))
 
     def commit(self, offset: int) -> bool:
         """Note a message as done; return whether it was not before.
@@ -223,9 +223,9 @@ class Tracker:
         return sum(map(self.commit, offsets))
 
     def _commit_range(self, first: int, end: int) -> int:
-        if first < self._start or end > self.position:
+        if first < self.start or end > self.position:
             raise CommitError(
-                f"offsets {first} to {end - 1} were not all delivered under this claim, which has delivered {self._start} to {self.position - 1}"
+                f"offsets {first} to {end - 1} were not all delivered under this claim, which has delivered {self.start} to {self.position - 1}"
             )
         fresh = 0
         at = max(self._head, bisect_right(self._firsts, first, self._head) - 1)
@@ -262,7 +262,7 @@ class Tracker:
 
         CommitError when it was never delivered.
         """
-        if self._start <= offset < self.current:
+        if self.start <= offset < self.current:
             return None, -1
         at = bisect_right(self._firsts, offset, self._head) - 1
         if at >= self._head:
@@ -270,5 +270,5 @@ class Tracker:
             if (index := block.find(offset)) >= 0:
                 return block, index
         raise CommitError(
-            f"offset {offset} was never delivered under this claim, which has delivered {self._start} to {self.position - 1}"
+            f"offset {offset} was never delivered under this claim, which has delivered {self.start} to {self.position - 1}"
         )

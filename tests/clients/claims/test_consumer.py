@@ -218,6 +218,32 @@ async def test_new_partitions_are_claimed_without_a_restart(
 
 
 @scenario
+async def test_a_log_that_ends_before_the_groups_offset_is_reported_once_with_its_cure(
+    broker: SessionBroker, fresh_topic: FreshTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The claim is won again at the same offset and given back again, until somebody resets it."""
+    ground = Ground(broker.config, fresh_topic)
+    ground.fill(20)
+    named = {"heartbeat_interval_s": 1.0, "partitions_lookup_s": 0.5}
+    async with ground.consumer("first", **named) as consumer:
+        for message in await take(consumer, 20):
+            message.commit()
+    broker.delete_topics([ground.topic])
+    broker.create_topic(ground.topic, exact=True)
+    ground.fill(5)
+    async with ground.consumer("second", **named) as consumer:
+
+        def given_back() -> int:
+            return sum(each.event is Event.FETCH_FAILED for each in consumer.recent_events)
+
+        await until("the claim to be given back twice", lambda: given_back() >= 2)
+    (told,) = [each.getMessage() for each in caplog.records if "cannot be read" in each.getMessage()]
+    assert told.startswith(f"{ground.topic}/0 cannot be read, and its claim is given back: ")
+    cure = f"holdfast groups reset-offsets {ground.group} --to-earliest --topic {ground.topic}:0 --execute"
+    assert told.endswith(cure)
+
+
+@scenario
 async def test_another_number_of_coordination_partitions_stops_a_member(ground: Ground) -> None:
     """All claims have moved; who goes on as before would own them twice."""
     async with ground.consumer("first", partitions_lookup_s=0.5) as consumer:
@@ -412,6 +438,30 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name() -> None:
         ClaimConsumer("127.0.0.1:9092", topics=["orders"], group="g", client="c", delivery="exactly-once")
     with pytest.raises(ConfigError, match="compression"):
         ClaimConsumer("127.0.0.1:9092", topics=["orders"], group="g", client="c", compression="zstd")
+
+
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        ({"heartbeat_interval_s": "3"}, "heartbeat_interval_s cannot be '3': Expected `float`"),
+        ({"lanes": "8"}, "lanes cannot be '8'"),
+        ({"handler_timeout_s": None}, "handler_timeout_s cannot be None"),
+        ({"group": 5}, "group cannot be 5"),
+        ({"topics": [5]}, r"topics cannot be \[5\]"),
+        ({"topics": None}, "topics cannot be None"),
+        ({"skew_limit_s": float("nan")}, "skew_limit_s is nan"),
+        ({"batch_messages": 0}, "batch_messages is 0: use at least 1"),
+        ({"queue_messages": 0}, "queue_messages is 0"),
+        ({"queue_bytes": -1}, "queue_bytes is -1"),
+        ({"prefetch_bytes": -1}, "prefetch_bytes is -1"),
+        ({"fetch_poll_s": 0.0}, "fetch_poll_s is 0: use more than 0 and at most 1"),
+        ({"space_wait_s": float("nan")}, "space_wait_s is nan"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_its_name(named: dict[str, Any], why: str) -> None:
+    given: dict[str, Any] = {"topics": ["orders"], "group": "g", "client": "c", **named}
+    with pytest.raises(ConfigError, match=why):
+        ClaimConsumer("127.0.0.1:9092", **given)
 
 
 @scenario

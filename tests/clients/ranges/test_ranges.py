@@ -263,6 +263,28 @@ async def test_who_leaves_gives_its_blocks_back_at_once_also_after_a_cancelled_w
 
 
 @scenario
+async def test_an_error_of_the_callers_own_is_raised_also_where_no_broker_takes_the_blocks_back(
+    field: Field, broker: SessionBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = broker.cluster
+    assert cluster is not None, "a broker of the session's own, which can be frozen"
+    field.fill(10)
+
+    async def work() -> None:
+        async with field.consumer("one", request_timeout_s=2.0) as consumer:
+            await anext(consumer)
+            cluster.pause(1)
+            raise ZeroDivisionError
+
+    try:
+        with pytest.raises(ZeroDivisionError):
+            await work()
+    finally:
+        cluster.resume(1)
+    assert [each for each in caplog.records if "blocks were not given back" in each.getMessage()]
+
+
+@scenario
 async def test_a_topic_that_is_missing_is_named(field: Field) -> None:
     for more in ({"topic": "nowhere"}, {"ranges_topic": "nowhere"}, {"dead_letters": "nowhere"}):
         with pytest.raises(TopicError, match="nowhere"):
@@ -270,6 +292,35 @@ async def test_a_topic_that_is_missing_is_named(field: Field) -> None:
                 pass
     with pytest.raises(ConfigError):
         field.consumer("one", block_messages=0)
+    for more in ({"dead_letters": field.topic}, {"ranges_topic": field.topic}, {"ranges_topic": field.dead}):
+        with pytest.raises(ConfigError, match="must be three topics"):
+            field.consumer("one", **more)
+
+
+@scenario
+async def test_a_topic_that_is_deleted_and_made_anew_is_not_taken_for_the_old_one_in_silence(
+    field: Field, broker: SessionBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    field.topic = broker.create_topic("anew")
+    field.fill(30)
+    async with field.consumer("one") as consumer:
+        for _ in range(3):
+            await (await anext(consumer)).done()
+        broker.delete_topics([field.topic])
+        with pytest.raises(TopicError, match="was deleted: create it, and give the group a new name"):
+            await anext(consumer)
+    broker.create_topic(field.topic, exact=True)
+    try:
+        field.fill(5)
+        async with field.consumer("one") as consumer:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(consumer), LEASE_S)
+    finally:
+        broker.delete_topics([field.topic])
+    (told,) = [each.getMessage() for each in caplog.records if "made anew" in each.getMessage()]
+    assert told.startswith(
+        f"{field.topic}/0 ends at offset 5, and group {field.group} has done all before 30"
+    )
 
 
 @scenario

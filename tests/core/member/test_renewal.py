@@ -138,13 +138,48 @@ def test_commits_out_of_order_and_flush_write_the_first_hole_to_the_log_and_to_t
     seen = []
     for message in (1, 3, 2, 4, 5, 6):
         world.commit(node, tokens[message - 1])
+        flushed = node.member.messages.flushing()
         world.do(node, node.member.messages.flush(world.now_s))
         world.run(0.1)
-        assert node.member.messages.flushed()
+        assert flushed()
         seen.append(row_offset(world))
     assert seen == [1, 1, 3, 4, 5, 6]
     assert [action.offset for action in node.all(CommitOffset)] == [0, 1, 3, 4, 5, 6]
     assert len(node.frames(Heartbeat)) == 6  # the set-up's and one for each advance
+
+
+def test_a_flush_of_a_claim_that_is_lost_meanwhile_is_not_taken_for_done() -> None:
+    world, node = working(release_if_behind=False)
+    tokens = world.deliver(node, "orders", 0, range(2))
+    world.commit(node, *tokens)
+    node.alive = False  # what it writes from now on comes too late
+    rival = world.add("b", release_if_behind=False)
+    world.run(300)
+    assert rival.held
+    flushed = node.member.messages.flushing()
+    assert not flushed()
+    node.alive = True
+    world.run(1)
+    with pytest.raises(ClaimLostError, match="lost before the log had its offset 2"):
+        flushed()
+
+
+def test_a_flush_waits_neither_for_what_was_released_with_its_offset_nor_for_what_nothing_was_done_of() -> (
+    None
+):
+    world, node = working(release_if_behind=False)
+    nothing_done = node.member.messages.flushing()
+    tokens = world.deliver(node, "orders", 0, range(2))
+    world.commit(node, *tokens)
+    flushed = node.member.messages.flushing()
+    world.do(node, node.member.terminate(True, world.now_s))
+    in_release = node.member.messages.flushing()
+    world.run(5)
+    assert not node.member.claims
+    assert row_offset(world) == 2
+    assert flushed()
+    assert in_release()
+    assert nothing_done()
 
 
 def test_whole_batches_are_committed_in_one_step() -> None:
