@@ -135,7 +135,10 @@ def _escaped(text: str) -> str:
 
 
 def log_settings(node_folder: Path) -> bytes:
-    """Return a log4j2 configuration: warnings and worse into ``server.log``, 3 files of 10 MB at most."""
+    """Return a log4j2 configuration: warnings and worse into ``server.log``, 3 files of 10 MB at most.
+
+    So that a loss of leaders explains itself, the controller's line about a node that it fences is there too.
+    """
     log = str(node_folder / "server.log")
     return f"""<?xml version="1.0" encoding="UTF-8"?>
 <Configuration status="ERROR">
@@ -146,7 +149,13 @@ def log_settings(node_folder: Path) -> bytes:
       <DefaultRolloverStrategy max="2"/>
     </RollingFile>
   </Appenders>
-  <Loggers><Root level="WARN"><AppenderRef ref="file"/></Root></Loggers>
+  <Loggers>
+    <Logger name="org.apache.kafka.controller.ReplicationControlManager" level="INFO"><Filters>
+      <ThresholdFilter level="WARN" onMatch="ACCEPT" onMismatch="NEUTRAL"/>
+      <RegexFilter regex=".*Fencing broker .*" onMatch="ACCEPT" onMismatch="DENY"/>
+    </Filters></Logger>
+    <Root level="WARN"><AppenderRef ref="file"/></Root>
+  </Loggers>
 </Configuration>
 """.encode()
 
