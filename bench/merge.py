@@ -35,7 +35,7 @@ class Customer(msgspec.Struct, frozen=True, array_like=True, tag=True):
     name: str
 
 
-class Order(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class MergedOrder(msgspec.Struct, frozen=True, array_like=True, tag=True):
     number: int
     customer: str
 
@@ -50,7 +50,7 @@ def keep(rows: Rows[Known], customer: Customer, at_ms: int) -> None:
     rows[customer.number] = Known(customer.name, before.orders if before else 0)
 
 
-def enrich(rows: Rows[Known], order: Order, at_ms: int) -> tuple[Emit, ...]:
+def enrich(rows: Rows[Known], order: MergedOrder, at_ms: int) -> tuple[Emit, ...]:
     who = rows.get(order.customer)
     if who is None:
         return ()
@@ -58,21 +58,21 @@ def enrich(rows: Rows[Known], order: Order, at_ms: int) -> tuple[Emit, ...]:
     return (Emit("enriched", order.customer, who.name.encode()),)
 
 
-def either(rows: Rows[Known], event: Customer | Order, at_ms: int) -> tuple[Emit, ...] | None:
-    if isinstance(event, Order):
+def either(rows: Rows[Known], event: Customer | MergedOrder, at_ms: int) -> tuple[Emit, ...] | None:
+    if isinstance(event, MergedOrder):
         return enrich(rows, event, at_ms)
     keep(rows, event, at_ms)
     return None
 
 
-customers, orders = Source("customers", Msgpack(Customer)), Source("orders", Msgpack(Order))
+customers, orders = Source("customers", Msgpack(Customer)), Source("orders", Msgpack(MergedOrder))
 JOINED: Processor[object, Known] = Processor(
     name="enrich", on={customers: keep, orders: enrich}, row=Known, emits=("enriched",)
 )
-ONE: Processor[Customer | Order, Known] = Processor(
+ONE: Processor[Customer | MergedOrder, Known] = Processor(
     name="enrich",
     source="both",
-    decode=Msgpack(Customer | Order).decode,
+    decode=Msgpack(Customer | MergedOrder).decode,
     fold=either,
     row=Known,
     emits=("enriched",),
@@ -86,7 +86,7 @@ def written() -> Kept:
     rng, out = Random(1), []
     for number in range(RECORDS):
         who = f"customer-{rng.randrange(CUSTOMERS)}"
-        event = Order(number, who) if number % 5 else Customer(who, f"name {number}")
+        event = MergedOrder(number, who) if number % 5 else Customer(who, f"name {number}")
         out.append((int(number % 5 > 0), 1_700_000_000_000 + number // 5, msgspec.msgpack.encode(event)))
     return out
 

@@ -29,7 +29,7 @@ class Nothing:
     def get(self, key: bytes) -> bytes | None:
         return None
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         return iter(())
 
 

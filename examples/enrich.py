@@ -16,7 +16,7 @@ class Customer(msgspec.Struct, frozen=True):
     name: str
 
 
-class Order(msgspec.Struct, frozen=True):
+class CustomerOrder(msgspec.Struct, frozen=True):
     """The value of a record of `orders`: {"id": 7, "cents": 1999}."""
 
     id: int
@@ -31,12 +31,12 @@ class Enriched(msgspec.Struct, frozen=True):
     name: str | None
 
 
-def enrich(order: Order, customer: Customer | None) -> Enriched:
+def enrich(order: CustomerOrder, customer: Customer | None) -> Enriched:
     return Enriched(order.id, order.cents, None if customer is None else customer.name)
 
 
 customers = Source("customers", Json(Customer | None))
-orders = Source("orders", Json(Order))
+orders = Source("orders", Json(CustomerOrder))
 enriched = Stream("enriched", Json(Enriched))
 joined = JoinStreamTable(name="enrich", stream=orders, table=customers, join=enrich, to=enriched, how="left")
 app = create_app(processors=[joined])

@@ -301,17 +301,10 @@ class PartitionStore:
         found = self._positions.start if marker is None else self._positions.decode(marker)
         return PinnedState(pinned, found, int(offset or 0), self._unread, shared=before is not None)
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) with *prefix* in key order, as of the call."""
-        return self._range(prefix, prefix)
-
-    def scan_from(self, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield what `scan` does, from the key *start* on."""
-        return self._range(start, prefix)
-
-    def _range(self, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        last = start
-        for key, value in self._from(start):
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) with *prefix* in key order, from the key *start* on, as of the first value."""
+        last = max(prefix, start)
+        for key, value in self._from(last):
             if not key.startswith(prefix):
                 return
             yield key, value
@@ -331,7 +324,7 @@ class PartitionStore:
         within = key_in_table(table, prefix)
         start = within if after is None else max(within, key_in_table(table, after) + b"\x00")
         out: list[tuple[str, bytes]] = []
-        for key, value in self._range(start, within):
+        for key, value in self.scan(within, start):
             out.append((place_of_row(key)[1], value))
             if len(out) == limit:
                 break
@@ -347,7 +340,7 @@ class PartitionStore:
 
     def timers(self, kind: bytes, after: Timer, limit: int) -> list[Timer]:
         """Return the first *limit* timers of a *kind* behind *after*, as (due time, key), in that order."""
-        return first_of(self._range, kind, after, limit)
+        return first_of(self.scan, kind, after, limit)
 
     def approximate_rows(self) -> int:
         return self._db.property_int_value("rocksdb.estimate-num-keys") or 0

@@ -60,13 +60,13 @@ def order_all(
 
 
 def first_of(
-    read: Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]], kind: bytes, after: Timer, limit: int
+    scan: Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]], kind: bytes, after: Timer, limit: int
 ) -> list[Timer]:
-    """Return the first *limit* timers of a *kind* behind *after*; *read* yields what has a prefix from a key on."""
+    """Return the first *limit* timers of a *kind* behind *after*; *scan* yields what has a prefix, from a key on."""
     prefix = DUE + kind
     start = prefix + (after[0] + _BIAS).to_bytes(8, "big") + after[1].encode() + b"\x00"
     names: list[bytes] = []
-    for name, _ in read(start, prefix):
+    for name, _ in scan(prefix, start):
         names.append(name)
         if len(names) == limit:
             break

@@ -25,7 +25,7 @@ class Reminded(msgspec.Struct, frozen=True, array_like=True):
     woken: int = 0
 
 
-class Order(msgspec.Struct, frozen=True):
+class RemindedOrder(msgspec.Struct, frozen=True):
     """One record: `add KEY NUMBER`, or `remind KEY MS`, which sets a timer; its own time in ms may follow."""
 
     op: str
@@ -34,12 +34,12 @@ class Order(msgspec.Struct, frozen=True):
     own_ms: int = 0
 
 
-def decode(value: bytes) -> Order:
+def decode(value: bytes) -> RemindedOrder:
     op, key, *numbers = value.decode().split(" ")
-    return Order(op, key, *map(int, numbers))
+    return RemindedOrder(op, key, *map(int, numbers))
 
 
-def own_time(order: Order) -> int:
+def own_time(order: RemindedOrder) -> int:
     return order.own_ms
 
 
@@ -48,7 +48,7 @@ def reminders(app: str, version: int = 1, *, timed: bool = False) -> Processor[A
     other's. Of one that is *timed* the timers are those of event time.
     """
 
-    def fold(rows: Rows[Reminded], order: Order, at_ms: int) -> Iterator[Emit]:
+    def fold(rows: Rows[Reminded], order: RemindedOrder, at_ms: int) -> Iterator[Emit]:
         before = rows.get(order.key) or Reminded()
         if order.op == "remind":
             rows[order.key] = before

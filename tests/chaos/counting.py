@@ -33,7 +33,7 @@ class Count(msgspec.Struct, frozen=True, array_like=True):
     padding: str = ""
 
 
-class Order(msgspec.Struct, frozen=True):
+class CountedOrder(msgspec.Struct, frozen=True):
     """One record."""
 
     op: str
@@ -41,9 +41,9 @@ class Order(msgspec.Struct, frozen=True):
     number: int
 
 
-def decode(value: bytes) -> Order:
+def decode(value: bytes) -> CountedOrder:
     op, key, number = value.decode().split(" ")
-    return Order(op, key, int(number))
+    return CountedOrder(op, key, int(number))
 
 
 def processors(source: str, out: str) -> list[Processor[Any, Any]]:
@@ -51,7 +51,7 @@ def processors(source: str, out: str) -> list[Processor[Any, Any]]:
     positions differ.
     """
 
-    def fold(rows: Rows[Count], order: Order, at_ms: int) -> Iterator[Emit]:
+    def fold(rows: Rows[Count], order: CountedOrder, at_ms: int) -> Iterator[Emit]:
         before = rows.get(order.key) or Count()
         match order.op:
             case "add":
@@ -86,7 +86,7 @@ def processors(source: str, out: str) -> list[Processor[Any, Any]]:
         rows[key] = msgspec.structs.replace(before, woken=before.woken + 1)
         yield Emit(out, key=key, value=b"woken %d" % before.woken)
 
-    def tally(rows: Rows[Count], order: Order, at_ms: int) -> None:
+    def tally(rows: Rows[Count], order: CountedOrder, at_ms: int) -> None:
         before = rows.get(order.op) or Count()
         rows[order.op] = Count(seen=before.seen + 1, total=before.total + order.number)
 

@@ -157,8 +157,8 @@ def written_log(rng: Random) -> Log:
 
 
 class MemoryStore(dict[bytes, bytes]):
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        yield from [(key, self[key]) for key in sorted(self) if key.startswith(prefix)]
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        yield from [(key, self[key]) for key in sorted(self) if key.startswith(prefix) and key >= start]
 
     def take(self, changes: MergedChanges) -> None:
         for key, value in changes.stored():

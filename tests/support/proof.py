@@ -87,8 +87,12 @@ class DictStore:
     def get(self, key: bytes) -> bytes | None:
         return self.state.get(key)
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return iter(sorted((key, value) for key, value in self.state.items() if key.startswith(prefix)))
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        return iter(
+            sorted(
+                (key, value) for key, value in self.state.items() if key.startswith(prefix) and key >= start
+            )
+        )
 
 
 @dataclass(slots=True, kw_only=True)

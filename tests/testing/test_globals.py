@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError, FoldError, ImpureFoldError, TopologyErr
 from holdfast.testing import Topology
 
 
-class Order(msgspec.Struct, frozen=True):
+class PricedOrder(msgspec.Struct, frozen=True):
     id: str
     currency: str
 
@@ -26,11 +26,11 @@ def set_rate(rows: Rows[float], rate: float, at_ms: int, key: str) -> None:
 rates: Global[float] = Global(
     "rates", Source("rates", Json(float)), fold=FoldWith(set_rate, ("key",)), row=float
 )
-orders = Source("orders", Json(Order))
+orders = Source("orders", Json(PricedOrder))
 priced = Stream("priced", Json(float | None))
 
 
-def price(rows: Rows[float], order: Order, at_ms: int) -> Iterator[Emit]:
+def price(rows: Rows[float], order: PricedOrder, at_ms: int) -> Iterator[Emit]:
     rate = rows.globals[rates].get(order.currency)
     rows[order.id] = rate or 0.0
     yield priced.emit(order.id, rate)
@@ -42,15 +42,15 @@ def processor(fold: Any = price, reads: Any = (rates,), **more: Any) -> Processo
 
 def test_a_fold_sees_a_global_as_it_is_and_a_replay_as_it_was() -> None:
     with Topology([processor()]) as topology:
-        topology.pipe(orders, Order("1", "eur"), key="a")
+        topology.pipe(orders, PricedOrder("1", "eur"), key="a")
         topology.pipe("rates", "1.5", key="eur")
-        topology.pipe(orders, Order("2", "eur"), key="a")
+        topology.pipe(orders, PricedOrder("2", "eur"), key="a")
         topology.pipe(rates.source, 2.5, key="eur")
-        topology.pipe(orders, Order("3", "eur"), key="a")
-        topology.pipe(orders, Order("4", "eur"), key="a")
+        topology.pipe(orders, PricedOrder("3", "eur"), key="a")
+        topology.pipe(orders, PricedOrder("4", "eur"), key="a")
         assert topology.values(priced) == [("1", None), ("2", 1.5), ("3", 2.5), ("4", 2.5)]
         assert topology.table(rates) == {"eur": 2.5}
-        partition = topology.pipe(orders, Order("5", "usd"), key="a").partition
+        partition = topology.pipe(orders, PricedOrder("5", "usd"), key="a").partition
         choices = topology.choices("priced", partition)
     found = [each.globals[0] for each in choices if isinstance(each, GlobalsChoice)]
     assert len(found) == 2 == len(choices), "one for each position that was met"
@@ -68,7 +68,7 @@ def test_a_record_of_a_global_that_is_refused_changes_nothing() -> None:
 
 @pytest.mark.parametrize("act", ["set", "delete", "wake"])
 def test_a_fold_cannot_write_to_a_global(act: str) -> None:
-    def write(rows: Rows[float], order: Order, at_ms: int) -> None:
+    def write(rows: Rows[float], order: PricedOrder, at_ms: int) -> None:
         found = rows.globals[rates]
         if act == "set":
             found["eur"] = 1.0
@@ -78,25 +78,25 @@ def test_a_fold_cannot_write_to_a_global(act: str) -> None:
             found.wake_at("eur", 5)
 
     with Topology([processor(write)]) as topology:
-        topology.pipe(orders, Order("1", "eur"), key="a")
+        topology.pipe(orders, PricedOrder("1", "eur"), key="a")
         (refused,) = topology.refused
     assert refused.error == FoldError.__name__
     assert "folds of processors only read it" in refused.reason
 
 
 def test_only_what_is_declared_can_be_read() -> None:
-    def look(rows: Rows[float], order: Order, at_ms: int) -> None:
+    def look(rows: Rows[float], order: PricedOrder, at_ms: int) -> None:
         rows.globals[rates].get("eur")
 
     with Topology([processor(look, reads=())]) as topology:
-        topology.pipe(orders, Order("1", "eur"), key="a")
+        topology.pipe(orders, PricedOrder("1", "eur"), key="a")
         assert "write Processor(..., reads=(...,))" in topology.refused[0].reason
         with pytest.raises(TopologyError, match="no processor reads global rates"):
             topology.table(rates)
 
 
 def test_a_key_in_two_partitions_is_never_guessed() -> None:
-    def scan(rows: Rows[float], order: Order, at_ms: int) -> None:
+    def scan(rows: Rows[float], order: PricedOrder, at_ms: int) -> None:
         for key, rate in rows.globals[rates].scan():
             rows[key] = rate
 
@@ -104,7 +104,7 @@ def test_a_key_in_two_partitions_is_never_guessed() -> None:
         with Topology([processor(fold)]) as topology:
             topology.pipe("rates", "1.5", key="eur", partition=0)
             topology.pipe("rates", "1.6", key="eur", partition=1)
-            topology.pipe(orders, Order("1", "eur"), key="a")
+            topology.pipe(orders, PricedOrder("1", "eur"), key="a")
             assert "rows of 'eur' in two partitions of rates" in topology.refused[0].reason
 
 
@@ -120,12 +120,12 @@ def test_a_fold_of_a_global_that_is_not_pure_is_found() -> None:
         "rates", Source("rates", Json(float)), fold=FoldWith(counting, ("key",)), row=float
     )
 
-    def look(rows: Rows[float], order: Order, at_ms: int) -> None:
+    def look(rows: Rows[float], order: PricedOrder, at_ms: int) -> None:
         rows[order.id] = rows.globals[moody].get(order.currency, 0.0)
 
     topology = Topology([processor(look, reads=(moody,))])
     topology.pipe("rates", "1.5", key="eur")
-    topology.pipe(orders, Order("1", "eur"), key="a")
+    topology.pipe(orders, PricedOrder("1", "eur"), key="a")
     with pytest.raises(ImpureFoldError, match="replay of 1 records"):
         topology.check()
 

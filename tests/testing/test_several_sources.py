@@ -19,7 +19,7 @@ class Customer(msgspec.Struct, frozen=True):
     name: str
 
 
-class Order(msgspec.Struct, frozen=True):
+class PairedOrder(msgspec.Struct, frozen=True):
     customer: str
     cents: int
 
@@ -29,7 +29,7 @@ class Known(msgspec.Struct, frozen=True):
     orders: int = 0
 
 
-CUSTOMERS, ORDERS = Source("customers", Json(Customer)), Source("orders", Json(Order))
+CUSTOMERS, ORDERS = Source("customers", Json(Customer)), Source("orders", Json(PairedOrder))
 ENRICHED = Stream("enriched", Json(tuple[str, int]))
 
 
@@ -37,7 +37,7 @@ def keep(rows: Rows[Known], customer: Customer, at_ms: int) -> None:
     rows[customer.name[0]] = msgspec.structs.replace(rows.get(customer.name[0], Known()), name=customer.name)
 
 
-def enrich(rows: Rows[Known], order: Order, at_ms: int) -> Iterator[Emit]:
+def enrich(rows: Rows[Known], order: PairedOrder, at_ms: int) -> Iterator[Emit]:
     known = rows.get(order.customer, Known())
     rows[order.customer] = msgspec.structs.replace(known, orders=known.orders + 1)
     rows.wake_at(order.customer, at_ms + 1_000, clock="tick")
@@ -61,9 +61,9 @@ JOIN: Processor[Any, Known] = Processor(
 
 def test_a_stream_meets_the_table_as_it_was() -> None:
     with Topology([JOIN]) as topology:
-        topology.pipe(ORDERS, Order("a", 1), key="a", at=10)
+        topology.pipe(ORDERS, PairedOrder("a", 1), key="a", at=10)
         topology.pipe(CUSTOMERS, Customer("ada"), key="a", at=20)
-        topology.pipe(ORDERS, Order("a", 2), key="a", at=30)
+        topology.pipe(ORDERS, PairedOrder("a", 2), key="a", at=30)
         assert topology.values(ENRICHED) == [("a", ("?", 1)), ("a", ("ada", 2))]
         assert topology.table(JOIN) == {"a": Known("ada", 2)}
         assert topology.choices(JOIN, by_key("a", 3)) == []
@@ -71,8 +71,8 @@ def test_a_stream_meets_the_table_as_it_was() -> None:
 
 def test_a_tick_fires_timers_of_its_clock_without_a_record() -> None:
     with Topology([JOIN]) as topology:
-        topology.pipe(ORDERS, Order("a", 1), key="a", at=10)
-        topology.pipe(ORDERS, Order("b", 1), key="b", at=500)
+        topology.pipe(ORDERS, PairedOrder("a", 1), key="a", at=10)
+        topology.pipe(ORDERS, PairedOrder("b", 1), key="b", at=500)
         assert topology.timers(JOIN, clock="tick") == {"a": 1_010, "b": 1_500}
         topology.tick(1_010)
         assert topology.values(ENRICHED)[2:] == [("a", ("forgotten", 1_010))]
@@ -84,7 +84,7 @@ def test_a_tick_fires_timers_of_its_clock_without_a_record() -> None:
 
 def test_a_record_that_comes_too_late_for_its_place_is_folded_behind_a_barrier() -> None:
     with Topology([JOIN], partitions=1) as topology:
-        topology.pipe(ORDERS, Order("a", 1), key="a", at=30)
+        topology.pipe(ORDERS, PairedOrder("a", 1), key="a", at=30)
         topology.pipe(CUSTOMERS, Customer("ada"), key="a", at=20)
         (barrier,) = topology.choices(JOIN, 0)
         assert (barrier.applied, barrier.tick_ms) == ((-1, 0), None)
@@ -96,7 +96,7 @@ def test_what_a_tick_emits_is_folded_on() -> None:
         name="tally", source="enriched", inputs=("key",), decode=bytes.decode, fold=count, row=int
     )
     with Topology([JOIN, tally]) as topology:
-        topology.pipe(ORDERS, Order("a", 1), key="a", at=10)
+        topology.pipe(ORDERS, PairedOrder("a", 1), key="a", at=10)
         topology.tick(2_000)
         assert topology.table(tally) == {"a": 2}
         assert topology.describe().startswith("join (version 1)\n  folds   customers, orders\n")
@@ -119,7 +119,7 @@ def test_a_timer_that_fails_at_a_tick_is_told() -> None:
 
     failing = replace(JOIN, on_tick=fail)
     with Topology([failing]) as topology:
-        topology.pipe(ORDERS, Order("a", 1), key="a", at=10)
+        topology.pipe(ORDERS, PairedOrder("a", 1), key="a", at=10)
         topology.tick(9_999)
         (refused,) = topology.refused
         assert (refused.record, refused.stage) == (None, "tick")
@@ -128,12 +128,12 @@ def test_a_timer_that_fails_at_a_tick_is_told() -> None:
 def test_a_fold_with_state_of_its_own_is_caught() -> None:
     numbers = itertools.count()
 
-    def number(rows: Rows[Known], order: Order, at_ms: int) -> None:
+    def number(rows: Rows[Known], order: PairedOrder, at_ms: int) -> None:
         rows["n"] = Known(orders=next(numbers))
 
     impure: Processor[Any, Known] = Processor(name="impure", on={CUSTOMERS: keep, ORDERS: number}, row=Known)
     with pytest.raises(ImpureFoldError, match="orders/0/0, folded after a restart, gives other rows"):
-        Topology([impure], partitions=1).pipe(ORDERS, Order("a", 1))
+        Topology([impure], partitions=1).pipe(ORDERS, PairedOrder("a", 1))
 
 
 def test_what_it_is_asked_in_vain() -> None:

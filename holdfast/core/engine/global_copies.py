@@ -37,10 +37,6 @@ _MISSING = object()
 class CopyStore(Store, Protocol):
     """Where the rows of a copy lie. A scan shows what is there when it is begun."""
 
-    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield committed (key, value) pairs with *prefix* in key order, from *start* on."""
-        ...
-
     def apply(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Take changes, all at once; None removes."""
 
@@ -59,7 +55,7 @@ def key_in_copy(partition: int, key: bytes) -> bytes:
     return _prefix(partition) + key
 
 
-class _PartStore:
+class PartStore:
     """The rows of one partition of a copy, under the keys that they would have in a store of their own."""
 
     __slots__ = ("_prefix", "_store")
@@ -70,9 +66,10 @@ class _PartStore:
     def get(self, key: bytes) -> bytes | None:
         return self._store.get(self._prefix + key)
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         cut = len(self._prefix)
-        return ((key[cut:], value) for key, value in self._store.scan(self._prefix + prefix))
+        found = self._store.scan(self._prefix + prefix, self._prefix + start)
+        return ((key[cut:], value) for key, value in found)
 
 
 class GlobalView:
@@ -190,7 +187,7 @@ class GlobalCopy:
         folder = self._folders.get(partition)
         if folder is None:
             folder = self._folders[partition] = MergingFolder(
-                self._processor, _PartStore(self.store, partition), cache_rows=CACHE_ROWS
+                self._processor, PartStore(self.store, partition), cache_rows=CACHE_ROWS
             )
         fresh = batch.after(folder.marker.applied[0])
         for start in range(0, len(fresh.offsets), FOLD_RECORDS):

@@ -38,12 +38,8 @@ class DictStore:
         return self._order
 
     def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        return self.scan_from(max(prefix, start), prefix)
-
-    def scan_from(self, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield what `scan` does, from the key *start* on."""
         order = self._sorted()
-        for at in range(bisect_left(order, start), len(order)):
+        for at in range(bisect_left(order, max(prefix, start)), len(order)):
             if not order[at].startswith(prefix):
                 return
             yield order[at], self._values[order[at]]

@@ -72,7 +72,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
     >>> from holdfast.core.engine.serdes import Text
     >>> from holdfast.core.engine.sources import Source
     >>> class Empty(dict):
-    ...     def scan(self, prefix): return iter(())
+    ...     def scan(self, prefix, start=b""): return iter(())
     >>> def joins(rows, event, at_ms): rows["all"] = rows.get("all", "") + event
     >>> letters, digits = Source("letters", Text()), Source("digits", Text())
     >>> both = Processor(name="both", on={letters: joins, digits: joins}, row=str)

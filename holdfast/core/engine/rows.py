@@ -30,8 +30,8 @@ class Store(Protocol):
 
     def get(self, key: bytes) -> bytes | None: ...
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield committed (key, value) pairs with *prefix* in key order."""
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield committed (key, value) pairs with *prefix* in key order, from the key *start* on."""
         ...
 
 
@@ -205,7 +205,7 @@ class Rows(Generic[R]):
         rows = [*map(self._changed.__getitem__, names)]
         at, end = 0, len(changed)
         try:
-            for stored, value in self._stored_within(within, first):
+            for stored, value in self._store.scan(within, first):
                 while at < end and changed[at] < stored:
                     if (row := rows[at]) is not None:
                         yield names[at], row
@@ -218,14 +218,6 @@ class Rows(Generic[R]):
         for name, row in zip(names[at:], rows[at:], strict=True):
             if row is not None:
                 yield name, row
-
-    def _stored_within(self, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        if start <= prefix:
-            return self._store.scan(prefix)
-        if (scan_from := getattr(self._store, "scan_from", None)) is not None:
-            found: Iterator[tuple[bytes, bytes]] = scan_from(start, prefix)
-            return found
-        return ((key, value) for key, value in self._store.scan(prefix) if key >= start)
 
     def _changed_within(self, prefix: bytes, start: bytes) -> list[bytes]:
         """Return the stored keys under *prefix*, from *start* on, that this transaction changed, in order.

@@ -134,6 +134,15 @@ WITHIN: Any = object()
 """What is yielded in the middle of a record: the transaction cannot end there."""
 
 
+def _parts_of(fold: _Fold[R], rows: Rows[R], event: Any, at_ms: int) -> Iterator[list[Emit]]:
+    """Fold a record when the first part is taken; yield what it emits."""
+    made = fold(rows, event, at_ms)
+    if isinstance(made, Paced):
+        yield from made.parts
+    else:
+        yield [*(made or ())]
+
+
 class _LooseError(Exception):
     """The fold sets rows with values of another type than declared: a list in a tuple's place, say, which
     the next record could change.
@@ -181,7 +190,9 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self._refused: list[Refused] = []
         self._open, self._enough = False, False
         self._rest: Iterator[list[Emit]] | None = None
-        """What is left to do of the record at which the last step at full speed ended, or *before* the next."""
+        """The parts left of the last step at full speed: of its last record or, with `_rest_before`, of timers due before
+        the next record.
+        """
         self._rest_before = False
         # The first step is of one record, since nobody knows yet how long a fold takes; the next are of twice
         # as many each.
@@ -195,9 +206,9 @@ class SteppingFolder(ABC, Generic[R, P, C]):
 
     @abstractmethod
     def _fast_step(self, batch: P) -> int:
-        """Fold *batch*, or its first records where more than a step is to do at one; return how many, and leave `_rest`.
+        """Fold *batch*; raise whatever fails. Return how many of its records were folded.
 
-        Raises whatever fails.
+        Fewer than all are folded when one of them has more to do than a step may hold: what is left of it is `_rest`.
         """
 
     @abstractmethod
@@ -379,21 +390,27 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     def _wake_fast(self, rows: Rows[R], now_ms: int) -> bool:
         """Fire the due timers; False when some are left to `_rest`: then the record that is met waits."""
         due = rows.due(now_ms)
+        parts = self._firing(rows, due, rows.fire, self._on_wake)
         if len(due) > WAKE_AT_ONCE:
-            self._rest, self._rest_before = self._waking(rows, due), True
+            self._rest, self._rest_before = parts, True
             return False
-        for key, due_ms in due:
-            if rows.fire(key, due_ms):
-                self._emits.extend(self._on_wake(rows, key, due_ms) or ())
+        self._emits.extend(chain.from_iterable(parts))
         return True
 
-    def _waking(self, rows: Rows[R], due: list[tuple[str, int]]) -> Iterator[list[Emit]]:
+    def _firing(
+        self,
+        rows: Rows[R],
+        due: list[tuple[str, int]],
+        fire: Callable[[str, int], bool],
+        act: Callable[[Rows[R], str, int], Emits],
+    ) -> Iterator[list[Emit]]:
+        """Fire the timers *due*, WAKE_AT_ONCE in a part; yield what each part emits."""
         left = iter(due)
         while some := [*islice(left, WAKE_AT_ONCE)]:
             emits: list[Emit] = []
             for key, due_ms in some:
-                if rows.fire(key, due_ms):
-                    emits.extend(self._on_wake(rows, key, due_ms) or ())
+                if fire(key, due_ms):
+                    emits.extend(act(rows, key, due_ms) or ())
             yield emits
 
     def _timed(self, fold: _Fold[R], time: EventTime) -> _Fold[R]:
@@ -406,9 +423,11 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             event_ms = time(event, at_ms)
             if event_ms > self.event_ms:
                 self.event_ms = event_ms
-                for key, due_ms in events.due(event_ms):
-                    if events.fire(key, due_ms):
-                        self._emits.extend(on_event(rows, key, due_ms) or ())
+                due = events.due(event_ms)
+                parts = self._firing(rows, due, events.fire, on_event)
+                if len(due) > WAKE_AT_ONCE:
+                    return Paced(chain(parts, _parts_of(fold, rows, event, at_ms)))
+                self._emits.extend(chain.from_iterable(parts))
             return fold(rows, event, at_ms)
 
         return timed

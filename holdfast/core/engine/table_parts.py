@@ -31,11 +31,11 @@ class NamedStore:
     def get(self, key: bytes) -> bytes | None:
         return self._store.get(self._prefix + key[1:])
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         if prefix[:1] != ROW:
             return  # timers are the processor's
         cut = len(self._prefix)
-        for key, value in self._store.scan(self._prefix + prefix[1:]):
+        for key, value in self._store.scan(self._prefix + prefix[1:], self._prefix + start[1:]):
             yield ROW + key[cut:], value
 
 

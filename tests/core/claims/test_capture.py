@@ -325,8 +325,8 @@ def test_a_difference_by_no_rule_is_not_explained_away() -> None:
 
 
 class DictStore(dict[bytes, bytes]):
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return iter(sorted(item for item in self.items() if item[0].startswith(prefix)))
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        return iter(sorted(item for item in self.items() if item[0].startswith(prefix) and item[0] >= start))
 
 
 GUARDED = Processor(

@@ -31,8 +31,8 @@ class Store(dict[bytes, bytes]):
             raise StoreError("the disk is gone")
         return super().get(key)
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        yield from [(key, self[key]) for key in sorted(self) if key.startswith(prefix)]
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        yield from [(key, self[key]) for key in sorted(self) if key.startswith(prefix) and key >= start]
 
     def take(self, changes: Changes) -> None:
         for key, value in changes.stored():

@@ -60,9 +60,9 @@ class BrokenStore(dict[bytes, bytes]):
         self._read()
         return super().get(key)
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         for key in sorted(self):
-            if key.startswith(prefix):
+            if key.startswith(prefix) and key >= start:
                 self._read()
                 yield key, self[key]
 

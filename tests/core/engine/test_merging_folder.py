@@ -29,7 +29,7 @@ class Customer(msgspec.Struct, frozen=True):
     name: str
 
 
-class Order(msgspec.Struct, frozen=True):
+class JoinedOrder(msgspec.Struct, frozen=True):
     number: str
     customer: str
     at_ms: int = 0
@@ -41,7 +41,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 customers: Source[Customer] = Source("customers", Json(Customer))
-orders: Source[Order] = Source("orders", Json(Order), time=lambda order: order.at_ms)
+orders: Source[JoinedOrder] = Source("orders", Json(JoinedOrder), time=lambda order: order.at_ms)
 enriched = Stream("enriched", Json(str))
 
 
@@ -50,7 +50,7 @@ def keep(rows: Rows[Known], customer: Customer, at_ms: int) -> None:
     rows[customer.number] = Known(customer.name, before.orders)
 
 
-def enrich(rows: Rows[Known], order: Order, at_ms: int) -> Iterator[Any]:
+def enrich(rows: Rows[Known], order: JoinedOrder, at_ms: int) -> Iterator[Any]:
     who = rows.get(order.customer) or Known()
     rows[order.customer] = Known(who.name, (*who.orders, order.number))
     if order.number == "bad":
@@ -92,7 +92,7 @@ def changes_of(processor: Processor[Any, Any], logs: Mapping[int, Batch]) -> Mer
 def test_a_stream_is_joined_with_a_table_in_one_step() -> None:
     logs = {
         0: batch((5, ANN), (20, Customer("1", "Anna"))),
-        1: batch((10, Order("x", "1")), (30, Order("y", "1"))),
+        1: batch((10, JoinedOrder("x", "1")), (30, JoinedOrder("y", "1"))),
     }
     changes = changes_of(joined(), logs)
     assert [(each.topic, each.key, each.value) for each in changes.emits] == [
@@ -110,7 +110,7 @@ def test_a_stream_is_joined_with_a_table_in_one_step() -> None:
 def test_what_is_refused_tells_its_source() -> None:
     logs = {
         0: batch((5, ANN), (6, b"{")),
-        1: batch((5, Order("x", "1")), (7, Order("bad", "1")), (8, Order("y", "1"))),
+        1: batch((5, JoinedOrder("x", "1")), (7, JoinedOrder("bad", "1")), (8, JoinedOrder("y", "1"))),
     }
     changes = changes_of(joined(), logs)
     assert [(each.topic, each.offset, each.stage, each.error) for each in changes.refused] == [
@@ -122,16 +122,16 @@ def test_what_is_refused_tells_its_source() -> None:
 
 
 def test_an_emit_to_a_stream_that_is_not_declared_is_refused() -> None:
-    changes = changes_of(joined(emits=("other",)), {0: batch((5, ANN)), 1: batch((6, Order("x", "1")))})
+    changes = changes_of(joined(emits=("other",)), {0: batch((5, ANN)), 1: batch((6, JoinedOrder("x", "1")))})
     (refused,) = changes.refused
     assert refused.reason.startswith("emit to 'enriched': not among the emits of processor enrich (other)")
 
 
 def test_an_emit_of_another_type_is_refused() -> None:
-    def wrong(rows: Rows[Known], order: Order, at_ms: int) -> Iterator[Any]:
+    def wrong(rows: Rows[Known], order: JoinedOrder, at_ms: int) -> Iterator[Any]:
         yield enriched.emit(order.number, 7)  # type: ignore[arg-type]
 
-    changes = changes_of(joined(on={orders: wrong}), {0: batch((6, Order("x", "1")))})
+    changes = changes_of(joined(on={orders: wrong}), {0: batch((6, JoinedOrder("x", "1")))})
     assert [(each.error, each.reason) for each in changes.refused] == [
         ("FoldError", "7 cannot be written as Json(str): it is of type int")
     ]
@@ -145,7 +145,7 @@ def test_a_fold_is_told_what_it_asks_for_and_in_its_order() -> None:
     )
     processor = joined(on={orders: asked})
     assert processor.folds[0].inputs == ("value", "offset", "key", "headers", "partition")
-    values = [msgspec.json.encode(Order("x", "1", 77)), msgspec.json.encode(Order("y", "1", 78))]
+    values = [msgspec.json.encode(JoinedOrder("x", "1", 77)), msgspec.json.encode(JoinedOrder("y", "1", 78))]
     log = Batch((3, 4), (9, 8), (values, (3, 4), (b"k", None), ((("h", b"v"),), ()), (2, 2)))
     assert changes_of(processor, {0: log}).refused == []
     assert seen == [
@@ -155,8 +155,8 @@ def test_a_fold_is_told_what_it_asks_for_and_in_its_order() -> None:
 
 
 def test_what_a_fold_asks_for_may_be_what_refuses_the_record() -> None:
-    source = Source("orders", Json(Order), time=lambda order: order.number)  # type: ignore[arg-type, return-value]
-    logs = {0: Batch((0,), (9,), ([msgspec.json.encode(Order("x", "1"))], [b"\xff"]))}
+    source = Source("orders", Json(JoinedOrder), time=lambda order: order.number)  # type: ignore[arg-type, return-value]
+    logs = {0: Batch((0,), (9,), ([msgspec.json.encode(JoinedOrder("x", "1"))], [b"\xff"]))}
     for asked, why in (("event_ms", "time of orders gives 'x'"), ("key", "not Text()")):
         told = FoldWith(lambda rows, event, at_ms, more: None, (asked,))  # type: ignore[arg-type]
         (refused,) = changes_of(joined(on={source: told}), logs).refused
@@ -167,7 +167,7 @@ def test_what_a_fold_asks_for_may_be_what_refuses_the_record() -> None:
 # -- ticks
 
 
-def arm(rows: Rows[Known], order: Order, at_ms: int) -> None:
+def arm(rows: Rows[Known], order: JoinedOrder, at_ms: int) -> None:
     rows[order.customer] = Known(order.number)
     rows.wake_at(order.customer, order.at_ms, clock="tick")
 
@@ -185,7 +185,7 @@ def armed(*timers: tuple[str, int], **more: Any) -> tuple[MergingFolder[Known], 
     processor, store = joined(on={orders: arm}, on_tick=rung, **more), MemoryStore()
     folder: MergingFolder[Known] = MergingFolder(processor, store)
     merger = Merger(folder.marker)
-    merger.offer(0, batch(*((1, Order("x", key, at_ms)) for key, at_ms in timers)))
+    merger.offer(0, batch(*((1, JoinedOrder("x", key, at_ms)) for key, at_ms in timers)))
     ticked(folder, merger, store)
     return folder, merger, store
 
@@ -241,7 +241,7 @@ def test_a_tick_timer_that_fails_has_fired_and_tells_its_choice() -> None:
 
 
 def test_tick_timers_need_on_tick() -> None:
-    changes = changes_of(joined(on={orders: arm}), {0: batch((1, Order("x", "a", 5)))})
+    changes = changes_of(joined(on={orders: arm}), {0: batch((1, JoinedOrder("x", "a", 5)))})
     (refused,) = changes.refused
     assert "only processors declared with on= and on_tick= have ticks" in refused.reason
 
@@ -252,7 +252,7 @@ def test_tick_timers_need_on_tick() -> None:
 def test_a_transaction_that_ends_early_tells_where() -> None:
     processor = joined()
     folder: MergingFolder[Known] = MergingFolder(processor, MemoryStore())
-    logs = {0: batch((5, ANN), (6, BOB)), 1: batch((5, Order("x", "1")), (6, Order("y", "2")))}
+    logs = {0: batch((5, ANN), (6, BOB)), 1: batch((5, JoinedOrder("x", "1")), (6, JoinedOrder("y", "2")))}
     for _ in folder.steps(stretches(processor, logs)):
         folder.close_early()
     assert folder.changes is not None
@@ -266,12 +266,14 @@ def test_a_transaction_that_ends_early_tells_where() -> None:
 
 
 def test_rows_that_are_not_as_declared_are_made_so() -> None:
-    def loosely(rows: Rows[Known], order: Order, at_ms: int) -> None:
+    def loosely(rows: Rows[Known], order: JoinedOrder, at_ms: int) -> None:
         before = rows.get("all") or Known()
         assert isinstance(before.orders, tuple)
         rows["all"] = Known("", [*before.orders, order.number])  # type: ignore[arg-type]
 
-    changes = changes_of(joined(on={orders: loosely}), {0: batch((1, Order("x", "1")), (2, Order("y", "1")))})
+    changes = changes_of(
+        joined(on={orders: loosely}), {0: batch((1, JoinedOrder("x", "1")), (2, JoinedOrder("y", "1")))}
+    )
     assert changes.refused == []
     assert dict(changes.puts)[row_key("all")] == b"\x01" + msgspec.msgpack.encode(Known("", ("x", "y")))
     assert changes.marker.applied == (1,)
@@ -290,7 +292,7 @@ def test_the_store_s_failure_is_no_record_s() -> None:
 def test_choices_that_do_not_fit_end_the_fold_and_no_record_is_to_blame() -> None:
     lost = Choice(number=1, sources=fingerprint(["customers", "orders"]), applied=(1, 0))
     kept = Choice(number=0, sources=lost.sources, applied=(0, 0))
-    logs = [[batch((5, ANN), (6, BOB))], [batch((5, Order("x", "1")))]]
+    logs = [[batch((5, ANN), (6, BOB))], [batch((5, JoinedOrder("x", "1")))]]
     for recorded, records in (
         ([lost], None),
         ([kept, Choice(number=2, sources=lost.sources, applied=(1, 0))], 2),
@@ -312,7 +314,7 @@ def test_each_change_can_be_told() -> None:
     told: list[Transition[Known]] = []
     processor = joined()
     folder: MergingFolder[Known] = MergingFolder(processor, MemoryStore(), trace=told.append)
-    folder.fold(stretches(processor, {0: batch((5, ANN)), 1: batch((6, Order("x", "1")))}))
+    folder.fold(stretches(processor, {0: batch((5, ANN)), 1: batch((6, JoinedOrder("x", "1")))}))
     assert [(each.topic, each.offset, each.at_ms, each.after) for each in told] == [
         ("customers", 0, 5, Known("Ann")),
         ("orders", 0, 6, Known("Ann", ("x",))),
@@ -320,5 +322,5 @@ def test_each_change_can_be_told() -> None:
 
 
 def test_one_source_may_be_declared_so_too() -> None:
-    changes = changes_of(joined(on={orders: enrich}), {0: batch((5, Order("x", "1")))})
+    changes = changes_of(joined(on={orders: enrich}), {0: batch((5, JoinedOrder("x", "1")))})
     assert changes.marker.applied == (0,)

@@ -34,8 +34,8 @@ class DictStore(dict[bytes, bytes]):
         self.looked_up += 1
         return super().get(key)
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        yield from [(key, self[key]) for key in sorted(self) if key.startswith(prefix)]
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        yield from [(key, self[key]) for key in sorted(self) if key.startswith(prefix) and key >= start]
 
     def take(self, rows: Rows[Any]) -> None:
         """Write what *rows* changed, then let them take it as committed."""
@@ -277,10 +277,10 @@ def test_what_the_store_raises_is_kept_even_when_a_fold_swallows_it() -> None:
         def get(self, key: bytes) -> bytes | None:  # type: ignore[override]
             raise StoreError("gone")
 
-        def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
             if self.failing:
                 raise StoreError("gone")
-            return super().scan(prefix)
+            return super().scan(prefix, start)
 
     store = Failing({row_key("b"): b""})
     rows = rows_over(store)

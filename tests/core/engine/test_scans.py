@@ -4,18 +4,21 @@ changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.engine.codec import RowCodec, row_key
+from holdfast.core.engine.codec import ROW, RowCodec, row_key, table_prefix
 from holdfast.core.engine.folding import Batch, Folder
+from holdfast.core.engine.global_copies import PartStore, key_in_copy
 from holdfast.core.engine.key_order import KeyOrder
+from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import JournaledRows, Rows
+from holdfast.core.engine.table_parts import NamedStore
 from holdfast.errors import FoldError
 from tests.support.scale import scaled
 
@@ -24,20 +27,48 @@ _keys = st.text("aé\U0001f600\uffff/b", max_size=4)
 
 
 class Store(dict[bytes, bytes]):
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        yield from [(key, self[key]) for key in sorted(self) if key.startswith(prefix)]
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        yield from [(key, self[key]) for key in sorted(self) if key.startswith(prefix) and key >= start]
 
 
-def by_sorting(rows: Rows[int], store: Store, prefix: str) -> list[tuple[str, int]]:
+class Beside(Store):
+    """Rows that a store holds beside those of others, under keys of their own."""
+
+    def __init__(self, rows: dict[bytes, bytes], within: Callable[[DictStore], Any], prefix: bytes) -> None:
+        self._whole, self._prefix = DictStore(), prefix
+        self._whole.apply(
+            [(b"\x01a", b"a timer"), (b"\x03/", b"one"), (b"\x05a", b"behind"), (b"\x02zz", b"")]
+        )
+        self._part = within(self._whole)
+        super().__init__(rows)
+
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        self._whole.apply([(key, None) for key, _ in [*self._whole.scan(self._prefix)]])
+        self._whole.apply([(self._prefix + key[len(ROW) :], value) for key, value in self.items()])
+        return self._part.scan(prefix, start)  # type: ignore[no-any-return]
+
+
+STORES: list[Callable[[dict[bytes, bytes]], Store]] = [
+    Store,
+    lambda rows: Beside(rows, lambda whole: NamedStore(whole, "t"), table_prefix("t")),
+    lambda rows: Beside(rows, lambda whole: PartStore(whole, 1), key_in_copy(1, ROW)),
+]
+
+
+def by_sorting(rows: Rows[int], store: Store, prefix: str, start: str = "") -> list[tuple[str, int]]:
     """Return what a scan gives, as it was once made: by a sort of all changed keys."""
     found = {key: CODEC.decode(value) for key, value in store.scan(row_key(prefix))}
     found |= {row_key(key): row for key, row in rows.changed()[0].items() if key.startswith(prefix)}  # type: ignore[misc]
-    return [(key[1:].decode(), row) for key, row in sorted(found.items()) if row is not None]
+    return [
+        (key[1:].decode(), row)
+        for key, row in sorted(found.items())
+        if row is not None and key >= row_key(start)
+    ]
 
 
 _steps = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(["set", "set", "remove", "scan", "scan"]), _keys),
+        st.tuples(st.sampled_from(["set", "set", "remove", "scan", "scan", "scan from"]), _keys),
         st.tuples(
             st.sampled_from(["keep", "undo", "undo", "commit", "roll back", "unencodable"]), st.just("")
         ),
@@ -52,13 +83,18 @@ _steps = st.lists(
     held=st.dictionaries(_keys, st.integers(0, 9), max_size=5),
     few=st.sampled_from([1, 3, 512]),
     journaled=st.booleans(),
+    make=st.sampled_from(STORES),
 )
 def test_a_scan_gives_what_sorting_all_changes_gives(
-    steps: list[tuple[str, str]], held: dict[str, int], few: int, journaled: bool
+    steps: list[tuple[str, str]],
+    held: dict[str, int],
+    few: int,
+    journaled: bool,
+    make: Callable[[dict[bytes, bytes]], Store],
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("holdfast.core.engine.key_order._FEW", few)
-        store = Store({row_key(key): CODEC.encode(value) for key, value in held.items()})
+        store = make({row_key(key): CODEC.encode(value) for key, value in held.items()})
         base: Rows[int] = Rows(store, CODEC, 100)
         rows: Any = JournaledRows(base) if journaled else base
         for at, (what, key) in enumerate(steps):
@@ -67,6 +103,9 @@ def test_a_scan_gives_what_sorting_all_changes_gives(
                     rows[key] = at if what == "set" else None
                 case "scan":
                     assert list(rows.scan(key)) == by_sorting(rows, store, key)
+                case "scan from":
+                    for prefix in ("", key[:1]):
+                        assert list(rows.scan(prefix, start=key)) == by_sorting(rows, store, prefix, key)
                 case "unencodable" if journaled:
                     with pytest.raises(FoldError):
                         rows["\ud800"] = at

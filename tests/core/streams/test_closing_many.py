@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from holdfast.core.engine import stepping
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.codec import digest
+from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.folding import Changes, Folder
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Json
 from holdfast.core.engine.sources import Source
 from holdfast.core.engine.streams import Stream
@@ -240,6 +242,35 @@ def test_timers_of_one_record_fire_in_parts_and_with_it() -> None:
             assert applied[-1] == 102
     assert [*stores[0].everything()] == [*stores[1].everything()]
     assert sum(1 for _ in stores[0].scan(b"\x02")) == 3
+
+
+def test_event_timers_of_one_record_fire_in_parts_and_before_its_fold() -> None:
+    def fold(rows: Rows[Any], event: int, at_ms: int) -> list[Emit]:
+        rows[f"{event}"] = event
+        rows.wake_at(f"{event}", 1_000, clock="event")
+        return [Emit("out", "folded", b"%d" % event)]
+
+    timed: Processor[Any, Any] = Processor(
+        name="timed", source="in", decode=int, time=lambda event: event, fold=fold, row=int, emits=("out",),
+        on_event=lambda rows, key, at_ms: [Emit("out", key, b"fired")],
+    )  # fmt: skip
+    found = []
+    for parts in (1_000_000, 7):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(stepping, "WAKE_AT_ONCE", parts)
+            store = DictStore()
+            folder: Folder[Any] = Folder(timed, store)
+            values = [b"%d" % at for at in range(100)] + [b"2000", b"3000"]
+            steps = sum(1 for _ in folder.steps([Batch(range(102), [1] * 102, (values,))]))
+            changes = folder.changes
+            assert changes is not None
+            assert not changes.refused
+            store.apply(changes.puts)
+            found.append((changes.emits, [*store.everything()], steps))
+    (emits, rows, few), (parted, same_rows, many_steps) = found
+    assert (parted, same_rows) == (emits, rows)
+    assert many_steps > few + 100 // 7
+    assert [each.value for each in emits[100:202]] == [b"fired"] * 100 + [b"2000", b"fired"]
 
 
 def test_partners_that_are_alone_are_told_in_parts_and_as_before() -> None:

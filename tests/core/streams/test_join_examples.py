@@ -16,11 +16,11 @@ def example(name: str) -> SimpleNamespace:
 def test_orders_get_the_name_that_their_customer_has_then() -> None:
     of = example("enrich.py")
     with Topology([of.joined]) as topology:
-        topology.pipe(of.orders, of.Order(1, 500), key="ada", at=10)
+        topology.pipe(of.orders, of.CustomerOrder(1, 500), key="ada", at=10)
         topology.pipe(of.customers, of.Customer("Ada"), key="ada", at=20)
-        topology.pipe(of.orders, of.Order(2, 900), key="ada", at=30)
+        topology.pipe(of.orders, of.CustomerOrder(2, 900), key="ada", at=30)
         topology.pipe(of.customers, None, key="ada", at=40)
-        topology.pipe(of.orders, of.Order(3, 100), key="ada", at=50)
+        topology.pipe(of.orders, of.CustomerOrder(3, 100), key="ada", at=50)
         told = [(key, each.id, each.name) for key, each in topology.values(of.enriched)]
         assert told == [("ada", 1, None), ("ada", 2, "Ada"), ("ada", 3, None)]
         assert not topology.refused

@@ -47,8 +47,12 @@ class MemoryStore:
     def get(self, key: bytes) -> bytes | None:
         return self.rows.get(key)
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return iter(sorted((key, value) for key, value in self.rows.items() if key.startswith(prefix)))
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        return iter(
+            sorted(
+                (key, value) for key, value in self.rows.items() if key.startswith(prefix) and key >= start
+            )
+        )
 
 
 def lived(fleet: Fleet, ticks: int) -> list[tuple[int, Frame]]:
