@@ -108,7 +108,7 @@ def heartbeats_tell_what_was_delivered_instead_of_done(monkeypatch: pytest.Monke
 
 
 def heartbeats_tell_the_offset_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Renewal, "offset", lambda self, stage: stage.work.tracker._start)
+    monkeypatch.setattr(Renewal, "offset", lambda self, stage: stage.work.tracker.start)
 
 
 def a_batch_is_delivered_before_the_log_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.specs import UNPACKED
@@ -33,6 +33,7 @@ from holdfast.core.claims.resets import (
 )
 from holdfast.errors import BrokerError, DecodeError
 from holdfast.kafka.clients import make_writer, reader_options
+from holdfast.kafka.reading.log_bounds import log_bounds
 from holdfast.kafka.reading.log_reader import reading
 
 logger = logging.getLogger(__name__)
@@ -144,9 +145,7 @@ class ResetLog:
                 )
                 if listed is None or not listed.partitions:
                     return found  # no reset was ever decided
-                end = reader.consumer.get_watermark_offsets(TopicPartition(*place), timeout=self._timeout_s)[
-                    1
-                ]
+                _, end = log_bounds(reader.consumer, place, self._timeout_s, clock=self._clock)
             reader.assign({place: 0})
             ends = {place: end}
             for message in reader.until(lambda: reader.has_read(ends), idle_s=self._timeout_s):

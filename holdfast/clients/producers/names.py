@@ -27,6 +27,7 @@ from holdfast.core.producers.registry import (
 from holdfast.core.producers.stamps import check_name
 from holdfast.errors import BrokerError, FencedError, TopicError
 from holdfast.kafka.clients import make_reader, make_writer
+from holdfast.kafka.reading.log_bounds import log_bounds
 from holdfast.kafka.reading.skipper import Skipper
 
 logger = logging.getLogger(__name__)
@@ -168,9 +169,9 @@ class NameHolder:
                 partition = by_key(self.name, len(listed.partitions))
                 place = TopicPartition(self._answers, partition)
                 # From a known offset, since "the end" would be asked for only after the command was sent.
-                place.offset = self._consumer.get_watermark_offsets(
-                    place, timeout=self._timeout_s, cached=False
-                )[1]
+                _, place.offset = log_bounds(
+                    self._consumer, (self._answers, partition), self._timeout_s, clock=self._clock
+                )
                 self._consumer.assign([place])
                 self._skipper.begin(self._answers, partition, place.offset)
             except KafkaException as error:

@@ -42,6 +42,7 @@ from holdfast.kafka.clients import make_admin, make_reader, make_writer, reader_
 from holdfast.kafka.codes import COORDINATOR_MOVES, MISSING_TOPIC, code_of, is_end
 from holdfast.kafka.leader_requests import delete_records
 from holdfast.kafka.librdkafka_log import Quiet, impatient
+from holdfast.kafka.reading.log_bounds import log_bounds
 from holdfast.kafka.reading.log_reader import LogReader, raise_if_fatal
 from holdfast.kafka.reading.skipper import Skipper
 
@@ -163,13 +164,16 @@ class RangeLog:
         place, until_s = TopicPartition(self.topic, partition), self._clock.monotonic_s() + self._timeout_s
         while True:
             try:
-                earliest, _ = self._messages.get_watermark_offsets(place, self._timeout_s)
+                earliest, _ = self._bounds(self._messages, (self.topic, partition))
                 return max(earliest, self._messages.committed([place], self._timeout_s)[0].offset)
             except KafkaException as error:
                 # A broker that has just started makes its book of offsets with the first question for it.
                 if code_of(error) not in COORDINATOR_MOVES or self._clock.monotonic_s() > until_s:
                     raise self._broken(f"offsets of {self.topic}/{partition}", error) from None
             self._messages.poll(POLL_S)
+
+    def _bounds(self, consumer: Consumer, place: Place) -> tuple[int, int]:
+        return log_bounds(consumer, place, self._timeout_s, clock=self._clock)
 
     # -- wishes
 
@@ -181,10 +185,7 @@ class RangeLog:
         """Fold all that is in the log by now."""
         assert self._reader is not None
         try:
-            ends = {
-                place: self._reader.consumer.get_watermark_offsets(TopicPartition(*place), self._timeout_s)[1]
-                for place in self._reader.next
-            }
+            ends = {place: self._bounds(self._reader.consumer, place)[1] for place in self._reader.next}
         except KafkaException as error:
             raise self._broken("the end of the ranges' log", error) from None
         self._read_to(ends)
@@ -276,9 +277,7 @@ class RangeLog:
         """Return the end of a partition."""
         assert self._messages is not None
         try:
-            _, end = self._messages.get_watermark_offsets(
-                TopicPartition(self.topic, partition), self._timeout_s
-            )
+            _, end = self._bounds(self._messages, (self.topic, partition))
         except KafkaException as error:
             raise self._broken(f"the end of {self.topic}/{partition}", error) from None
         self._compare(partition, end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message
 
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.types import ClusterTopics, Processors, Severity, TopicFinding
@@ -18,6 +18,7 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, ChainError
 from holdfast.kafka.clients import make_reader, reader_options
+from holdfast.kafka.reading.log_bounds import log_bounds
 from holdfast.kafka.reading.log_reader import LogReader
 
 TAIL_RECORDS = 64
@@ -125,11 +126,9 @@ def last_positions(
         left, records = list(places), TAIL_RECORDS
         while left:
             starts = {}
-            for topic, number in left:
-                low, high = consumer.get_watermark_offsets(
-                    TopicPartition(topic, number), timeout=settings.request_timeout_s
-                )
-                starts[topic, number] = (low, max(low, high - records))
+            for place in left:
+                low, high = log_bounds(consumer, place, settings.request_timeout_s, clock=clock)
+                starts[place] = (low, max(low, high - records))
             reader = LogReader(consumer, limit=READ_RECORDS, clock=clock)
             reader.assign({place: start for place, (_, start) in starts.items()})
             for message in _to_the_ends(reader, settings.stall_timeout_s):
