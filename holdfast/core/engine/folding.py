@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import length_hint
 from typing import Any, TypeVar
 
 from holdfast.core.engine.batches import Batch
@@ -113,22 +114,23 @@ class Folder(SteppingFolder[R, Batch, Changes]):
             self.stream_ms = max(self.stream_ms, *batch.times_ms)
             return batch.records
         rows, fold, emit, now_ms = self.rows, self._call, self._emits.extend, self.stream_ms
-        folded = 0
-        events = map(self.processor.decode, *self._columns(batch))
-        for event, at_ms in zip(events, batch.times_ms, strict=True):
+        events, times = map(self.processor.decode, *self._columns(batch)), iter(list(batch.times_ms))
+        waits = False
+        for event, at_ms in zip(events, times, strict=True):
             if at_ms > now_ms:
                 now_ms = at_ms
                 if rows.next_wake_ms <= now_ms and not self._wake_fast(rows, now_ms):
+                    waits = True
                     break
             emits = fold(rows, event, now_ms)
-            folded += 1
             if emits is not None:
                 if emits.__class__ is Paced:
                     self._rest, self._rest_before = emits.parts, False
                     break
                 emit(emits)
         self.stream_ms = now_ms
-        return folded
+        # What is left tells how many were folded: to count each would take a hundredth of the time.
+        return batch.records - length_hint(times) - waits
 
     def _careful_batch(self, rows: JournaledRows[R], batch: Batch) -> Iterator[object]:
         decode, fold = self.processor.decode, self.processor.fold
