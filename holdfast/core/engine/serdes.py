@@ -45,7 +45,7 @@ class _Typed(Generic[T]):
             ) from error
         self._encode = self._codec.Encoder(order="deterministic").encode
         kind = get_origin(of) or of
-        self._kind = kind if isinstance(kind, type) and kind not in (object, float, UnionType) else None
+        self._kind = kind if isinstance(kind, type) and kind not in (object, float, UnionType, Any) else None
         try:
             msgspec.convert(None, of)
             self._tombstones = True

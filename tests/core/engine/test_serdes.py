@@ -29,6 +29,11 @@ def test_values_come_back(serde: Json[Total] | Msgpack[Total]) -> None:
     assert serde.decode(serde.encode(Total(3))) == Total(3)
 
 
+@pytest.mark.parametrize("serde", [Json(Any), Msgpack(Any), Json(object)], ids=repr)
+def test_values_of_any_type_come_back(serde: Any) -> None:
+    assert serde.decode(serde.encode([1, {"a": None}])) == [1, {"a": None}]
+
+
 @pytest.mark.parametrize(
     ("serde", "value"),
     [
