@@ -122,7 +122,11 @@ def replay(
     """
     options = options or ReplayOptions()
     plan = FoldPlan(
-        processor=processor, rows=options.rows, transitions=options.transitions, of_key=options.of_key
+        processor=processor,
+        rows=options.rows,
+        transitions=options.transitions,
+        of_key=options.of_key,
+        later_timeout_s=settings.later_timeout_s,
     )
     if processor.on is not None:
         return _from_several(plan, settings, options)

@@ -265,6 +265,7 @@ class _Tables:
                     "partition": replica.partition,
                     "role": _role(replica),
                     "serving": replica.serving,
+                    **({} if replica.standing is None else {"standing": replica.standing}),
                     **as_of(replica),
                     "stream_ms": replica.stream_ms,
                     "approximate_rows": replica.approximate_rows(),
@@ -401,7 +402,7 @@ class _Tables:
             504,
             "offset_timeout",
             f"{table}/{partition} is at offset {reached_to}, not yet {shown_offsets(wanted)} after {terms.timeout_ms} ms; "
-            "ask again, or see whether its worker keeps up (kafka_consumergroup_lag)",
+            + (replica.standing or "ask again, or see whether its worker keeps up (kafka_consumergroup_lag)"),
         )
 
     def _declaring(self, asked: str) -> Processor[Any, Any] | None:
