@@ -66,9 +66,10 @@ def test_a_source_without_a_declared_retention_is_made_to_keep_all_and_an_emit_t
 
 
 def test_what_is_emitted_and_folded_is_made_to_keep_all_too() -> None:
-    ranks = Processor(name="ranks", on={Source("out", Text()): fold}, row=int)
+    ranks: Processor[Any, int] = Processor(name="ranks", on={Source("out", Text()): fold}, row=int)
     writer = Filter(name="words", source=Source("orders", Text()), keep=bool, to=Stream("out", Text()))
-    for processors in ([totals(None, "out"), ranks], [writer, ranks]):
+    chains: list[list[Processor[Any, Any]]] = [[totals(None, "out"), ranks], [writer, ranks]]
+    for processors in chains:
         made = {each.name: each for each in specs_for(SETTINGS, processors, cluster(), partitions=2)}
         assert made["out"].config["retention.ms"] == "-1"
 
