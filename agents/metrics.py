@@ -324,6 +324,11 @@ class _Page(Collector):
             "holdfast_stream_time_seconds", "Highest append time in the state, -1 for none", labels=labels
         )
         rows = GaugeMetricFamily("holdfast_rows", "Keys in the store, estimated", labels=labels)
+        partial = GaugeMetricFamily(
+            "holdfast_partial",
+            "1 when records of a source were deleted before this version of the table began",
+            labels=labels,
+        )
         lag = GaugeMetricFamily(
             "holdfast_standby_lag",
             "Offsets of the source not yet in this standby, those of markers included",
@@ -343,12 +348,13 @@ class _Page(Collector):
                 labelled, replica.stream_ms if replica.stream_ms < 0 else replica.stream_ms / 1000
             )
             rows.add_metric(labelled, replica.approximate_rows())
+            partial.add_metric(labelled, int(bool(replica.partial)))
             if not replica.active:
                 if replica.source_end != UNKNOWN:
                     lag.add_metric(place, behind(replica))
                 if (age_ms := age_bound_ms(replica, self._now_ms)) is not None:
                     age.add_metric(place, age_ms / 1000)
-        yield from (serving, standing, applied, stream, rows, lag, age)
+        yield from (serving, standing, applied, stream, rows, partial, lag, age)
 
 
 def _source_positions(replica: Replica) -> Iterator[tuple[str, int, int]]:

@@ -105,6 +105,11 @@ class Replica(Protocol):
         ...
 
     @property
+    def partial(self) -> Mapping[str, int]:
+        """Return of each source whose head was deleted before this version began the first offset that was there."""
+        ...
+
+    @property
     def source_ends(self) -> Mapping[str, int]:
         """Return the end of each source, as `source_end` does. Asked of tables of several alone."""
         ...

@@ -65,6 +65,7 @@ class PartitionManager:
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast")
         self._crashed = False
+        self._announced_partial: frozenset[Held] | None = None
         self._watches: set[asyncio.Task[None]] = set()
         self._make_flow()
         self._make_ownership()
@@ -220,6 +221,7 @@ class PartitionManager:
         part = Partition(self.processors[name], number, environment, self._applied, self.membership.owns)
         part.on_rotten = self._rotten
         part.views = self.globals.views(part.processor)
+        part.head_of = self.feed.head
         expired_ms = self._clock.now_ms() - environment.tombstones_kept_ms
         if part.changelog_next and part.touched_ms < expired_ms and part.stream_ms < expired_ms:
             part.rebuild(
@@ -351,14 +353,20 @@ class PartitionManager:
         ends = self.feed.ends()
         for owned in self.holdings.owned.values():
             owned.part.note_source_ends(ends, self._clock.now_ms())
+        if self._announced_partial not in (None, self._partial()):
+            self.watch(self.announce())
 
     # -- announcing
 
     async def announce(self) -> None:
         """Announce on the workers topic what this worker holds now."""
+        self._announced_partial = self._partial()
         await self.announcer.announce(
             self.adoption.generation, self.holdings.announced(self.cluster.partitions)
         )
+
+    def _partial(self) -> frozenset[Held]:
+        return frozenset((part.processor.name, part.partition) for part in self.holdings.partial())
 
     # -- the end
 

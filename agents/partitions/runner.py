@@ -422,6 +422,7 @@ class Runner:
 
     async def _commit(self, changes: AnyChanges, copies: list[Emit]) -> None:
         part, host = self.part, self._host
+        changes = part.noted(changes)
         changelog_next = await part.commit(changes, copies, self._limits.commit_timeout_s)
         if len(changes.puts) <= FEW_ROWS:
             part.keep(changes, changelog_next)

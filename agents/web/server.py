@@ -46,6 +46,7 @@ from holdfast.core.engine import query_wire
 from holdfast.core.engine.declared.processor import Processor, table_name
 from holdfast.core.engine.query_wire import PageReply, Role, RowReply, RowsReply, Staleness, render
 from holdfast.core.engine.state.codec import RowCodec
+from holdfast.core.engine.state.lost_heads import told_lost
 from holdfast.core.streams.windowing.rows import holds_windows
 from holdfast.errors import ConfigError, StoreError
 
@@ -180,10 +181,20 @@ class _Health:
     async def ready(self, request: web.Request) -> web.Response:
         cause = self._serving.unready()
         if cause is None:
-            return respond(request, {"status": "ready"})
+            partial = self._partial()
+            return respond(request, {"status": "ready", **({"partial": partial} if partial else {})})
         return respond(
             request, {"status": "unready", "cause": cause}, status=503, headers={"Retry-After": "1"}
         )
+
+    def _partial(self) -> list[str]:
+        """Return which partitions held here began behind a hole in a source: no reason to be unready, for nothing here mends it."""
+        return [
+            f"{table} partition {partition} began behind a hole: {told_lost(lost)}"
+            for table in sorted(self._serving.tables())
+            for partition in range(self._serving.partitions(table))
+            if (replica := self._serving.lookup(table, partition)) is not None and (lost := replica.partial)
+        ]
 
     async def metrics(self, request: web.Request) -> web.Response:
         body, content_type = self._metrics.exposition(self._serving, request.headers.get("Accept", ""))
