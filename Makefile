@@ -92,9 +92,9 @@ sim: $(READY) ## fleets of members under faults (SEED=7 SCHEDULES=10000), then r
 ifeq ($(SEED),)
 	@echo "== simulation, $(SCALE) times the usual search"
 	@HOLDFAST_TEST_SCALE=$(SCALE) $(RUN)/python -P -m pytest -q --timeout=3600 --hypothesis-show-statistics \
-		tests/core/engine/test_folding_model.py tests/core/engine/test_rows.py tests/core/claims/test_properties.py \
-		tests/core/streams/test_windows_by_oracle.py tests/core/streams/test_windows_remembered.py \
-		tests/core/streams/test_joins_by_oracle.py tests/core/streams/test_join_foreign.py $(ARGS)
+		tests/core/engine/fold/test_folding_model.py tests/core/engine/state/test_rows.py tests/core/claims/test_properties.py \
+		tests/core/streams/windowing/test_windows_by_oracle.py tests/core/streams/windowing/test_windows_remembered.py \
+		tests/core/streams/joins/test_joins_by_oracle.py tests/core/streams/joins/test_join_foreign.py $(ARGS)
 	@echo "== simulation, owners, versions, clocks and globals of several sources"
 	@$(RUN)/python -P -m pytest -q -m slow --timeout=3600 tests/choices $(ARGS)
 endif

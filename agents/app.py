@@ -28,10 +28,10 @@ from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.web.server import WebService
 from holdfast.config import Settings, settings_from_environment
-from holdfast.core.engine.chains import require_chains
-from holdfast.core.engine.global_tables import globals_by_name
-from holdfast.core.engine.processor import Processor, by_name
-from holdfast.core.engine.retention import retentions
+from holdfast.core.engine.declared.chains import require_chains
+from holdfast.core.engine.declared.global_tables import globals_by_name
+from holdfast.core.engine.declared.processor import Processor, by_name
+from holdfast.core.engine.declared.retention import retentions
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from holdfast.agents.serving import Replica
-from holdfast.core.engine.codec import RowCodec
+from holdfast.core.engine.state.codec import RowCodec
 from holdfast.core.producers.ledger import TOTALS_KEY, BookRow, Totals
 
 _decode = RowCodec[BookRow](BookRow).decode

@@ -14,7 +14,7 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import require_topics
 from holdfast.clients.topics.specs import topic_names
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.kafka.compression import Compression
 from holdfast.errors import BrokerError, ConfigError
 from holdfast.kafka.clients import CRITICAL, make_admin

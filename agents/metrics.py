@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from holdfast.agents.books_metrics import book_families
 from holdfast.agents.serving import UNKNOWN, GlobalReplica, Replica, Serving
 from holdfast.clock import Clock, system_clock
-from holdfast.core.engine.choices import Choice
+from holdfast.core.engine.merge.choices import Choice
 
 COMMIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 RESTORE_BOUNDS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)

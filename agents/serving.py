@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from holdfast.core.engine.global_copies import GlobalView
-from holdfast.core.engine.global_tables import Global
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.global_copies import GlobalView
 
 T = TypeVar("T")
 

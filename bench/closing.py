@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.engine.folding import Batch, Changes, Folder
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.folding import Batch, Changes, Folder
+from holdfast.core.engine.state.rows import Rows
 from holdfast.streams import Tumbling, Windowed, final
 from holdfast.tables.rocks import Budget
 from holdfast.tables.store import PartitionStore, StoreStamp

@@ -16,9 +16,9 @@ from bench.worker import FOLD, measure
 from holdfast import Bytes, Json, Source, Stream
 from holdfast.agents.app import create_app
 from holdfast.config import Settings, settings_from_environment
-from holdfast.core.engine.partitioners import by_key
-from holdfast.core.engine.processor import Emits, Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.partitioners import by_key
+from holdfast.core.engine.declared.processor import Emits, Processor
+from holdfast.core.engine.state.rows import Rows
 from holdfast.streams import JoinStreamTable, Merge
 
 

@@ -14,14 +14,14 @@ from random import Random
 import msgspec
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.folding import Folder
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.merging import Merger
-from holdfast.core.engine.merging_folder import MergingFolder, start_of
-from holdfast.core.engine.processor import Emit, Processor
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Msgpack
-from holdfast.core.engine.sources import Source
+from holdfast.core.engine.declared.processor import Emit, Processor
+from holdfast.core.engine.declared.serdes import Msgpack
+from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.merge.merging import Merger
+from holdfast.core.engine.merge.merging_folder import MergingFolder, start_of
+from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.core.engine.state.rows import Rows
 
 RECORDS = 200_000
 TRANSACTION = 5_000

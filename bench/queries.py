@@ -26,7 +26,7 @@ from holdfast.clients.tables.client import TableClient
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import claim_key
 from holdfast.core.claims.frames import Heartbeat, decode
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 
 ASKERS = {1: "p50 < 3", 4: ">= 1,500/s", 16: ">= 1,500/s"}
 WARM_S = 10.0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from holdfast.clients.topics.application import create_topics
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.ports import free_ports
 from holdfast.jars import resolve

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from holdfast.core.engine.codec import NOTHING_APPLIED
-from holdfast.core.engine.folding import Batch, Folder
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.folding import Batch, Folder
+from holdfast.core.engine.state.codec import NOTHING_APPLIED
+from holdfast.core.engine.state.rows import Rows
 
 RECORDS = 40_000
 SIZES = 200, 2_000, 8_000, 20_000

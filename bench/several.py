@@ -23,11 +23,11 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from holdfast.clients.topics.application import create_topics
 from holdfast.config import Settings
-from holdfast.core.engine.choices import Choice, encode_choice
-from holdfast.core.engine.processor import Emit, Processor
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Msgpack
-from holdfast.core.engine.sources import Source, fingerprint
+from holdfast.core.engine.declared.processor import Emit, Processor
+from holdfast.core.engine.declared.serdes import Msgpack
+from holdfast.core.engine.declared.sources import Source, fingerprint
+from holdfast.core.engine.merge.choices import Choice, encode_choice
+from holdfast.core.engine.state.rows import Rows
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.pipeline.replay import ReplayOptions, replay
 
@@ -178,7 +178,7 @@ def main() -> None:
         local = ReplayOptions(engine="local", rows=False)
         tell("topics", list(rounds(settings, local, given.records, given.rounds)), given.records)
         if given.lake:
-            from holdfast.pipeline.land_several import land_processor
+            from holdfast.pipeline.landing.land_several import land_processor
 
             lake = f"{folder}/lake"
             land_processor(settings, JOINED, lake)

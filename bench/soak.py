@@ -34,7 +34,7 @@ from bench.run import ROOT, load_average
 from holdfast.core.claims.claim_keys import parse_claim_key
 from holdfast.core.claims.frames import Heartbeat, decode
 from holdfast.core.claims.guarded import Claim, GuardedRow, fold_guarded
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.state.rows import Rows
 from holdfast.dev.broker.cluster import Cluster
 
 PARTITIONS = 12

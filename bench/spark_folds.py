@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.core.engine.codec import RowCodec, row_key
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.codec import RowCodec, row_key
+from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.core.engine.state.rows import Rows
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]

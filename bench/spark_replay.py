@@ -29,13 +29,13 @@ from bench.spark_folds import counting, pandas_fold
 from bench.traffic import PARTITIONS, heartbeats
 from holdfast.agents.services.rationalizer import processors
 from holdfast.config import Settings
-from holdfast.core.engine.codec import combine_digests, digest
-from holdfast.core.engine.processor import Processor
-from holdfast.pipeline.lake import Landed, bronze_path
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.codec import combine_digests, digest
+from holdfast.pipeline.bronze.lake import Landed, bronze_path
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.session import SparkOptions, open_session
-from holdfast.pipeline.shipping import ship
-from holdfast.pipeline.spark_errors import explained
+from holdfast.pipeline.spark.errors import explained
+from holdfast.pipeline.spark.session import SparkOptions, open_session
+from holdfast.pipeline.spark.shipping import ship
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

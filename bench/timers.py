@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.codec import ROW, WAKE, Marker, RowCodec, encode_due
-from holdfast.core.engine.folding import Folder
+from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.state.codec import ROW, WAKE, Marker, RowCodec, encode_due
 from holdfast.streams import dedupe
 from holdfast.tables.rocks import UNLOGGED, Budget
 from holdfast.tables.store import PartitionStore, StoreStamp

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.engine.folding import Batch, Folder
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.folding import Batch, Folder
+from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.streams import Hopping, Session, Sliding, Tumbling, Windowed, count, final, updates
 
 RECORDS, KEYS, DAY_MS, TRANSACTION = 1_000_000, 10_000, 86_400_000, 8_000

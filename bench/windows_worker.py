@@ -14,7 +14,7 @@ from bench.worker import FOLD, measure
 from holdfast import Json, Source, Stream
 from holdfast.agents.app import create_app
 from holdfast.config import Settings, settings_from_environment
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.streams import JoinWithin, Session, Tumbling, Windowed, final
 
 

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from holdfast.clients.tables.blocking import BlockingTableClient
     from holdfast.clients.tables.client import TableClient
     from holdfast.config import Settings, settings_from_environment
-    from holdfast.core.engine.global_tables import Global
-    from holdfast.core.engine.named_tables import Table
-    from holdfast.core.engine.partitioners import by_key
-    from holdfast.core.engine.processor import Emit, Processor
-    from holdfast.core.engine.rows import Rows
-    from holdfast.core.engine.serdes import Bytes, Json, Msgpack, Text
-    from holdfast.core.engine.sources import FoldWith, Source
-    from holdfast.core.engine.streams import Internal, Stream
+    from holdfast.core.engine.declared.global_tables import Global
+    from holdfast.core.engine.declared.named_tables import Table
+    from holdfast.core.engine.declared.partitioners import by_key
+    from holdfast.core.engine.declared.processor import Emit, Processor
+    from holdfast.core.engine.declared.serdes import Bytes, Json, Msgpack, Text
+    from holdfast.core.engine.declared.sources import FoldWith, Source
+    from holdfast.core.engine.declared.streams import Internal, Stream
+    from holdfast.core.engine.state.rows import Rows
     from holdfast.errors import HoldfastError
     from holdfast.outbox.writer.outbox_writer import OutboxRecord, OutboxWriter
 
@@ -73,29 +73,29 @@ __all__ = [
 _HOMES = {
     "BlockingClaimConsumer": "clients.claims.blocking",
     "BlockingTableClient": "clients.tables.blocking",
-    "Bytes": "core.engine.serdes",
+    "Bytes": "core.engine.declared.serdes",
     "ClaimConsumer": "clients.claims.consumer",
     "ClaimedMessage": "clients.claims.messages",
-    "Emit": "core.engine.processor",
-    "FoldWith": "core.engine.sources",
-    "Global": "core.engine.global_tables",
+    "Emit": "core.engine.declared.processor",
+    "FoldWith": "core.engine.declared.sources",
+    "Global": "core.engine.declared.global_tables",
     "HoldfastError": "errors",
-    "Internal": "core.engine.streams",
-    "Json": "core.engine.serdes",
-    "Msgpack": "core.engine.serdes",
+    "Internal": "core.engine.declared.streams",
+    "Json": "core.engine.declared.serdes",
+    "Msgpack": "core.engine.declared.serdes",
     "OutboxRecord": "outbox.writer.outbox_writer",
     "OutboxWriter": "outbox.writer.outbox_writer",
-    "Processor": "core.engine.processor",
+    "Processor": "core.engine.declared.processor",
     "RangeConsumer": "clients.ranges.consumer",
-    "Rows": "core.engine.rows",
+    "Rows": "core.engine.state.rows",
     "SequencedProducer": "clients.producers.sequenced",
     "Settings": "config",
-    "Source": "core.engine.sources",
-    "Stream": "core.engine.streams",
-    "Table": "core.engine.named_tables",
+    "Source": "core.engine.declared.sources",
+    "Stream": "core.engine.declared.streams",
+    "Table": "core.engine.declared.named_tables",
     "TableClient": "clients.tables.client",
-    "Text": "core.engine.serdes",
-    "by_key": "core.engine.partitioners",
+    "Text": "core.engine.declared.serdes",
+    "by_key": "core.engine.declared.partitioners",
     "create_app": "agents.app",
     "settings_from_environment": "config",
 }

@@ -8,6 +8,7 @@ HoldfastError
 │   ├── AnnouncementError    a value is not, or may not be written as, an announcement of a balanced group
 │   └── WireError            bytes in Kafka's own format are cut short or corrupt, and where
 ├── FoldError                a fold broke a rule of the framework (goes to quarantine with its record)
+├── Later                    what a fold needs is not there yet; its record is folded again, and nothing is lost
 ├── ImpureFoldError          in a test, a fold gave something else after a restart or on replay
 ├── TopologyError            a test of a topology asks for what it does not have, or processors feed themselves
 ├── StateError               local or logged state is not what it must be
@@ -118,6 +119,18 @@ class AnnouncementError(DecodeError):
 
 class FoldError(HoldfastError):
     """A fold broke a rule of the framework."""
+
+
+class Later(HoldfastError):
+    """What a fold or a serde needs is not there yet. The record is folded again later, and is never refused.
+
+    Attributes:
+        needs: what is awaited, as an operator knows it, such as ``schema registry http://localhost:8081``.
+    """
+
+    def __init__(self, text: str, *, needs: str) -> None:
+        super().__init__(text)
+        self.needs = needs
 
 
 class ImpureFoldError(HoldfastError):

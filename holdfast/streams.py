@@ -24,16 +24,16 @@ from holdfast.core.streams.aggregations import (
     top,
     total,
 )
-from holdfast.core.streams.cogroup import cogroup
 from holdfast.core.streams.distinct import Distinct, distinct, distinct_fold
 from holdfast.core.streams.emitting import Final, Updates, final, updates
-from holdfast.core.streams.join_foreign import JoinForeign
-from holdfast.core.streams.join_stream_table import JoinStreamTable
-from holdfast.core.streams.join_tables import Joined, JoinTables
-from holdfast.core.streams.join_within import JoinStreamRow, JoinWithin, LeftHeld, RightHeld
+from holdfast.core.streams.joins.cogroup import cogroup
+from holdfast.core.streams.joins.foreign import JoinForeign
+from holdfast.core.streams.joins.stream_table import JoinStreamTable
+from holdfast.core.streams.joins.table_history import Version
+from holdfast.core.streams.joins.tables import Joined, JoinTables
+from holdfast.core.streams.joins.within import JoinStreamRow, JoinWithin, LeftHeld, RightHeld
 from holdfast.core.streams.steps import Branch, Filter, Map, Merge, Rekey
-from holdfast.core.streams.table_history import Version
-from holdfast.core.streams.window_rows import (
+from holdfast.core.streams.windowing.rows import (
     StreamRow,
     WindowResult,
     WindowRow,
@@ -42,8 +42,8 @@ from holdfast.core.streams.window_rows import (
     window_key,
     windows_of,
 )
-from holdfast.core.streams.windowed import Windowed
-from holdfast.core.streams.windows import Hopping, Session, Sliding, Tumbling
+from holdfast.core.streams.windowing.windowed import Windowed
+from holdfast.core.streams.windowing.windows import Hopping, Session, Sliding, Tumbling
 
 __all__ = [
     "Branch",

@@ -20,17 +20,17 @@ import msgspec
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.codec import ROW, RowCodec, text_key
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.codec import ROW, RowCodec, text_key
 from holdfast.core.outbox import progress as outbox_books
 from holdfast.core.producers import audit as rules_of
 from holdfast.core.producers.audit import AuditFinding, AuditRow, Rules, progress_topic
 from holdfast.core.producers.audit_verdict import PartitionAudit, conclude
 from holdfast.errors import ConfigError, LakeError
-from holdfast.pipeline.lake import bronze_path, history_of, last_landed, open_table
+from holdfast.pipeline.bronze.lake import bronze_path, history_of, last_landed, open_table
+from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.replay import ReplayEngine, ReplayOptions, Source, replay
-from holdfast.pipeline.results import Replayed
-from holdfast.pipeline.session import SparkOptions, open_session
+from holdfast.pipeline.spark.session import SparkOptions, open_session
 from holdfast.pipeline.topic import TopicLog
 
 SETTLE_POLL_S = 0.1

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 import pyarrow as pa
 
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError
-from holdfast.pipeline.folding import SUMMARY, FoldPlan, FoldSummary
-from holdfast.pipeline.results import SUMMARIES, decode_summary, present, schema_of, summaries_of
+from holdfast.pipeline.folds.folding import SUMMARY, FoldPlan, FoldSummary
+from holdfast.pipeline.folds.results import SUMMARIES, decode_summary, present, schema_of, summaries_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from holdfast.config import Settings
-from holdfast.core.engine.choices import VectorMarker
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.skips import OffsetRanges, kept
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.skips import OffsetRanges, kept
+from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.errors import ConfigError
 from holdfast.kafka.reading.skip_log import read_skips
-from holdfast.pipeline import local
-from holdfast.pipeline.extent import (
+from holdfast.pipeline.bronze.extent import (
     Extent,
     Until,
     check_holes,
@@ -28,14 +27,15 @@ from holdfast.pipeline.extent import (
     extent_of_bronze,
     extent_of_topic,
 )
-from holdfast.pipeline.folding import RESULT, FoldPlan, FoldSummary
-from holdfast.pipeline.lake import Landed, bronze_path
-from holdfast.pipeline.merged import MergedTopics
-from holdfast.pipeline.merged_extent import merged_extent
+from holdfast.pipeline.bronze.lake import Landed, bronze_path
+from holdfast.pipeline.folds import local
+from holdfast.pipeline.folds.folding import RESULT, FoldPlan, FoldSummary
+from holdfast.pipeline.folds.merged import MergedTopics
+from holdfast.pipeline.folds.merged_extent import merged_extent
+from holdfast.pipeline.folds.results import Replayed, gather
 from holdfast.pipeline.output import Format, Writer, written_by_spark
-from holdfast.pipeline.pickling import modules_of
-from holdfast.pipeline.results import Replayed, gather
-from holdfast.pipeline.session import SparkOptions, cores_of, import_pyspark, open_session
+from holdfast.pipeline.spark.pickling import modules_of
+from holdfast.pipeline.spark.session import SparkOptions, cores_of, import_pyspark, open_session
 from holdfast.pipeline.topic import TopicLog
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _from_several(plan: FoldPlan, settings: Settings, options: ReplayOptions) ->
 
 
 def _from_several_tables(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
-    from holdfast.pipeline.merged_bronze import open_several
+    from holdfast.pipeline.folds.merged_bronze import open_several
 
     positions = options.positions or {}
     files = open_several(plan, settings.app, str(options.lake), positions, options.partitions, options.until)
@@ -184,7 +184,7 @@ def _on_spark(
     skipped: Callable[[Sequence[FoldSummary]], int],
 ) -> Replayed:
     """Have each partition folded by a task that reads by itself what it folds."""
-    from holdfast.pipeline import on_spark
+    from holdfast.pipeline.folds import on_spark
 
     with _session(plan, options) as session:
         return on_spark.run(
@@ -208,7 +208,7 @@ def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> R
         extent = _wanted(extent_of_topic(log, options.until), options)
     if _engine(options, extent) == "local":
         return _finish(plan, options, extent, "local", local.fold_topic(settings, plan, extent))
-    from holdfast.pipeline import on_spark
+    from holdfast.pipeline.folds import on_spark
 
     with _session(plan, options) as session:
 
@@ -241,7 +241,7 @@ def _from_bronze(plan: FoldPlan, app: str, options: ReplayOptions) -> Replayed:
         return _finish(plan, options, extent, "local", local.fold_bronze(plan, files, extent))
     if not options.spark.in_one_jvm:
         return _from_far_bronze(plan, app, options, path)
-    from holdfast.pipeline import on_spark
+    from holdfast.pipeline.folds import on_spark
 
     with _session(plan, options) as session:
         # The files are put in order before they are read, so there is nothing to sort on a second attempt.
@@ -263,7 +263,7 @@ def _from_far_bronze(plan: FoldPlan, app: str, options: ReplayOptions, path: str
     """Replay a table that the cluster reads itself: on object storage, or with executors on other
     machines.
     """
-    from holdfast.pipeline import on_spark
+    from holdfast.pipeline.folds import on_spark
 
     with _session(plan, options) as session:
         table = on_spark.SparkBronze(session, path)

@@ -8,9 +8,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.core.engine.merging import Stretch
+from holdfast.core.engine.merge.merging import Stretch
 from holdfast.errors import ConfigError, PipelineError
-from holdfast.pipeline.extent import Until
+from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.topic import Span
 
 

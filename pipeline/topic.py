@@ -14,9 +14,9 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.folding import Batch
-from holdfast.core.engine.processor import Input
-from holdfast.core.engine.skips import OffsetRanges
+from holdfast.core.engine.declared.processor import Input
+from holdfast.core.engine.fold.folding import Batch
+from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import (

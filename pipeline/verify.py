@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from holdfast.config import Settings
-from holdfast.core.engine.choices import VectorMarker
-from holdfast.core.engine.codec import (
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.choices import VectorMarker
+from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
+from holdfast.core.engine.state.codec import (
     APPLIED,
     NOTHING_APPLIED,
     ROW_KINDS,
@@ -20,15 +22,13 @@ from holdfast.core.engine.codec import (
     digest,
     place_of_row,
 )
-from holdfast.core.engine.positions import Position, counted, offsets_of, position_format
-from holdfast.core.engine.processor import Processor
 from holdfast.errors import ChangelogError, TopicError
 from holdfast.kafka.fetching.records import Records
 from holdfast.kafka.reading.skip_log import read_skips
-from holdfast.pipeline.extent import Until
-from holdfast.pipeline.folding import TRANSITION, FoldSummary, other_event_time, readable
+from holdfast.pipeline.bronze.extent import Until
+from holdfast.pipeline.folds.folding import TRANSITION, FoldSummary, other_event_time, readable
+from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.results import Replayed
 from holdfast.pipeline.topic import TopicLog, TopicReader
 
 

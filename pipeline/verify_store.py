@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from holdfast.config import Settings
-from holdfast.core.engine.codec import NOTHING_APPLIED, ROW_KINDS, Marker, combine_digests, place_of_row
-from holdfast.core.engine.positions import Position, position_format
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.positions import Position, position_format
+from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, Marker, combine_digests, place_of_row
 from holdfast.errors import HoldfastError
-from holdfast.pipeline.folding import FoldSummary, other_event_time
+from holdfast.pipeline.folds.folding import FoldSummary, other_event_time
+from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.results import Replayed
 from holdfast.pipeline.verify import LivePartition, kind_of, last_changed, read_live, shown, upto
 
 LOOKS = 3

@@ -13,10 +13,10 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from holdfast.core.engine.codec import APPLIED
-from holdfast.core.engine.partitioners import of_key
-from holdfast.core.engine.processor import Emit
-from holdfast.core.engine.stepping import Written as Changes
+from holdfast.core.engine.declared.partitioners import of_key
+from holdfast.core.engine.declared.processor import Emit
+from holdfast.core.engine.fold.stepping import Written as Changes
+from holdfast.core.engine.state.codec import APPLIED
 from holdfast.errors import BrokerError, FencedError
 from holdfast.kafka.loop_turn import LoopTurn
 from holdfast.kafka.transactions.transactional_producer import (

@@ -17,7 +17,7 @@ import rocksdict as R
 from confluent_kafka import KafkaException, Message, TopicPartition
 
 from holdfast.clock import system_clock
-from holdfast.core.engine.codec import APPLIED, META, ROW_KINDS, place_of_row
+from holdfast.core.engine.state.codec import APPLIED, META, ROW_KINDS, place_of_row
 from holdfast.errors import BrokerError
 from holdfast.kafka.codes import ends_reading, is_end
 from holdfast.tables.aside import scratch_of

@@ -15,13 +15,13 @@ from confluent_kafka import Message
 from rocksdict import WriteOptions
 
 from holdfast.clock import system_clock
-from holdfast.core.engine.choices import VectorMarker, encode_choice, event_ms_of
-from holdfast.core.engine.codec import APPLIED, key_in_table
-from holdfast.core.engine.folding import Changes, Folder
-from holdfast.core.engine.global_copies import WorkerGlobals
-from holdfast.core.engine.merging_folder import MergedChanges, MergingFolder
-from holdfast.core.engine.positions import Position, counted, offsets_of, position_format
-from holdfast.core.engine.processor import Emit, Processor
+from holdfast.core.engine.declared.processor import Emit, Processor
+from holdfast.core.engine.fold.folding import Changes, Folder
+from holdfast.core.engine.merge.choices import VectorMarker, encode_choice, event_ms_of
+from holdfast.core.engine.merge.global_copies import WorkerGlobals
+from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
+from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
+from holdfast.core.engine.state.codec import APPLIED, key_in_table
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ChangelogError
 from holdfast.kafka.transactions.transactional_producer import ProducerFactory

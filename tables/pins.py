@@ -10,7 +10,7 @@ from typing import cast
 
 import rocksdict as R
 
-from holdfast.core.engine.positions import Position, counted, offsets_of, told_position
+from holdfast.core.engine.merge.positions import Position, counted, offsets_of, told_position
 from holdfast.errors import StoreError
 
 STEP_ROWS = 256

@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from holdfast.core.engine.choices import VectorMarker, decode_choice
+from holdfast.core.engine.merge.choices import VectorMarker, decode_choice
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, ChoicesError
 from holdfast.kafka.codes import ends_reading, is_end

@@ -12,15 +12,15 @@ from weakref import WeakSet
 import msgspec
 import rocksdict as R
 
-from holdfast.core.engine.codec import (
+from holdfast.core.engine.merge.positions import Position, PositionFormat, of_one_source
+from holdfast.core.engine.state.codec import (
     APPLIED,
     META,
     WAKE,
     key_in_table,
     place_of_row,
 )
-from holdfast.core.engine.positions import Position, PositionFormat, of_one_source
-from holdfast.core.engine.timers import Timer
+from holdfast.core.engine.state.timers import Timer
 from holdfast.errors import ChangelogError, RottenStoreError, StateError, StoreError
 from holdfast.tables.aside import scratch_of, set_aside
 from holdfast.tables.pins import Pinned, PinnedState, check_all, check_end, passing_by

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import rocksdict as R
 
-from holdfast.core.engine.codec import META, TIMER_KINDS, decode_due
-from holdfast.core.engine.timers import Timer
+from holdfast.core.engine.state.codec import META, TIMER_KINDS, decode_due
+from holdfast.core.engine.state.timers import Timer
 from holdfast.tables.rocks import BY_KEY, Put
 
 DUE = META + b"due/"

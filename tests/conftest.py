@@ -17,7 +17,7 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.databases.server import DatabaseServer
 from holdfast.dev.databases.servers import MariaDB, MySQL, Postgres
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, holdfast_broker
-from holdfast.pipeline import session
+from holdfast.pipeline.spark import session
 from tests.support.parts import PARTS, part, parts_of, times
 from tests.support.scale import scaled
 

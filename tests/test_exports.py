@@ -143,13 +143,15 @@ def test_the_face_names_its_modules() -> None:
 
 
 def test_an_internal_module_is_found_however_it_is_named() -> None:
-    assert _imports(["from holdfast.core.engine.rows import (\n    Rows,\n)\nimport holdfast.clock\n"]) == {
-        "holdfast.core.engine.rows",
+    assert _imports(
+        ["from holdfast.core.engine.state.rows import (\n    Rows,\n)\nimport holdfast.clock\n"]
+    ) == {
+        "holdfast.core.engine.state.rows",
         "holdfast.clock",
     }
     assert _named_modules(
-        "`holdfast.core.engine.rows.Rows(x)`, `holdfast.core.claims`, `holdfast.no.topic`"
+        "`holdfast.core.engine.state.rows.Rows(x)`, `holdfast.core.claims`, `holdfast.no.topic`"
     ) == {
-        "holdfast.core.engine.rows",
+        "holdfast.core.engine.state.rows",
         "holdfast.core.claims",
     }

@@ -26,7 +26,7 @@ from confluent_kafka import (
 )
 
 from holdfast.clients.claims.consumer import ClaimConsumer
-from holdfast.clients.claims.log import CAPABILITY_HEADER
+from holdfast.clients.claims.logs.claim_log import CAPABILITY_HEADER
 from holdfast.clients.groups.admin import GroupAdmin
 from holdfast.clients.quarantine.skips import SkipRequests
 from holdfast.clients.tables.answers import Answer

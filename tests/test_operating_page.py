@@ -21,9 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.agents.web.server import LIMIT_IN_FLIGHT
 from holdfast.cli.__main__ import app as command_line
 from holdfast.config import Settings
-from holdfast.core.engine.folding import LIMIT_BYTES
+from holdfast.core.engine.fold.folding import LIMIT_BYTES
 from holdfast.core.engine.query_wire import LIMIT_KEYS, LIMIT_PAGE_ROWS, LIMIT_REPLY_BYTES, LIMIT_WAIT_MS
-from holdfast.core.engine.rows import LIMIT_KEY_BYTES
+from holdfast.core.engine.state.rows import LIMIT_KEY_BYTES
 from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Fleet
 from tests.support.harness import wait_for

@@ -237,8 +237,8 @@ def test_the_wheel_renamed_zip_is_importable_as_spark_ships_it(wheel: Path, tmp_
     shipped = shutil.copy(wheel, tmp_path / "holdfast.zip")
     program = (
         f"import sys; sys.path[:0] = [{str(shipped)!r}, {SITE_PACKAGES!r}]\n"
-        "import holdfast.core.engine.folding, holdfast.core.claims.guarded, holdfast.pipeline\n"
-        "print(holdfast.core.engine.folding.__file__, holdfast.pipeline.__file__)\n"
+        "import holdfast.core.engine.fold.folding, holdfast.core.claims.guarded, holdfast.pipeline\n"
+        "print(holdfast.core.engine.fold.folding.__file__, holdfast.pipeline.__file__)\n"
         "print(sorted(set(sys.modules) & {'faust', 'rocksdict', 'confluent_kafka', 'pyspark'}))"
     )
     places, heavy = run(sys.executable, "-S", "-P", "-c", program, cwd=tmp_path).splitlines()

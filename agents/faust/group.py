@@ -9,7 +9,7 @@ import faust
 
 from holdfast.agents.faust.watch import STUCK_EXIT_CODE, exit_within
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 
 
 class FaustGroup:

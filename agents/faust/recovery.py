@@ -19,7 +19,7 @@ from mode import Service
 from holdfast.agents.faust.stock_tables import StockTable, StockTables
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.partitions.types import AssignmentPlan
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError, HoldfastError, TopicError
 from holdfast.tables import lived
 from holdfast.tables.restore import RestoreInterrupted

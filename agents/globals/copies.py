@@ -17,11 +17,11 @@ from confluent_kafka import KafkaException
 from holdfast.agents.globals.feed import GlobalFeed, gather, partitions_of, stalled
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.global_copies import GlobalCopy, WorkerGlobals
-from holdfast.core.engine.global_tables import Global, globals_by_name
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.skips import OffsetRanges
-from holdfast.core.engine.stepping import Refused
+from holdfast.core.engine.declared.global_tables import Global, globals_by_name
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.skips import OffsetRanges
+from holdfast.core.engine.fold.stepping import Refused
+from holdfast.core.engine.merge.global_copies import GlobalCopy, WorkerGlobals
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, GlobalsError, TopicError
 from holdfast.kafka.fetching.source_fetcher import Fetched

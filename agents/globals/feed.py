@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from holdfast.config import Settings
-from holdfast.core.engine.skips import OffsetRanges
+from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, GlobalsError, TopicError
 from holdfast.kafka.clients import make_admin

@@ -10,9 +10,9 @@ from typing import Any
 from holdfast.agents.globals.copies import GlobalCopies
 from holdfast.agents.globals.feed import GlobalFeed, stalled
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.global_copies import GlobalLog, GlobalReplay, folded_by
-from holdfast.core.engine.global_rows import Vector
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.global_copies import GlobalLog, GlobalReplay, folded_by
+from holdfast.core.engine.state.global_rows import Vector
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.tables.global_store import GlobalStore
 from holdfast.tables.lived import Stopwatch

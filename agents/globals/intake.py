@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from holdfast.agents.globals.copies import GlobalCopies
 from holdfast.agents.globals.history import GlobalHistory
-from holdfast.core.engine.choices import GlobalsChoice, VectorMarker, globals_of
-from holdfast.core.engine.global_copies import WorkerGlobals
-from holdfast.core.engine.global_rows import Vector
-from holdfast.core.engine.merging import Merger, Stretch
+from holdfast.core.engine.merge.choices import GlobalsChoice, VectorMarker, globals_of
+from holdfast.core.engine.merge.global_copies import WorkerGlobals
+from holdfast.core.engine.merge.merging import Merger, Stretch
+from holdfast.core.engine.state.global_rows import Vector
 from holdfast.tables.partition import Partition
 
 

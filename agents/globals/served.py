@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from holdfast.agents.globals.copies import GlobalCopies
 from holdfast.clock import system_clock
-from holdfast.core.engine.global_copies import GlobalView, trimmed_at
-from holdfast.core.engine.global_tables import Global
+from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.merge.global_copies import GlobalView, trimmed_at
 from holdfast.errors import StoreError
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.agents.partitions.types import RunInThread
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.kafka.clients import CRITICAL, make_writer
 from holdfast.kafka.librdkafka_log import Quiet
 

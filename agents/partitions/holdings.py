@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.agents.partitions.announcer import announcement_of
 from holdfast.agents.partitions.runner import Owned
 from holdfast.agents.partitions.types import Held
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.tables.partition import Partition
 

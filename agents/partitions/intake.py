@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from holdfast.agents.partitions.types import FoldEvent, IntakeHost
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.folding import Folder
-from holdfast.core.engine.stepping import Refused
+from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.fold.stepping import Refused
 from holdfast.kafka.fetching.records import FetchedRecord
 from holdfast.tables.partition import Partition
 

@@ -32,7 +32,7 @@ from holdfast.agents.partitions.trimming import Trimming
 from holdfast.agents.partitions.types import FoldEvent, FoldLimits, GroupClient, Held
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.outbox.pacing import AdaptiveLinger
 from holdfast.errors import FencedError

@@ -21,10 +21,10 @@ from holdfast.agents.partitions.intake import BACKLOG_S
 from holdfast.agents.partitions.types import FoldEvent, MergingIntakeHost
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import VectorMarker, decode_choice
-from holdfast.core.engine.merging import Merger, Stretch
-from holdfast.core.engine.merging_folder import MergingFolder
-from holdfast.core.engine.stepping import Refused
+from holdfast.core.engine.fold.stepping import Refused
+from holdfast.core.engine.merge.choices import VectorMarker, decode_choice
+from holdfast.core.engine.merge.merging import Merger, Stretch
+from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.kafka.fetching.records import FetchedRecord
 from holdfast.tables.partition import Partition

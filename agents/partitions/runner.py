@@ -16,9 +16,9 @@ from holdfast.agents.partitions.intake import Intake
 from holdfast.agents.partitions.merging_intake import MergingIntake
 from holdfast.agents.partitions.types import NOT_IN_GROUP, FoldEvent, FoldLimits, RunnerHost
 from holdfast.clock import Clock, system_clock
-from holdfast.core.engine.folding import Refused
-from holdfast.core.engine.merging_folder import MergedChanges
-from holdfast.core.engine.processor import Emit
+from holdfast.core.engine.declared.processor import Emit
+from holdfast.core.engine.fold.folding import Refused
+from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import FencedError, RottenStoreError
 from holdfast.kafka.codes import name_of

@@ -2,7 +2,7 @@
 folded.
 
 A partition that stands goes on when the setting `unreadable` says so, or when an operator asked for it
-(holdfast/core/engine/skips.py). The skip is a record of `{app}-skips`, written together with its traces in
+(holdfast/core/engine/fold/skips.py). The skip is a record of `{app}-skips`, written together with its traces in
 the quarantine in one transaction of a table of that partition: so only the owner makes one, and the next
 owner finds it. It changes no table. Replays read the same record.
 """
@@ -23,8 +23,8 @@ from holdfast.agents.partitions.runner import NOT_YET, Owned
 from holdfast.agents.partitions.types import RunInThread
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Emit
-from holdfast.core.engine.skips import OffsetRanges, Skip, Skips, behind, encode_skip
+from holdfast.core.engine.declared.processor import Emit
+from holdfast.core.engine.fold.skips import OffsetRanges, Skip, Skips, behind, encode_skip
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.kafka.fetching.source_fetcher import SourceFetcher

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaException
 from holdfast.agents.partitions.gate import FoldGate
 from holdfast.agents.partitions.holdings import Holdings
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.tables.ends import ASK_TIMEOUT_S, EndsClient
 

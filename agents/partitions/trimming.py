@@ -12,7 +12,7 @@ from holdfast.agents.partitions.holdings import Holdings
 from holdfast.agents.partitions.types import RunInThread
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import HoldfastError
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.agents.services import bookkeeper, rationalizer
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 
 
 def processors(settings: Settings) -> list[Processor[Any, Any]]:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.outbox import progress
 from holdfast.core.producers import cleaning
 from holdfast.core.producers import ledger as rules

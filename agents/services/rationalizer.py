@@ -14,7 +14,7 @@ from holdfast.core.claims import frames
 from holdfast.core.claims.claim_keys import route
 from holdfast.core.claims.compat import CompatClaim, fold_compat
 from holdfast.core.claims.guarded import GuardedRow, fold_guarded
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.groups import membership
 
 CLAIMS, CLAIMS_COMPAT, GROUPS = "claims", "claims-compat", "groups"

@@ -24,8 +24,7 @@ from holdfast.agents.web.replies import (
     wants_msgpack,
     whole,
 )
-from holdfast.core.engine.codec import RowCodec, row_key, text_key
-from holdfast.core.engine.global_copies import GlobalView
+from holdfast.core.engine.merge.global_copies import GlobalView
 from holdfast.core.engine.query_wire import (
     LIMIT_PAGE_ROWS,
     GlobalPageReply,
@@ -34,6 +33,7 @@ from holdfast.core.engine.query_wire import (
     Page,
     render,
 )
+from holdfast.core.engine.state.codec import RowCodec, row_key, text_key
 from holdfast.errors import FoldError
 
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from holdfast.agents.serving import Replica, ReplicaState
 from holdfast.agents.web.replies import RequestRefused
 from holdfast.clock import system_clock
-from holdfast.core.engine.codec import META, ROW_KINDS, hashed
 from holdfast.core.engine.query_wire import LIMIT_REPLY_BYTES
+from holdfast.core.engine.state.codec import META, ROW_KINDS, hashed
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import StoreError
 
@@ -35,7 +35,7 @@ RETRY_AFTER_MS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """The digest of a state, as `holdfast.core.engine.codec.digest` computes it, and how much was hashed."""
+    """The digest of a state, as `holdfast.core.engine.state.codec.digest` computes it, and how much was hashed."""
 
     digest: str
     rows: int

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.agents.serving import Replica
 from holdfast.agents.web.replies import malformed
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import AtOffset
 
 

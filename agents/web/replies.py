@@ -28,7 +28,7 @@ from holdfast.core.engine.query_wire import (
     Stored,
     WindowsPage,
 )
-from holdfast.core.streams.window_rows import why_no_range
+from holdfast.core.streams.windowing.rows import why_no_range
 
 B = TypeVar("B")
 N = TypeVar("N", Inspect, Stored)

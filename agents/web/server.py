@@ -43,10 +43,10 @@ from holdfast.clients.tables.web_tls import server_tls
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine import query_wire
-from holdfast.core.engine.codec import RowCodec
-from holdfast.core.engine.processor import Processor, table_name
+from holdfast.core.engine.declared.processor import Processor, table_name
 from holdfast.core.engine.query_wire import PageReply, Role, RowReply, RowsReply, Staleness, render
-from holdfast.core.streams.window_rows import holds_windows
+from holdfast.core.engine.state.codec import RowCodec
+from holdfast.core.streams.windowing.rows import holds_windows
 from holdfast.errors import ConfigError, StoreError
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.agents.web.bounding import FIRST_CHUNK, size_of_row
 from holdfast.core.engine.query_wire import LIMIT_PAGE_ROWS, LIMIT_REPLY_BYTES, WindowsPage
-from holdfast.core.streams.window_rows import BEHIND_RESERVED, starts_within, windows_prefix
+from holdfast.core.streams.windowing.rows import BEHIND_RESERVED, starts_within, windows_prefix
 
 Scan = Callable[[str, str | None, int], Sequence[tuple[str, bytes]]]
 """Returns up to so many rows with a prefix and keys above another, in the order of their keys."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.config import Settings
 from holdfast.config.kafka_properties import suggest
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError, HoldfastError
 
 BUILT_IN = "holdfast.agents.services.all:processors"

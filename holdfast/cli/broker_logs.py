@@ -21,8 +21,8 @@ from holdfast.core.broker_logs.folds import (
     place_of_key,
     transactions_log,
 )
-from holdfast.core.engine.codec import ROW, RowCodec, text_key
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.codec import ROW, RowCodec, text_key
 from holdfast.core.kafka.transaction_state import TransactionState
 from holdfast.errors import ConfigError
 

@@ -25,7 +25,7 @@ from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import PAUSE_PREFIX, ClaimKey, claim_key, parse_claim_key, pause_key
 from holdfast.core.claims.frames import Frame
 from holdfast.core.claims.guarded import Claim, ClaimStatus, GuardedRow, Pause, is_paused, skew_s, status
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show who holds which partition.")

@@ -20,8 +20,8 @@ from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.land import LandReport
-    from holdfast.pipeline.session import SparkOptions
+    from holdfast.pipeline.landing.land import LandReport
+    from holdfast.pipeline.spark.session import SparkOptions
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Land topics in a lake.")
 
@@ -82,10 +82,10 @@ def land(
     memory: MemoryOption = None,
     conf: ConfOption = None,
 ) -> None:
-    from holdfast.pipeline.lake import Landed, describe
-    from holdfast.pipeline.land import LandOptions
-    from holdfast.pipeline.land import land as land_topic
-    from holdfast.pipeline.land_several import land_processor
+    from holdfast.pipeline.bronze.lake import Landed, describe
+    from holdfast.pipeline.landing.land import LandOptions
+    from holdfast.pipeline.landing.land import land as land_topic
+    from holdfast.pipeline.landing.land_several import land_processor
 
     if once and follow:
         raise ConfigError("--once and --follow exclude each other")
@@ -143,7 +143,7 @@ def spark_options(
     settings: Settings, master: str | None, memory: str | None, conf: list[str] | None, *, quick: bool = False
 ) -> SparkOptions:
     """Return how to start Spark: as the options say, and where they do not, the settings."""
-    from holdfast.pipeline.session import SparkOptions
+    from holdfast.pipeline.spark.session import SparkOptions
 
     return SparkOptions(
         master=master or settings.spark_master,

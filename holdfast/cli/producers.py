@@ -16,7 +16,7 @@ from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.outbox.progress import Reached
 from holdfast.core.producers.ledger import Book, BookRow, Totals, book_key, producer_of_key
 from holdfast.core.producers.registry import Registration, name_key

@@ -16,7 +16,7 @@ from holdfast.cli.output import Cell, Output, note, show, show_json, utc
 
 if TYPE_CHECKING:
     from holdfast.clients.quarantine.skips import SkipPlan, SkipRequests
-    from holdfast.core.engine.skips import Skip
+    from holdfast.core.engine.fold.skips import Skip
 
 TIMEOUT_S = 30.0
 LIMIT_REASON = 80

@@ -85,7 +85,7 @@ def replay(
     memory: MemoryOption = None,
     conf: ConfOption = None,
 ) -> None:
-    from holdfast.pipeline.extent import parse_until
+    from holdfast.pipeline.bronze.extent import parse_until
     from holdfast.pipeline.replay import ReplayOptions
     from holdfast.pipeline.replay import replay as run
 

@@ -14,12 +14,12 @@ from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.cli.tables_reading import add_commands
-from holdfast.core.engine.codec import EVENT, META, NAMED, ROW, TICK, WAKE
+from holdfast.core.engine.state.codec import EVENT, META, NAMED, ROW, TICK, WAKE
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.cli.tables_mending import Applied, Mender, MendingStep
-    from holdfast.core.engine.strays import Stray
+    from holdfast.core.engine.merge.strays import Stray
 
 app = typer.Typer(
     no_args_is_help=True,

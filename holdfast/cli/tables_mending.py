@@ -15,18 +15,18 @@ from msgspec import UNSET, structs
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
-from holdfast.core.engine.choices import VectorMarker, decode_vector_marker
-from holdfast.core.engine.codec import NOTHING_APPLIED
-from holdfast.core.engine.folding import Changes
-from holdfast.core.engine.merging_folder import MergedChanges
-from holdfast.core.engine.positions import Position, stored_format
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.strays import Audit, ForeignRecords, Mending
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.merge.choices import VectorMarker, decode_vector_marker
+from holdfast.core.engine.merge.merging_folder import MergedChanges
+from holdfast.core.engine.merge.positions import Position, stored_format
+from holdfast.core.engine.merge.strays import Audit, ForeignRecords, Mending
+from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.errors import ChangelogError, ConfigError, GroupError
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.requests.raw_log import RawLog
 from holdfast.kafka.transactions.transactional_client import producers
-from holdfast.pipeline.extent import Until
+from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.tables.changelog import ChangelogWriter
 

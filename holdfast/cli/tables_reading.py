@@ -22,10 +22,10 @@ from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.tables.directory import WorkersTopic
 from holdfast.core.claims.resets import parse_datetime_ms
-from holdfast.core.engine.global_tables import Global
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import AtOffset
-from holdfast.core.streams.window_rows import WindowResult, why_no_range
+from holdfast.core.streams.windowing.rows import WindowResult, why_no_range
 from holdfast.errors import ConfigError
 
 PLACES = ("table", "version", "partition", "owner", "standbys")

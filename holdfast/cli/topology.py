@@ -10,7 +10,7 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, show
-from holdfast.core.engine.graph import TopologyGraph
+from holdfast.core.engine.declared.graph import TopologyGraph
 
 app = typer.Typer(rich_markup_mode=None)
 

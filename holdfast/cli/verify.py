@@ -15,12 +15,12 @@ from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, left_out, note, show, show_json
 from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, spark_options
 from holdfast.cli.replay import EngineName, EngineOption, LakeOption, SourceName, SourceOption
-from holdfast.core.engine.chains import require_chains
+from holdfast.core.engine.declared.chains import require_chains
 
 if TYPE_CHECKING:
     from holdfast.clients.tables.inspecting import StoreInspector
     from holdfast.config import Settings
-    from holdfast.core.engine.processor import Processor
+    from holdfast.core.engine.declared.processor import Processor
     from holdfast.core.engine.query_wire import InspectReply
     from holdfast.pipeline.replay import ReplayOptions
     from holdfast.pipeline.verify import TableVerdict

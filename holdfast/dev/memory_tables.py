@@ -20,11 +20,11 @@ from holdfast.agents.web.server import WebService
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.codec import NOTHING_APPLIED, RowCodec, key_in_table, row_key
-from holdfast.core.engine.global_copies import GlobalCopy, GlobalView, key_in_copy, trimmed_at
-from holdfast.core.engine.global_tables import Global, globals_by_name
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.global_tables import Global, globals_by_name
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.global_copies import GlobalCopy, GlobalView, key_in_copy, trimmed_at
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
+from holdfast.core.engine.state.codec import NOTHING_APPLIED, RowCodec, key_in_table, row_key
 
 T = TypeVar("T")
 

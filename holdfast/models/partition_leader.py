@@ -19,8 +19,8 @@ from typing import assert_never
 
 import msgspec
 
-from holdfast.core.engine.processor import Emits
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Emits
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.producer_state import (
     CACHED_BATCHES,
     EXPIRATION_MS,

@@ -12,7 +12,7 @@ from typing import assert_never
 
 import msgspec
 
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.producer_state import MAX_TRANSACTION_TIMEOUT_MS, Code
 from holdfast.core.kafka.sequences import MAX_EPOCH, NO_EPOCH
 from holdfast.core.kafka.transaction_state import (

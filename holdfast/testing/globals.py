@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from holdfast.core.engine.codec import ROW, RowCodec, text_key
-from holdfast.core.engine.global_copies import GlobalCopy, GlobalLog, GlobalView, OpenLogs
-from holdfast.core.engine.global_rows import Vector
-from holdfast.core.engine.global_tables import Global, globals_by_name
-from holdfast.core.engine.stepping import Refused
+from holdfast.core.engine.declared.global_tables import Global, globals_by_name
+from holdfast.core.engine.fold.stepping import Refused
+from holdfast.core.engine.merge.global_copies import GlobalCopy, GlobalLog, GlobalView, OpenLogs
+from holdfast.core.engine.state.codec import ROW, RowCodec, text_key
+from holdfast.core.engine.state.global_rows import Vector
 from holdfast.testing.logs import TopicLogs, TopicRecord, batch_of, batches_of
 
 REPLAY_RECORDS = 3

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.declared.partitioners import of_key
+from holdfast.core.engine.declared.sources import Input
 from holdfast.core.engine.emits import Emit, Headers
-from holdfast.core.engine.partitioners import of_key
-from holdfast.core.engine.sources import Input
 from holdfast.errors import TopologyError
 
 

@@ -9,8 +9,15 @@ from itertools import islice
 from typing import Any
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import Choice
-from holdfast.core.engine.codec import (
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.fold.folding import Folder, Refused
+from holdfast.core.engine.fold.stepping import Written
+from holdfast.core.engine.merge.choices import Choice
+from holdfast.core.engine.merge.global_copies import GlobalReplay
+from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
+from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder, start_of
+from holdfast.core.engine.state.codec import (
     EVENT,
     TICK,
     WAKE,
@@ -21,14 +28,7 @@ from holdfast.core.engine.codec import (
     table_prefix,
     text_key,
 )
-from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.folding import Folder, Refused
-from holdfast.core.engine.global_copies import GlobalReplay
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.merging import Merger, Stretch, replayed
-from holdfast.core.engine.merging_folder import MergedChanges, MergingFolder, start_of
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.stepping import Written
+from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.errors import ImpureFoldError
 from holdfast.testing.globals import KitGlobals
 from holdfast.testing.logs import TopicRecord, batch_of, batches_of

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.core.engine.chains import require_chains
-from holdfast.core.engine.choices import Choice
-from holdfast.core.engine.global_tables import Global
-from holdfast.core.engine.graph import TopologyGraph
-from holdfast.core.engine.processor import Headers, Processor, by_name, table_name
-from holdfast.core.engine.retention import retentions
-from holdfast.core.engine.sources import Source
-from holdfast.core.engine.stepping import Refused, Written
-from holdfast.core.engine.streams import Stream
-from holdfast.core.streams.window_rows import WindowResult, windows_of
+from holdfast.core.engine.declared.chains import require_chains
+from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.declared.graph import TopologyGraph
+from holdfast.core.engine.declared.processor import Headers, Processor, by_name, table_name
+from holdfast.core.engine.declared.retention import retentions
+from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.declared.streams import Stream
+from holdfast.core.engine.fold.stepping import Refused, Written
+from holdfast.core.engine.merge.choices import Choice
+from holdfast.core.streams.windowing.rows import WindowResult, windows_of
 from holdfast.errors import TopologyError
 from holdfast.testing.globals import KitGlobals
 from holdfast.testing.logs import TopicLogs, TopicRecord, as_bytes

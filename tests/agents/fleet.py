@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from holdfast.agents.services.rationalizer import processors
 from holdfast.clients.topics.application import create_topics
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import TIMES, Worker, module_command, wait_for
 

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from holdfast.agents.app import create_app
-from holdfast.core.engine.partitioners import by_key
-from holdfast.core.engine.processor import Emit, Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.partitioners import by_key
+from holdfast.core.engine.declared.processor import Emit, Processor
+from holdfast.core.engine.state.rows import Rows
 from tests.chaos.faults import Doom, plant
 
 

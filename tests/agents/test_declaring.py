@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.agents.app import App, create_app
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.agents.metrics import Metrics
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.memory_tables import MemoryWorker
 from tests.clients.tables.test_globals import ORDERS, with_rates
 from tests.test_operating_page import check, metrics_table

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from holdfast.clients.tables.blocking import BlockingTableClient
-from holdfast.core.engine.partitioners import by_key
+from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify import verify

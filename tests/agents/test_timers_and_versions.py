@@ -17,10 +17,10 @@ import pytest
 from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.inspecting import StoreInspector
 from holdfast.clients.topics.application import create_topics
-from holdfast.core.engine.choices import event_ms_of
-from holdfast.core.engine.codec import APPLIED, WAKE, row_key, wake_key
-from holdfast.core.engine.positions import position_format
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.choices import event_ms_of
+from holdfast.core.engine.merge.positions import position_format
+from holdfast.core.engine.state.codec import APPLIED, WAKE, row_key, wake_key
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import NoSuchTableError
 from holdfast.pipeline.replay import ReplayOptions, replay

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.engine.processor import Emit, Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Emit, Processor
+from holdfast.core.engine.state.rows import Rows
 
 EMIT_EVERY = 10
 QUIET_MS = 300

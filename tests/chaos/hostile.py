@@ -16,7 +16,7 @@ import uuid
 
 from confluent_kafka import KafkaException, Producer
 
-from holdfast.core.engine.codec import APPLIED, Marker, encode_marker, row_key
+from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker, row_key
 from tests.chaos.load import stop_at_end_of_input
 from tests.support.bombs import CODECS, MIB, one_value, send_batches
 

@@ -19,13 +19,13 @@ import msgspec
 from holdfast.agents.app import create_app
 from holdfast.agents.partitions.merging_intake import MergingIntake
 from holdfast.agents.partitions.source_ends import SourceEnds
+from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.declared.partitioners import by_key
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.sources import FoldWith, Source
 from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.global_tables import Global
-from holdfast.core.engine.partitioners import by_key
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Text
-from holdfast.core.engine.sources import FoldWith, Source
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.kafka.transactions.transactional_client import TransactionalClient
 from holdfast.streams import Session, Windowed, final

@@ -10,7 +10,7 @@ from unittest import mock
 
 import holdfast
 from holdfast.agents.app import create_app
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from tests.support.places import ROOT
 
 PROGRAMS = (

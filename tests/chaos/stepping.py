@@ -11,10 +11,10 @@ import os
 from typing import Any
 
 from holdfast.agents.app import create_app
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.serdes import Json, Text
-from holdfast.core.engine.sources import Source
-from holdfast.core.engine.streams import Stream
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Json, Text
+from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.declared.streams import Stream
 from holdfast.streams import Branch, Filter, Map, Merge, Rekey, count
 from tests.chaos.faults import Doom, plant
 

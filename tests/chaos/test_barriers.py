@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from holdfast.clients.topics.application import create_topics
-from holdfast.core.engine.choices import GlobalsChoice
+from holdfast.core.engine.merge.choices import GlobalsChoice
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import running, wait_for

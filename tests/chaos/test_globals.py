@@ -6,8 +6,8 @@ import json
 from itertools import pairwise
 
 from holdfast import BlockingTableClient
-from holdfast.core.engine.choices import Choice, GlobalsChoice, GlobalsMarker
-from holdfast.core.engine.global_rows import covers
+from holdfast.core.engine.merge.choices import Choice, GlobalsChoice, GlobalsMarker
+from holdfast.core.engine.state.global_rows import covers
 from tests.chaos.conftest import MakeJoin
 from tests.support.joining_app import JoinApplication, JoinOutcome
 from tests.support.proof import read_topic

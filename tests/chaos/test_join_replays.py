@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from holdfast.core.engine.choices import VectorMarker
-from holdfast.pipeline.extent import Until
+from holdfast.core.engine.merge.choices import VectorMarker
+from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify import read_live
 from tests.chaos.conftest import MakeJoin

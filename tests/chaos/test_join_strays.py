@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from holdfast.core.engine.codec import APPLIED, row_key, tick_key
+from holdfast.core.engine.state.codec import APPLIED, row_key, tick_key
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import running, wait_for
 from tests.support.joining_app import JoinApplication

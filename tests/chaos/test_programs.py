@@ -15,10 +15,10 @@ from confluent_kafka import Producer
 
 from holdfast import BlockingTableClient
 from holdfast.clients.topics.application import create_topics
-from holdfast.core.engine.codec import APPLIED, ROW, text_key
-from holdfast.core.engine.positions import offsets_of, position_format
-from holdfast.core.engine.processor import Processor
-from holdfast.core.streams.window_rows import holds_windows, parse_window_key
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.positions import offsets_of, position_format
+from holdfast.core.engine.state.codec import APPLIED, ROW, text_key
+from holdfast.core.streams.windowing.rows import holds_windows, parse_window_key
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.verify import verify

@@ -15,8 +15,8 @@ from confluent_kafka import Producer
 
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.tables.inspecting import StoreInspector
-from holdfast.core.engine.codec import APPLIED, META, RowCodec, row_key
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.codec import APPLIED, META, RowCodec, row_key
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.verify import verify
 from holdfast.pipeline.verify_store import StoreVerdict, verify_store

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from holdfast.clients.quarantine.records import Quarantine, QuarantinedRecord
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.topics.application import create_topics
-from holdfast.core.engine.skips import Skip, encode_skip
+from holdfast.core.engine.fold.skips import Skip, encode_skip
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.verify import verify

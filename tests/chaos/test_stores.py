@@ -16,7 +16,7 @@ import rocksdict
 
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.types import AlterConfig
-from holdfast.core.engine.codec import META
+from holdfast.core.engine.state.codec import META
 from holdfast.tables.store import STORE_FORMAT, StoreStamp
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application, Worker, wait_for

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from holdfast.core.engine.codec import APPLIED, Marker, encode_marker, row_key
+from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker, row_key
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application, Worker, wait_for
 from tests.support.places import ROOT

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from random import Random
 
-from holdfast.core.engine.choices import decode_choice
-from holdfast.core.engine.codec import ROW, TIMER_KINDS, decode_due, event_key, row_key, tick_key, wake_key
+from holdfast.core.engine.merge.choices import decode_choice
+from holdfast.core.engine.state.codec import (
+    ROW,
+    TIMER_KINDS,
+    decode_due,
+    event_key,
+    row_key,
+    tick_key,
+    wake_key,
+)
 from holdfast.errors import ChoicesError
 from tests.choices.world import (
     Journal,

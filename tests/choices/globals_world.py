@@ -15,18 +15,23 @@ from zlib import crc32
 import msgspec
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import GlobalsChoice, VectorMarker, decode_choice, decode_vector_marker
-from holdfast.core.engine.codec import APPLIED
+from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Msgpack, Text
+from holdfast.core.engine.declared.sources import FoldWith, Source
 from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.global_copies import GlobalCopy, GlobalLog, GlobalReplay, WorkerGlobals
-from holdfast.core.engine.global_rows import Vector, covers
-from holdfast.core.engine.global_tables import Global
-from holdfast.core.engine.merging import Merger, Stretch, replayed
-from holdfast.core.engine.merging_folder import MergingFolder
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Msgpack, Text
-from holdfast.core.engine.sources import FoldWith, Source
+from holdfast.core.engine.merge.choices import (
+    GlobalsChoice,
+    VectorMarker,
+    decode_choice,
+    decode_vector_marker,
+)
+from holdfast.core.engine.merge.global_copies import GlobalCopy, GlobalLog, GlobalReplay, WorkerGlobals
+from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
+from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.state.codec import APPLIED
+from holdfast.core.engine.state.global_rows import Vector, covers
+from holdfast.core.engine.state.rows import Rows
 from tests.choices.world import (
     KEYS,
     TOPICS,

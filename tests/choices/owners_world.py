@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from holdfast.core.engine.choices import VectorMarker
-from holdfast.core.engine.codec import combine_digests
-from holdfast.core.engine.merging_folder import MergedChanges
+from holdfast.core.engine.merge.choices import VectorMarker
+from holdfast.core.engine.merge.merging_folder import MergedChanges
+from holdfast.core.engine.state.codec import combine_digests
 from holdfast.errors import FencedError
 from tests.choices.checks import DiffersError, check_replay
 from tests.choices.world import Journal, Log, MemoryStore, Worker, written_log

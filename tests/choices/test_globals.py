@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.engine import global_copies, global_rows
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import GlobalsChoice
-from holdfast.core.engine.global_copies import GlobalCopy, GlobalView, WorkerGlobals
-from holdfast.core.engine.global_rows import GlobalRows, Vector
-from holdfast.core.engine.merging import Merger
-from holdfast.core.engine.merging_folder import MergedChanges
+from holdfast.core.engine.merge import global_copies
+from holdfast.core.engine.merge.choices import GlobalsChoice
+from holdfast.core.engine.merge.global_copies import GlobalCopy, GlobalView, WorkerGlobals
+from holdfast.core.engine.merge.merging import Merger
+from holdfast.core.engine.merge.merging_folder import MergedChanges
+from holdfast.core.engine.state import global_rows
+from holdfast.core.engine.state.global_rows import GlobalRows, Vector
 from holdfast.errors import ChoicesError, GlobalsError
 from tests.choices.globals_world import DiffersError, check_schedule
 from tests.choices.world import Journal

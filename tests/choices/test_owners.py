@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.core.engine.choices import VectorMarker
-from holdfast.core.engine.merging_folder import MergedChanges
+from holdfast.core.engine.merge.choices import VectorMarker
+from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.errors import ChangelogError, ChoicesError
 from tests.choices import test_planted_faults as planted
 from tests.choices.owners_world import Owner, Table, TablePartition, check_owners

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core.engine import merging, merging_folder
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import LOWEST, SOURCE_BITS, Choice, VectorMarker
-from holdfast.core.engine.merging import Merger, Stretch
-from holdfast.core.engine.merging_folder import MergedChanges, MergingFolder
-from holdfast.core.engine.sources import SourceFold
-from holdfast.core.engine.timers import TimerTable
+from holdfast.core.engine.declared.sources import SourceFold
+from holdfast.core.engine.merge import merging, merging_folder
+from holdfast.core.engine.merge.choices import LOWEST, SOURCE_BITS, Choice, VectorMarker
+from holdfast.core.engine.merge.merging import Merger, Stretch
+from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
+from holdfast.core.engine.state.timers import TimerTable
 from holdfast.errors import ChoicesError
 from tests.choices import checks, world
 from tests.choices.checks import DiffersError, check_schedule

@@ -19,23 +19,23 @@ from zlib import crc32
 import msgspec
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import (
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Msgpack
+from holdfast.core.engine.declared.sources import FoldWith, Source
+from holdfast.core.engine.declared.streams import Stream
+from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.fold.stepping import Refused
+from holdfast.core.engine.merge.choices import (
     Choice,
     VectorMarker,
     decode_choice,
     decode_vector_marker,
     encode_choice,
 )
-from holdfast.core.engine.codec import APPLIED, META, digest
-from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.merging import Merger, Stretch, replayed
-from holdfast.core.engine.merging_folder import MergedChanges, MergingFolder
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import NEVER, Clock, Rows
-from holdfast.core.engine.serdes import Msgpack
-from holdfast.core.engine.sources import FoldWith, Source
-from holdfast.core.engine.stepping import Refused
-from holdfast.core.engine.streams import Stream
+from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
+from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
+from holdfast.core.engine.state.codec import APPLIED, META, digest
+from holdfast.core.engine.state.rows import NEVER, Clock, Rows
 
 KEYS = "abcd"
 ACTS = ("put", "put", "put", "wake", "tick", "both", "cancel", "raise", "rot")

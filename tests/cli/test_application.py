@@ -16,7 +16,7 @@ MODULE = """
 import msgspec
 from holdfast.agents.app import create_app
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from holdfast.agents.partitions.skipping import trace
 from holdfast.cli.__main__ import main
 from holdfast.clients.quarantine.records import Quarantine
 from holdfast.config import Settings
-from holdfast.core.engine.folding import Refused, Stage
+from holdfast.core.engine.fold.folding import Refused, Stage
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import QuarantineError
@@ -32,7 +32,7 @@ from tests.support.harness import wait_for_ends
 DEADLINE_S = 30.0
 SHOP = """
 import msgspec
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 
 class Total(msgspec.Struct, frozen=True):
     count: int = 0

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
-from holdfast.core.engine.skips import Skip, encode_skip
+from holdfast.core.engine.fold.skips import Skip, encode_skip
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.reading.skip_log import read_skips
 from tests.support.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_header, damage, lie, send, spoil
@@ -27,7 +27,7 @@ DEADLINE_S = 60.0
 LINGER_MS = 10_000
 SHOP = """
 import msgspec
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 
 class Total(msgspec.Struct, frozen=True):
     count: int = 0

@@ -19,7 +19,7 @@ from holdfast import Bytes, Processor, Rows, Settings, Source, by_key
 from holdfast.cli import tables_reading
 from holdfast.cli.__main__ import main
 from holdfast.core.engine.query_wire import encode_json
-from holdfast.core.streams.window_rows import WindowRow
+from holdfast.core.streams.windowing.rows import WindowRow
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports

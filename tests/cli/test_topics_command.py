@@ -18,7 +18,7 @@ from holdfast.dev.fixtures import SessionBroker
 DEADLINE_S = 60.0
 MODULE = """
 import msgspec
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -16,9 +16,9 @@ from contextlib import closing
 import pytest
 from confluent_kafka import Producer
 
-from holdfast.clients.claims.balanced_log import GroupLog
 from holdfast.clients.claims.consumer import ClaimedMessage
-from holdfast.clients.claims.reset_log import ResetLog
+from holdfast.clients.claims.logs.balanced_log import GroupLog
+from holdfast.clients.claims.logs.reset_log import ResetLog
 from holdfast.clients.groups.view import GroupView
 from holdfast.clients.producers.names import NameHolder
 from holdfast.clients.quarantine.records import Quarantine

@@ -13,7 +13,7 @@ import pytest
 from holdfast.core import ranges
 from holdfast.core.claims import resets
 from holdfast.core.engine import query_wire
-from holdfast.core.engine.codec import Marker, RowCodec, decode_due, decode_marker, text_key
+from holdfast.core.engine.state.codec import Marker, RowCodec, decode_due, decode_marker, text_key
 from holdfast.core.kafka.transaction_requests import added
 from holdfast.core.outbox import harvest
 from holdfast.core.producers import registry

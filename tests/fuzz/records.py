@@ -11,8 +11,9 @@ from confluent_kafka import Message
 
 from holdfast.clients.quarantine.records import read_record
 from holdfast.clients.tables.directory import read_claims
-from holdfast.core.engine import query_wire, skips
-from holdfast.core.engine.codec import RowCodec
+from holdfast.core.engine import query_wire
+from holdfast.core.engine.fold import skips
+from holdfast.core.engine.state.codec import RowCodec
 from holdfast.core.groups import announcements, membership
 from holdfast.core.kafka.compression import Compression
 from holdfast.core.outbox import harvest, progress

@@ -17,7 +17,8 @@ from holdfast.core import ranges
 from holdfast.core.broker_logs.folds import decode_group, decode_transaction
 from holdfast.core.claims import frames, resets
 from holdfast.core.engine import query_wire
-from holdfast.core.engine.codec import (
+from holdfast.core.engine.merge.strays import Audit
+from holdfast.core.engine.state.codec import (
     EventMarker,
     Marker,
     RowCodec,
@@ -28,7 +29,6 @@ from holdfast.core.engine.codec import (
     row_key,
     text_key,
 )
-from holdfast.core.engine.strays import Audit
 from holdfast.core.groups import announcements
 from holdfast.core.groups.announcements import Announce, Leave, Summary, partitions_of
 from holdfast.core.kafka import compression

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import google_crc32c
 import pytest
 
-from holdfast.core.engine.skips import OffsetRanges, Skip, behind, decode_skip, encode_skip, merged
+from holdfast.core.engine.fold.skips import OffsetRanges, Skip, behind, decode_skip, encode_skip, merged
 from holdfast.core.kafka.compression import Compression
 from holdfast.core.kafka.record_batch import (
     HEADER_BYTES,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.clients.claims.log import CoordinationLog
+from holdfast.clients.claims.logs.claim_log import CoordinationLog
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.types import CreateTopic, TopicRole, TopicSpec
 from holdfast.config import Settings

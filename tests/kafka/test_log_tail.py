@@ -10,8 +10,8 @@ from typing import cast
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from holdfast.clients.claims.balanced_log import GroupLog
-from holdfast.clients.claims.log import CoordinationLog
+from holdfast.clients.claims.logs.balanced_log import GroupLog
+from holdfast.clients.claims.logs.claim_log import CoordinationLog
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.kafka.reading.log_reader import LogReader

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Message
 
-from holdfast.core.engine.processor import INPUTS, Headers
+from holdfast.core.engine.declared.processor import INPUTS, Headers
 from holdfast.kafka.fetching.records import FetchedRecord, Records
 from tests.support.columns import take
 

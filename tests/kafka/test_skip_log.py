@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from holdfast.config import Settings
-from holdfast.core.engine.skips import Skip, encode_skip
+from holdfast.core.engine.fold.skips import Skip, encode_skip
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import BrokerError
 from holdfast.kafka.reading.skip_log import read_skips

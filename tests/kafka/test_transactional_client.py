@@ -16,10 +16,10 @@ from aiokafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, Req
 from confluent_kafka import KafkaError
 
 from holdfast.clock import SystemClock
-from holdfast.core.engine.codec import APPLIED, Marker
-from holdfast.core.engine.folding import Changes
-from holdfast.core.engine.partitioners import by_key, murmur2
-from holdfast.core.engine.processor import Emit
+from holdfast.core.engine.declared.partitioners import by_key, murmur2
+from holdfast.core.engine.declared.processor import Emit
+from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.state.codec import APPLIED, Marker
 from holdfast.core.kafka import transaction_requests as wire
 from holdfast.core.kafka.wire import put_compact
 from holdfast.errors import BrokerError, FencedError, WireError

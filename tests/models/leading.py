@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from holdfast.core.engine.codec import RowCodec
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.state.codec import RowCodec
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.producer_state import (
     CACHED_BATCHES,
     Append,

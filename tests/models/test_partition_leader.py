@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.engine.folding import Batch, Folder
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.folding import Batch, Folder
 from holdfast.core.kafka.producer_state import (
     CACHED_BATCHES,
     EXPIRATION_MS,

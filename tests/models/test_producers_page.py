@@ -14,7 +14,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from holdfast.core.engine.codec import RowCodec
+from holdfast.core.engine.state.codec import RowCodec
 from holdfast.core.kafka import producer_state, transaction_state
 from holdfast.core.kafka.producer_state import (
     EXPIRATION_MS,

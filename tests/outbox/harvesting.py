@@ -24,7 +24,7 @@ from typing import Any, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from holdfast.config import Settings
-from holdfast.core.engine.partitioners import murmur2
+from holdfast.core.engine.declared.partitioners import murmur2
 from holdfast.core.kafka.sequences import advance
 from holdfast.core.outbox.election import Leadership
 from holdfast.dev import parent_death

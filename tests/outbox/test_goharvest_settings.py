@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.config import Settings
-from holdfast.core.engine.partitioners import goharvest_cell
+from holdfast.core.engine.declared.partitioners import goharvest_cell
 from holdfast.errors import ConfigError
 from holdfast.outbox.goharvest import ReaperLimits, _camel, limits_of, settings_of
 from holdfast.outbox.settings import HarvestSettings, Strategy

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import msgspec
 from hypothesis import strategies as st
 
-from holdfast.core.engine.processor import Emit, Headers, Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Emit, Headers, Processor
+from holdfast.core.engine.state.rows import Rows
 
 
 class Account(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import CommitProperties, write_deltalake
 
-from holdfast.pipeline.lake import Landed, bronze_path
+from holdfast.pipeline.bronze.lake import Landed, bronze_path
 from tests.pipeline.folds import Log, Record
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

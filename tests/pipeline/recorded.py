@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import Choice
-from holdfast.core.engine.codec import digest
-from holdfast.core.engine.global_copies import GlobalLog, folded_by
-from holdfast.core.engine.processor import Processor
-from holdfast.pipeline.folding import FoldPlan, fold_partition
-from holdfast.pipeline.merged import fold_merged
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.choices import Choice
+from holdfast.core.engine.merge.global_copies import GlobalLog, folded_by
+from holdfast.core.engine.state.codec import digest
+from holdfast.pipeline.folds.folding import FoldPlan, fold_partition
+from holdfast.pipeline.folds.merged import fold_merged
 from holdfast.testing import Topology
 from holdfast.testing.logs import batch_of
 

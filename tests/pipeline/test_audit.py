@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
-from holdfast.core.engine.partitioners import of_key
+from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.outbox.harvest import ProducerProgress
 from holdfast.core.producers.audit import Rules, progress_topic
 from holdfast.core.producers.row_digests import RowDigests
@@ -24,7 +24,7 @@ from holdfast.core.producers.stamps import DIGEST, Stamp, stamp_headers
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ConfigError
 from holdfast.pipeline.audit import AuditOptions, AuditReport, audit
-from holdfast.pipeline.land import land
+from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayEngine, Source
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record

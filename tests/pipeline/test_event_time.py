@@ -14,14 +14,14 @@ import msgspec
 import pytest
 
 from holdfast.config import Settings
-from holdfast.core.engine.codec import EVENT, EventMarker, Marker
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.timers import NEVER
-from holdfast.pipeline.folding import FoldSummary, other_event_time
+from holdfast.core.engine.state.codec import EVENT, EventMarker, Marker
+from holdfast.core.engine.state.rows import Rows
+from holdfast.core.engine.state.timers import NEVER
+from holdfast.pipeline.folds.folding import FoldSummary, other_event_time
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.session import SparkOptions
+from holdfast.pipeline.spark.session import SparkOptions
 from holdfast.testing import Topology
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record

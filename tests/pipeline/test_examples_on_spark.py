@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.config import Settings
-from holdfast.pipeline import on_spark
+from holdfast.pipeline.folds import on_spark
+from holdfast.pipeline.folds.results import gather
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.results import gather
-from holdfast.pipeline.shipping import pack, ship
+from holdfast.pipeline.spark.shipping import pack, ship
 from holdfast.testing import Topology
 from tests.pipeline.folds import Record, accounts
 from tests.pipeline.lakes import write_bronze

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.engine.codec import RowCodec, digest, row_key, text_key, wake_key
-from holdfast.core.engine.folding import Batch, Folder
-from holdfast.core.engine.memory_store import DictStore
+from holdfast.core.engine.fold.folding import Batch, Folder
+from holdfast.core.engine.state.codec import RowCodec, digest, row_key, text_key, wake_key
+from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.errors import OrderError
-from holdfast.pipeline.folding import (
+from holdfast.pipeline.folds.folding import (
     OUT_ROWS,
     RESULT,
     FoldPlan,
@@ -27,7 +27,7 @@ from holdfast.pipeline.folding import (
     split,
     times_ms,
 )
-from holdfast.pipeline.results import Replayed, gather, present, summaries_of
+from holdfast.pipeline.folds.results import Replayed, gather, present, summaries_of
 from holdfast.tables.rocks import Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
 from tests.pipeline.folds import Account, Log, Record, accounts, logs, records

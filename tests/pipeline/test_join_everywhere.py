@@ -16,15 +16,15 @@ import pytest
 from holdfast.cli.__main__ import main
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import LakeError
-from holdfast.pipeline import on_spark
-from holdfast.pipeline.folding import FoldPlan
-from holdfast.pipeline.lake import Cut, Landed, bronze_path, history_of, last_landed, open_table
-from holdfast.pipeline.land import Landing, LandOptions
-from holdfast.pipeline.land_several import ChoiceNumbers, land_processor
-from holdfast.pipeline.merged import MergedTopics
-from holdfast.pipeline.merged_extent import merged_extent
+from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path, history_of, last_landed, open_table
+from holdfast.pipeline.folds import on_spark
+from holdfast.pipeline.folds.folding import FoldPlan
+from holdfast.pipeline.folds.merged import MergedTopics
+from holdfast.pipeline.folds.merged_extent import merged_extent
+from holdfast.pipeline.folds.results import Replayed
+from holdfast.pipeline.landing.land import Landing, LandOptions
+from holdfast.pipeline.landing.land_several import ChoiceNumbers, land_processor
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.results import Replayed
 from holdfast.pipeline.topic import TopicLog, TopicReader
 from holdfast.pipeline.verify import verify
 from tests.support.harness import running

@@ -25,8 +25,8 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import LakeError, LostRecordsError, TopicError
-from holdfast.pipeline.lake import Landed, TableCommit, bronze_path, history_of, last_landed
-from holdfast.pipeline.land import Landing, LandOptions, land
+from holdfast.pipeline.bronze.lake import Landed, TableCommit, bronze_path, history_of, last_landed
+from holdfast.pipeline.landing.land import Landing, LandOptions, land
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog
 from tests.pipeline.conftest import FOR_TINY_DATA, MakeTopic

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import Choice, decode_vector_marker, event_ms_of
-from holdfast.core.engine.codec import APPLIED, TIMER_KINDS
+from holdfast.core.engine.merge.choices import Choice, decode_vector_marker, event_ms_of
+from holdfast.core.engine.state.codec import APPLIED, TIMER_KINDS
 from holdfast.errors import ChoicesError
-from holdfast.pipeline.folding import FoldPlan, FoldSummary
-from holdfast.pipeline.merged import fold_merged
-from holdfast.pipeline.results import Replayed, gather, schema_of
+from holdfast.pipeline.folds.folding import FoldPlan, FoldSummary
+from holdfast.pipeline.folds.merged import fold_merged
+from holdfast.pipeline.folds.results import Replayed, gather, schema_of
 from tests.choices.world import Journal, Log, Worker, logs_of, processor_of, recorded_of, written_log
 
 WIDTH = 2

@@ -13,16 +13,16 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.config import Settings
-from holdfast.core.engine.choices import VectorMarker, decode_vector_marker
-from holdfast.core.engine.codec import APPLIED
+from holdfast.core.engine.merge.choices import VectorMarker, decode_vector_marker
+from holdfast.core.engine.state.codec import APPLIED
 from holdfast.errors import ChoicesError, LakeError, LostRecordsError, PipelineError, SparkError
-from holdfast.pipeline import on_spark
-from holdfast.pipeline.extent import Until
-from holdfast.pipeline.folding import FoldPlan
-from holdfast.pipeline.lake import Cut
-from holdfast.pipeline.merged_bronze import open_several
+from holdfast.pipeline.bronze.extent import Until
+from holdfast.pipeline.bronze.lake import Cut
+from holdfast.pipeline.folds import on_spark
+from holdfast.pipeline.folds.folding import FoldPlan
+from holdfast.pipeline.folds.merged_bronze import open_several
+from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.results import Replayed
 from tests.choices.world import TOPICS, Journal, logs_of, processor_of
 from tests.choices.world import Log as SourceLog
 from tests.pipeline.folds import Log, Record

@@ -16,13 +16,13 @@ from pyspark import cloudpickle
 
 from holdfast import Emit, Json, Processor, Rows, Source, Stream
 from holdfast.config import Settings
-from holdfast.core.engine.named_tables import Table
-from holdfast.core.engine.sources import FoldColumns, FoldWith
+from holdfast.core.engine.declared.named_tables import Table
+from holdfast.core.engine.declared.sources import FoldColumns, FoldWith
 from holdfast.errors import SparkError
 from holdfast.pipeline import replay as replaying
-from holdfast.pipeline.folding import FoldPlan
-from holdfast.pipeline.pickling import CODERS, modules_of, register
+from holdfast.pipeline.folds.folding import FoldPlan
 from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.spark.pickling import CODERS, modules_of, register
 from tests.pipeline.folds import Record, accounts
 from tests.pipeline.lakes import write_bronze
 

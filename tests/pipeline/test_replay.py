@@ -14,17 +14,17 @@ from hypothesis import settings as hypothesis_settings
 from pyarrow import dataset
 
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.stepping import Transition
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.stepping import Transition
 from holdfast.errors import ConfigError, LakeError, LostRecordsError, PipelineError
-from holdfast.pipeline import on_spark
-from holdfast.pipeline.extent import Extent, Until
-from holdfast.pipeline.folding import FoldPlan
-from holdfast.pipeline.lake import bronze_path
-from holdfast.pipeline.local import open_bronze
+from holdfast.pipeline.bronze.extent import Extent, Until
+from holdfast.pipeline.bronze.lake import bronze_path
+from holdfast.pipeline.folds import on_spark
+from holdfast.pipeline.folds.folding import FoldPlan
+from holdfast.pipeline.folds.local import open_bronze
+from holdfast.pipeline.folds.results import Replayed, gather
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.results import Replayed, gather
-from holdfast.pipeline.session import SparkOptions
+from holdfast.pipeline.spark.session import SparkOptions
 from holdfast.pipeline.topic import Span, TopicLog
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record, accounts, logs

@@ -15,10 +15,10 @@ from holdfast.class_archive import ClassArchive
 from holdfast.config import Settings
 from holdfast.errors import ConfigError, LakeError, SparkError
 from holdfast.jars import spark_jars
-from holdfast.pipeline import session
-from holdfast.pipeline.java_client import java_properties
-from holdfast.pipeline.session import SparkOptions, archive_of, cores_of, settings
-from holdfast.pipeline.spark_errors import failed, in_log, session_failed, with_log
+from holdfast.pipeline.spark import session
+from holdfast.pipeline.spark.errors import failed, in_log, session_failed, with_log
+from holdfast.pipeline.spark.java_client import java_properties
+from holdfast.pipeline.spark.session import SparkOptions, archive_of, cores_of, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +54,7 @@ def test_an_archive_of_classes_belongs_to_local_masters_alone(
 ) -> None:
     jars = spark_jars()
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
-    monkeypatch.setattr("holdfast.pipeline.session.spark_jars", lambda: jars)
+    monkeypatch.setattr("holdfast.pipeline.spark.session.spark_jars", lambda: jars)
     archive = archive_of(SparkOptions(master="local[2]"))
     assert archive is not None
     assert archive.path.parent == tmp_path / "spark"
@@ -66,7 +66,7 @@ def test_an_archive_of_classes_belongs_to_local_masters_alone(
 
 
 def test_an_active_session_is_used_and_left_running(spark: SparkSession) -> None:
-    from holdfast.pipeline.session import open_session
+    from holdfast.pipeline.spark.session import open_session
 
     with open_session(SparkOptions(master="local[1]")) as session:
         assert session is spark
@@ -78,8 +78,8 @@ import logging, sys
 from pathlib import Path
 from pyspark import SparkContext
 from holdfast.errors import SparkError
-from holdfast.pipeline.session import SparkOptions, open_session
-from holdfast.pipeline.spark_errors import explained
+from holdfast.pipeline.spark.session import SparkOptions, open_session
+from holdfast.pipeline.spark.errors import explained
 logging.disable()  # py4j's complaint about the connection to the killed JVM
 options = SparkOptions(master="local[1]", quick=True, log_dir=Path(sys.argv[1]))
 try:

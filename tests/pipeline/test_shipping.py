@@ -18,13 +18,13 @@ import pyspark
 import pytest
 
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import SparkError
 from holdfast.jars import spark_jars
-from holdfast.pipeline import shipping
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.shipping import pack
+from holdfast.pipeline.spark import shipping
+from holdfast.pipeline.spark.shipping import pack
 from tests.pipeline import folds
 from tests.pipeline.folds import Log, Record, accounts
 from tests.pipeline.lakes import write_bronze
@@ -41,15 +41,15 @@ def test_the_zip_holds_every_room_and_runs_alone(tmp_path: Path) -> None:
     path.write_bytes(pack())
     found = names(path.read_bytes())
     for room, module in (
-        ("core/engine", "folding"),
-        ("pipeline", "folding"),
+        ("core/engine/fold", "folding"),
+        ("pipeline/folds", "folding"),
         ("tables", "store"),
         ("agents", "app"),
         ("outbox", "__init__"),
     ):
         assert f"holdfast/{room}/{module}.py" in found
     assert not [name for name in found if name.endswith(".pyc")]
-    code = f"import sys; sys.path.insert(0, {str(path)!r}); import holdfast.pipeline.folding as f, holdfast; print(f.__file__, holdfast.__file__)"
+    code = f"import sys; sys.path.insert(0, {str(path)!r}); import holdfast.pipeline.folds.folding as f, holdfast; print(f.__file__, holdfast.__file__)"
     ran = subprocess.run(
         [sys.executable, "-I", "-c", code],
         capture_output=True,
@@ -116,7 +116,7 @@ def bonus(amount):
 APP = """
 import msgspec, os
 from cluster_rules import bonus
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 
 WHERE = os.path.abspath(__file__)
 
@@ -142,7 +142,7 @@ from cluster_app import processor
 from holdfast.config import Settings
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.jars import spark_jars
-from holdfast.pipeline.session import SparkOptions, archive_of
+from holdfast.pipeline.spark.session import SparkOptions, archive_of
 # An archive of classes, which three JVMs can use and none can make for all, fits only their class path if it has the
 # jars. These are uploaded all the same.
 archive = archive_of(SparkOptions(master="local[2]"))

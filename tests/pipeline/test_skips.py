@@ -13,14 +13,14 @@ import pytest
 from confluent_kafka import Producer
 
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.skips import Skip, encode_skip
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.skips import Skip, encode_skip
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import LostRecordsError, UnreadableError
-from holdfast.pipeline.extent import Until
-from holdfast.pipeline.land import land
+from holdfast.pipeline.bronze.extent import Until
+from holdfast.pipeline.folds.results import Replayed
+from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.results import Replayed
 from tests.chaos.counting import processors
 from tests.support.damage import one_batch
 

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.global_copies import GlobalLog, GlobalReplay
-from holdfast.core.engine.global_tables import Global
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Text
-from holdfast.core.engine.sources import FoldWith, Source
+from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.sources import FoldWith, Source
+from holdfast.core.engine.merge.global_copies import GlobalLog, GlobalReplay
+from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import PipelineError
-from holdfast.pipeline import spilling
-from holdfast.pipeline.spilling import SpillingStore
+from holdfast.pipeline.folds import spilling
+from holdfast.pipeline.folds.spilling import SpillingStore
 from tests.support.scale import scaled
 
 KEYS = st.sampled_from(

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast.core.engine.choices import Choice
-from holdfast.core.engine.sources import fingerprint
+from holdfast.core.engine.declared.sources import fingerprint
+from holdfast.core.engine.merge.choices import Choice
 from holdfast.errors import ConfigError, PipelineError
-from holdfast.pipeline.extent import Until, parse_until
-from holdfast.pipeline.folding import FoldPlan, FoldSummary
-from holdfast.pipeline.merged import fold_merged
-from holdfast.pipeline.results import gather
+from holdfast.pipeline.bronze.extent import Until, parse_until
+from holdfast.pipeline.folds.folding import FoldPlan, FoldSummary
+from holdfast.pipeline.folds.merged import fold_merged
+from holdfast.pipeline.folds.results import gather
 from holdfast.pipeline.stopping import ReplayEnd, stops
 from holdfast.pipeline.topic import Span
 from tests.choices import world

@@ -13,15 +13,23 @@ from confluent_kafka import Producer
 
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
-from holdfast.core.engine.codec import APPLIED, Marker, RowCodec, encode_due, encode_marker, row_key, wake_key
-from holdfast.core.engine.folding import Folder
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.state.codec import (
+    APPLIED,
+    Marker,
+    RowCodec,
+    encode_due,
+    encode_marker,
+    row_key,
+    wake_key,
+)
+from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ChangelogError, PipelineError
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.transactions.transactional_client import producers
-from holdfast.pipeline.land import land
+from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import Span, TopicReader
 from holdfast.pipeline.verify import TableVerdict, verify

@@ -19,7 +19,7 @@ from holdfast.core.claims.frames import (
     ReleasingPartition,
     coordination_partition,
 )
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.velocity import ClaimVerdict, Health, Sample
 from tests.simulation.broker import Broker

@@ -17,7 +17,7 @@ from holdfast.core.claims.claim_keys import ClaimKey
 from holdfast.core.claims.frames import Frame, Heartbeat
 from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.resets import Decision
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.groups.balancer import Balancer
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member import log_view

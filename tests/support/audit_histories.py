@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from holdfast.core.engine.folding import Refused
-from holdfast.core.engine.processor import Headers
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Headers
+from holdfast.core.engine.fold.folding import Refused
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.sequences import advance
 from holdfast.core.producers.audit import AuditRow, Rules, decode, fold
 from holdfast.core.producers.audit_verdict import PartitionAudit, conclude

@@ -7,7 +7,7 @@ from typing import cast
 
 from confluent_kafka import Message
 
-from holdfast.core.engine.processor import Headers
+from holdfast.core.engine.declared.processor import Headers
 from holdfast.kafka.fetching.records import Records
 
 

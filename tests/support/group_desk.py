@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from holdfast.clients.claims.log import CAPABILITY_HEADER
-from holdfast.clients.claims.reset_log import ResetLog
+from holdfast.clients.claims.logs.claim_log import CAPABILITY_HEADER
+from holdfast.clients.claims.logs.reset_log import ResetLog
 from holdfast.clients.groups.admin import GroupAdmin
 from holdfast.clients.groups.records import ResetProgress, ResetStep
 from holdfast.clients.groups.reset import ClaimReset

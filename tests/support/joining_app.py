@@ -15,12 +15,12 @@ from confluent_kafka import Message, Producer
 
 from holdfast.clients.topics.application import create_topics
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import Choice, VectorMarker, decode_choice, decode_vector_marker
-from holdfast.core.engine.codec import APPLIED, digest
-from holdfast.core.engine.global_copies import GlobalLog, GlobalReplay
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.merging import replayed
-from holdfast.core.engine.merging_folder import MergingFolder, start_of
+from holdfast.core.engine.merge.choices import Choice, VectorMarker, decode_choice, decode_vector_marker
+from holdfast.core.engine.merge.global_copies import GlobalLog, GlobalReplay
+from holdfast.core.engine.merge.merging import replayed
+from holdfast.core.engine.merge.merging_folder import MergingFolder, start_of
+from holdfast.core.engine.state.codec import APPLIED, digest
+from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.fetching.records import Records
 from holdfast.pipeline.replay import replay

@@ -21,9 +21,9 @@ import rocksdict
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
 from holdfast.clock import system_clock
-from holdfast.core.engine.codec import APPLIED, META, Marker, RowCodec, decode_marker, digest, row_key
-from holdfast.core.engine.folding import Folder
-from holdfast.core.engine.processor import Emit, Processor
+from holdfast.core.engine.declared.processor import Emit, Processor
+from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.state.codec import APPLIED, META, Marker, RowCodec, decode_marker, digest, row_key
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.fetching.records import Records
 from tests.chaos.counting import EMIT_EVERY, Count

@@ -12,9 +12,9 @@ from typing import Any, Self
 from confluent_kafka import Producer
 
 from holdfast.clients.topics.application import create_topics
-from holdfast.core.engine.codec import APPLIED, ROW, RowCodec, text_key
-from holdfast.core.engine.positions import offsets_of, position_format
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.positions import offsets_of, position_format
+from holdfast.core.engine.state.codec import APPLIED, ROW, RowCodec, text_key
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.verify import verify
 from tests.chaos.stepping import is_named, steps

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from holdfast.config import Settings
-from holdfast.core.engine.named_tables import Table
-from holdfast.core.engine.partitioners import by_key
-from holdfast.core.engine.processor import Emit, Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.named_tables import Table
+from holdfast.core.engine.declared.partitioners import by_key
+from holdfast.core.engine.declared.processor import Emit, Processor
+from holdfast.core.engine.state.rows import Rows
 from tests.chaos.faults import Doom, plant
 
 

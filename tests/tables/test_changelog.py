@@ -13,10 +13,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from holdfast.config import Settings
-from holdfast.core.engine.codec import APPLIED, Marker, encode_marker
-from holdfast.core.engine.folding import Changes
-from holdfast.core.engine.partitioners import by_key
-from holdfast.core.engine.processor import Emit
+from holdfast.core.engine.declared.partitioners import by_key
+from holdfast.core.engine.declared.processor import Emit
+from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker
 from holdfast.core.kafka import transaction_requests
 from holdfast.core.kafka.sequences import MAX_EPOCH
 from holdfast.dev.fixtures import FreshTopic, SessionBroker

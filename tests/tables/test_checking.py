@@ -13,7 +13,7 @@ import pytest
 import rocksdict as R
 from confluent_kafka import KafkaError, TopicPartition
 
-from holdfast.core.engine.codec import APPLIED, Marker, row_key, wake_key
+from holdfast.core.engine.state.codec import APPLIED, Marker, row_key, wake_key
 from holdfast.errors import BrokerError
 from holdfast.tables import checking
 from holdfast.tables.checking import _LATER, RECORDS_PER_S, CheckStopped, _compare, _Piece

@@ -9,13 +9,13 @@ from threading import RLock
 import pytest
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.codec import ROW
-from holdfast.core.engine.global_copies import GlobalCopy
-from holdfast.core.engine.global_tables import Global
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Text
-from holdfast.core.engine.sources import Source
+from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.merge.global_copies import GlobalCopy
+from holdfast.core.engine.state.codec import ROW
+from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import StoreError
 from holdfast.tables.global_store import GlobalStore
 from holdfast.tables.rocks import Budget

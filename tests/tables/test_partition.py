@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.clock import ManualClock
-from holdfast.core.engine.codec import APPLIED, Marker, encode_marker, row_key
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker, row_key
 from holdfast.errors import ChangelogError
 from holdfast.tables import partition as module
 from holdfast.tables import store

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from holdfast.core.engine.codec import APPLIED, Marker, encode_marker
-from holdfast.core.engine.folding import Changes
-from holdfast.core.engine.processor import Emit
+from holdfast.core.engine.declared.processor import Emit
+from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, FencedError
 from holdfast.kafka.transactions.transactional_producer import (

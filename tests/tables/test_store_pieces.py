@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.engine.codec import Marker, row_key
+from holdfast.core.engine.state.codec import Marker, row_key
 from holdfast.errors import StoreError
 from holdfast.tables import rocks
 from holdfast.tables import store as module

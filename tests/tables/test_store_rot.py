@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.engine.codec import Marker, row_key
+from holdfast.core.engine.state.codec import Marker, row_key
 from holdfast.errors import RottenStoreError, StoreError
 from holdfast.tables.aside import ROTTEN_KEPT, rotten_stores
 from holdfast.tables.rocks import UNLOGGED, Budget

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.engine.codec import Marker, row_key
-from holdfast.core.engine.positions import offsets_of
+from holdfast.core.engine.merge.positions import offsets_of
+from holdfast.core.engine.state.codec import Marker, row_key
 from holdfast.tables.rocks import LOGGED, UNLOGGED, Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
 from tests.support.places import ROOT

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.engine import timers as timers_module
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.codec import META, TIMER_KINDS, WAKE, Marker, encode_due, row_key
-from holdfast.core.engine.folding import Folder
-from holdfast.core.engine.memory_store import DictStore
+from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.state import timers as timers_module
+from holdfast.core.engine.state.codec import META, TIMER_KINDS, WAKE, Marker, encode_due, row_key
+from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.errors import ChangelogError
 from holdfast.streams import dedupe
 from holdfast.tables import store as module

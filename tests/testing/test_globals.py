@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from holdfast import Emit, FoldWith, Global, Internal, Json, Processor, Rows, Source, Stream
-from holdfast.core.engine.choices import GlobalsChoice
+from holdfast.core.engine.merge.choices import GlobalsChoice
 from holdfast.errors import ConfigError, FoldError, ImpureFoldError, TopologyError
 from holdfast.testing import Topology
 

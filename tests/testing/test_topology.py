@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from holdfast import Emit, Processor, Rows, Source, by_key
-from holdfast.core.engine.serdes import Text
-from holdfast.core.engine.streams import Internal
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.streams import Internal
 from holdfast.errors import ChainError, ImpureFoldError, TopologyError
 from holdfast.streams import Rekey, count
 from holdfast.testing import Topology

@@ -13,9 +13,9 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from holdfast.clients.claims.balanced_log import GroupLog
-from holdfast.clients.claims.engine import ClaimEngine
-from holdfast.clients.claims.fetcher import FetchSettings
+from holdfast.clients.claims.claiming.engine import ClaimEngine
+from holdfast.clients.claims.claiming.fetcher import FetchSettings
+from holdfast.clients.claims.logs.balanced_log import GroupLog
 from holdfast.clients.claims.options import EngineSettings, GroupSettings
 from holdfast.clock import Clock
 from holdfast.config import Settings

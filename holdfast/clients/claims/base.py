@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.clients.claims.engine import ClaimEngine
+from holdfast.clients.claims.claiming.engine import ClaimEngine
+from holdfast.clients.claims.claiming.queue import Handout
 from holdfast.clients.claims.messages import ClaimedBatch, ClaimedMessage
-from holdfast.clients.claims.queue import Handout
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.actions import DeliveryToken, Notify
 from holdfast.core.member.local_claims import ClaimView

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from holdfast.clients.claims.balanced import engine_of
 from holdfast.clients.claims.base import ConsumerBase
-from holdfast.clients.claims.events import LIMIT_EVENTS
+from holdfast.clients.claims.claiming.events import LIMIT_EVENTS
 from holdfast.clients.claims.messages import ClaimedBatch, ClaimedMessage
 from holdfast.clients.claims.settings import consumer_settings
 from holdfast.clock import Clock, system_clock

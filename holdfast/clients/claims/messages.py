@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Message
 
-from holdfast.clients.claims.queue import FetchedMessages, Lease
+from holdfast.clients.claims.claiming.queue import FetchedMessages, Lease
 from holdfast.core.member.actions import DeliveryToken
 
 if TYPE_CHECKING:
-    from holdfast.clients.claims.engine import ClaimEngine
+    from holdfast.clients.claims.claiming.engine import ClaimEngine
 
 Headers = list[tuple[str, bytes | None]]
 

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from holdfast.clients.claims.fetcher import FetchSettings
+from holdfast.clients.claims.claiming.fetcher import FetchSettings
 from holdfast.clients.claims.options import EngineSettings, GroupSettings
 from holdfast.config import Settings
 from holdfast.core.claims.lanes import ClaimNames, lane_named

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from holdfast.clients.claims.reset_log import ResetLog, settle
+from holdfast.clients.claims.logs.reset_log import ResetLog, settle
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.groups.positions import claimed_ways, positions
 from holdfast.clients.groups.records import (

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from holdfast.clients.claims.reset_log import ResetLog
+from holdfast.clients.claims.logs.reset_log import ResetLog
 from holdfast.clients.groups.records import Move, ResetProgress, ResetStep
 from holdfast.clients.groups.view import GroupView
 from holdfast.clock import Clock

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self, cast
 
-from holdfast.clients.claims.log import CoordinationLog, LogRecord
+from holdfast.clients.claims.logs.claim_log import CoordinationLog, LogRecord
 from holdfast.clients.topics.admin import Admin
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -25,7 +25,7 @@ from holdfast.core.claims.frames import (
     encode,
 )
 from holdfast.core.claims.guarded import Claim, GuardedRow, Pause, fold_guarded, is_paused, is_reserved
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import BrokerError, FrameError, GroupError
 
 logger = logging.getLogger(__name__)

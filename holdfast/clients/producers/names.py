@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.partitioners import by_key
+from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.producers.registry import (
     Bump,
     Register,

@@ -23,8 +23,8 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from holdfast.clients.producers.names import NameHolder
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.partitioners import murmur2
-from holdfast.core.engine.processor import Headers
+from holdfast.core.engine.declared.partitioners import murmur2
+from holdfast.core.engine.declared.processor import Headers
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, NO_SEQUENCE, advance
 from holdfast.core.producers.stamps import NAMES, Stamp, stamp_headers
 from holdfast.errors import BrokerError, ConfigError, FencedError, TopicError

@@ -27,7 +27,7 @@ from confluent_kafka import (
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Headers
+from holdfast.core.engine.declared.processor import Headers
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import QuarantineError, TopicError
 from holdfast.kafka.clients import make_writer, reader_options

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from holdfast.clients.topics.admin import Admin
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.skips import Skip, Skips, encode_skip
+from holdfast.core.engine.fold.skips import Skip, Skips, encode_skip
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import BrokerError, SkipError, TopicError
 from holdfast.kafka.clients import make_writer

@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 import msgspec
 
 from holdfast.clients.tables.questions import GlobalQuestion, Question
-from holdfast.core.engine.processor import Processor, table_name
+from holdfast.core.engine.declared.processor import Processor, table_name
 from holdfast.core.engine.query_wire import (
     AtOffset,
     GlobalReply,

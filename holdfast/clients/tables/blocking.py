@@ -10,9 +10,9 @@ from holdfast.clients.tables.answers import Answer, AtLeast, Bound
 from holdfast.clients.tables.client import PAGE_ROWS, TIMEOUT_S, TableClient
 from holdfast.clients.tables.directory import Directory
 from holdfast.config import Settings
-from holdfast.core.engine.global_tables import Global
-from holdfast.core.engine.processor import Processor
-from holdfast.core.streams.window_rows import WindowResult
+from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.streams.windowing.rows import WindowResult
 from holdfast.loop_thread import CLOSE_S, LoopThread
 
 T = TypeVar("T")

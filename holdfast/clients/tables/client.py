@@ -31,9 +31,8 @@ from holdfast.clients.tables.query_router import QueryRouter
 from holdfast.clients.tables.questions import Question
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.codec import RowCodec
-from holdfast.core.engine.global_tables import Global, globals_by_name
-from holdfast.core.engine.processor import Processor, table_name
+from holdfast.core.engine.declared.global_tables import Global, globals_by_name
+from holdfast.core.engine.declared.processor import Processor, table_name
 from holdfast.core.engine.query_wire import (
     LIMIT_PAGE_ROWS,
     Keys,
@@ -46,7 +45,8 @@ from holdfast.core.engine.query_wire import (
     decode_page_reply,
     decode_rows_reply,
 )
-from holdfast.core.streams.window_rows import (
+from holdfast.core.engine.state.codec import RowCodec
+from holdfast.core.streams.windowing.rows import (
     WindowResult,
     holds_windows,
     why_no_range,

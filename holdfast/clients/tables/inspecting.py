@@ -20,7 +20,7 @@ from holdfast.clients.tables.query_router import QueryRouter
 from holdfast.clients.tables.questions import Question
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import (
     Inspect,
     InspectReply,

@@ -20,7 +20,7 @@ from holdfast.clients.tables.questions import AnyQuestion
 from holdfast.clients.tables.web_tls import WorkerToken, client_tls
 from holdfast.clock import Backoff, Clock
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import (
     LIMIT_REPLY_BYTES,
     MSGPACK,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from holdfast.clients.tables.directory import Workers
-from holdfast.core.engine.processor import Processor, table_name
+from holdfast.core.engine.declared.processor import Processor, table_name
 from holdfast.core.engine.query_wire import AtOffset, Reply, Staleness
 
 

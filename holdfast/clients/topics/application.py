@@ -18,7 +18,7 @@ from holdfast.clients.topics.types import (
     TopicState,
 )
 from holdfast.config import Settings
-from holdfast.core.engine.chains import require_chains
+from holdfast.core.engine.declared.chains import require_chains
 from holdfast.errors import ChainError, HoldfastError, TopicError
 
 

@@ -11,10 +11,10 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.types import ClusterTopics, Processors, Severity, TopicFinding
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.chains import listed, raised
-from holdfast.core.engine.codec import APPLIED
-from holdfast.core.engine.positions import offsets_of, position_format
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.chains import listed, raised
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.positions import offsets_of, position_format
+from holdfast.core.engine.state.codec import APPLIED
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, ChainError
 from holdfast.kafka.clients import make_reader, reader_options

@@ -16,8 +16,8 @@ from holdfast.clients.topics.types import (
     TopicState,
 )
 from holdfast.config import Settings
-from holdfast.core.engine.chains import why_broken
-from holdfast.core.engine.retention import is_shorter, spoken
+from holdfast.core.engine.declared.chains import why_broken
+from holdfast.core.engine.declared.retention import is_shorter, spoken
 
 
 def check(specs: Sequence[TopicSpec], cluster: ClusterTopics) -> list[TopicFinding]:

@@ -16,7 +16,7 @@ from holdfast.clients.topics.types import (
     TopicSpec,
     TopicState,
 )
-from holdfast.core.engine.retention import is_shorter
+from holdfast.core.engine.declared.retention import is_shorter
 from holdfast.errors import TopicError
 
 _OURS = ("cleanup.policy", "compression.type", "message.timestamp.type", "min.insync.replicas")

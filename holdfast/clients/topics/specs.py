@@ -9,11 +9,11 @@ from typing import Any
 from holdfast.clients.topics.types import ClusterTopics, Processors, TopicRole, TopicSpec
 from holdfast.config import Settings
 from holdfast.core.claims.resets import RESETS_TOPIC
-from holdfast.core.engine.folding import LIMIT_BYTES
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.retention import retentions
-from holdfast.core.engine.rows import LIMIT_KEY_BYTES
-from holdfast.core.engine.streams import Internal
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.retention import retentions
+from holdfast.core.engine.declared.streams import Internal
+from holdfast.core.engine.fold.folding import LIMIT_BYTES
+from holdfast.core.engine.state.rows import LIMIT_KEY_BYTES
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 
 
 class TopicRole(StrEnum):

@@ -14,8 +14,8 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.transaction_state import (
     ALLOWED_PREVIOUS,
     Transaction,

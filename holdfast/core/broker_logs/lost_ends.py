@@ -13,8 +13,8 @@ from typing import TypeAlias
 import msgspec
 
 from holdfast.core.broker_logs.folds import TRANSACTION_TOPIC, TransactionNote, decode_transaction
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.record_batch import ControlType, RecordBatch, control_of
 from holdfast.core.kafka.transaction_state import PREPARED, Transaction, TransactionState, transaction_key
 

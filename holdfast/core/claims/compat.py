@@ -19,8 +19,8 @@ from holdfast.core.claims.frames import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from holdfast.core.engine.processor import Emits
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Emits
+from holdfast.core.engine.state.rows import Rows
 
 
 class CompatClaim(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -22,8 +22,8 @@ from holdfast.core.claims.frames import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from holdfast.core.engine.processor import Emits
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Emits
+from holdfast.core.engine.state.rows import Rows
 
 LIMIT_FENCED = 8
 
@@ -36,7 +36,7 @@ class AnomalyKind(Enum):
     not the owner.
 
     No StrEnum: its members equal mere texts, and rows of such types are looked at one by one
-    (holdfast/core/engine/row_types.py).
+    (holdfast/core/engine/state/row_types.py).
     """
 
     FOREIGN_HEARTBEAT = "foreign-heartbeat"

@@ -14,7 +14,7 @@ from math import inf
 from typing import cast
 
 from holdfast.core.claims.frames import check_id
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.groups.announcements import (
     SESSION_HIGH_MS,
     SESSION_LOW_MS,

@@ -22,8 +22,8 @@ from typing import NamedTuple, TypeAlias, assert_never
 
 import msgspec
 
-from holdfast.core.engine.processor import Emits
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Emits
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.groups.announcements import (
     LIMIT_GROUP_MEMBERS,
     Announce,

@@ -9,7 +9,7 @@ from holdfast.core.claims.claim_keys import claim_key, pause_key
 from holdfast.core.claims.compat import CompatClaim, fold_compat
 from holdfast.core.claims.frames import Frame, ReleaseGroup
 from holdfast.core.claims.guarded import Claim, GuardedRow, Pause, fold_guarded, is_live, is_reserved
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.settings import MemberSettings
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.core.engine.partitioners import murmur2
+from holdfast.core.engine.declared.partitioners import murmur2
 from holdfast.core.kafka.sequences import NO_SEQUENCE, advance
 from holdfast.core.untrusted import UNFIT
 from holdfast.errors import DecodeError

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.core.engine.processor import Emits
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Emits
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.sequences import distance
 from holdfast.core.outbox.harvest import SequencesProgress, decode_progress
 

@@ -21,9 +21,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from holdfast.core.engine.partitioners import of_key
-from holdfast.core.engine.processor import Emits, Headers, Input
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.partitioners import of_key
+from holdfast.core.engine.declared.processor import Emits, Headers, Input
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, advance, distance
 from holdfast.core.producers import ledger
 from holdfast.core.producers.ledger import Book, Judgement, Totals

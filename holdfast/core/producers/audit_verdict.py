@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from holdfast.core.engine.folding import Refused
+from holdfast.core.engine.fold.folding import Refused
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, NO_SEQUENCE, advance, distance
 from holdfast.core.producers import ledger
 from holdfast.core.producers.audit import (

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.core.engine.processor import Emit, Headers
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Emit, Headers
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.sequences import advance
 from holdfast.core.producers.ledger import KEPT, LIMIT_HOLES, NOBODY, Book, BookRow, Judgement, record
 from holdfast.core.producers.stamps import Stamp, read_stamp

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from holdfast.core.engine.processor import Emits, Headers
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Emits, Headers
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, NO_SEQUENCE, advance, distance
 from holdfast.core.producers.stamps import DIGEST, EPOCH, PRODUCER, SEQUENCE, Stamp, read_stamp
 
@@ -27,7 +27,7 @@ NOBODY = Stamp("", 0, 0)
 class Judgement(Enum):
     """What the books say of a record.
 
-    No StrEnum, which would make each row be looked at (holdfast/core/engine/row_types.py).
+    No StrEnum, which would make each row be looked at (holdfast/core/engine/state/row_types.py).
     """
 
     NEW = "new"

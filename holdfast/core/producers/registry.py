@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from holdfast.core.engine.partitioners import by_key
-from holdfast.core.engine.processor import Emit
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.partitioners import by_key
+from holdfast.core.engine.declared.processor import Emit
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.producers.stamps import LIMIT_NAME_BYTES
 from holdfast.core.untrusted import UNFIT, careful
 from holdfast.errors import DecodeError

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.core.engine.partitioners import of_key
+from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.producers.stamps import DIGEST, NAMES, Stamp
 
 _OURS: Final = frozenset({*NAMES, DIGEST})

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.core.engine.processor import Headers
+from holdfast.core.engine.declared.processor import Headers
 from holdfast.core.kafka.sequences import MAX_SEQUENCE
 from holdfast.errors import ConfigError, DecodeError
 

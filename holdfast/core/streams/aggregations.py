@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.core.engine.declaring import why_uncallable
-from holdfast.core.engine.durations import duration_ms
-from holdfast.core.engine.partitioners import by_key
-from holdfast.core.engine.processor import DecoderInput, Emit, Emits, Processor
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.sources import Source
+from holdfast.core.engine.declared.declaring import why_uncallable
+from holdfast.core.engine.declared.durations import duration_ms
+from holdfast.core.engine.declared.partitioners import by_key
+from holdfast.core.engine.declared.processor import DecoderInput, Emit, Emits, Processor
+from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import Updates, check_topics, encode_json
 from holdfast.core.streams.reading import reading
 from holdfast.errors import ConfigError

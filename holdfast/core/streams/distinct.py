@@ -12,8 +12,8 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from holdfast.core.engine.declaring import why_uncallable
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.declaring import why_uncallable
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.streams.aggregations import aggregate
 from holdfast.core.streams.emitting import Updates, encode_json
 from holdfast.errors import ChangelogError, ConfigError, FoldError

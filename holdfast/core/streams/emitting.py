@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.engine.declaring import why_uncallable
-from holdfast.core.engine.durations import duration_ms
-from holdfast.core.engine.stepping import LIMIT_BYTES
+from holdfast.core.engine.declared.declaring import why_uncallable
+from holdfast.core.engine.declared.durations import duration_ms
+from holdfast.core.engine.fold.stepping import LIMIT_BYTES
 from holdfast.errors import ConfigError, FoldError
 
 encode_json: Callable[[Any], bytes] = msgspec.json.Encoder(order="deterministic").encode

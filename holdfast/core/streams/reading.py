@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast.core.engine.sources import Source
+from holdfast.core.engine.declared.sources import Source
 from holdfast.errors import ConfigError
 
 

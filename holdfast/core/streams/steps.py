@@ -8,13 +8,13 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 import msgspec
 
-from holdfast.core.engine.declaring import why_uncallable
+from holdfast.core.engine.declared.declaring import why_uncallable
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Bytes, Serde
+from holdfast.core.engine.declared.sources import FoldWith, Input, Source
+from holdfast.core.engine.declared.streams import Internal, Stream
 from holdfast.core.engine.emits import Emit, Emits, Headers
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Bytes, Serde
-from holdfast.core.engine.sources import FoldWith, Input, Source
-from holdfast.core.engine.streams import Internal, Stream
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import check_topics
 from holdfast.errors import ConfigError
 

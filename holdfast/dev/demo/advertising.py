@@ -9,9 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.agents.app import create_app
-from holdfast.core.engine.serdes import Json
-from holdfast.core.engine.sources import Source
-from holdfast.core.engine.streams import Stream
+from holdfast.core.engine.declared.serdes import Json
+from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.declared.streams import Stream
 from holdfast.streams import JoinWithin
 
 WITHIN_MS, GRACE_MS, IDLE_MS = 2_000, 3_000, 1_000

@@ -14,7 +14,7 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.sources import Source
+from holdfast.core.engine.declared.sources import Source
 from holdfast.dev.demo.advertising import (
     WITHIN_MS,
     AdOutcome,

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.clock import system_clock
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.demo.environment import DemoEnvironment
 from holdfast.dev.demo.narrator import HASH_SHOWN, Teller, Way, require_one_hash
 from holdfast.dev.demo.table_reader import Snapshot
 from holdfast.errors import DemoError
-from holdfast.pipeline.land import land
+from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.session import SparkOptions, open_session
+from holdfast.pipeline.spark.session import SparkOptions, open_session
 
 
 class Proof:

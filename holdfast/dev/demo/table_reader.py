@@ -23,8 +23,8 @@ from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import claim_key
 from holdfast.core.claims.frames import Frame, Heartbeat, coordination_partition, encode
 from holdfast.core.claims.guarded import Claim, GuardedRow
-from holdfast.core.engine.codec import RowCodec, combine_digests, digest, row_key
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.codec import RowCodec, combine_digests, digest, row_key
 from holdfast.dev.demo.fleet import FleetClaim
 from holdfast.errors import BrokerError, DemoError
 from holdfast.kafka.clients import make_writer

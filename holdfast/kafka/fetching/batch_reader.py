@@ -22,7 +22,7 @@ import google_crc32c
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch
 
-from holdfast.core.engine.skips import LIMIT_OFFSETS, OffsetRanges, behind
+from holdfast.core.engine.fold.skips import LIMIT_OFFSETS, OffsetRanges, behind
 from holdfast.core.kafka.compression import Compression, decompress
 from holdfast.core.kafka.record_batch import (
     COMPRESSION_BITS,

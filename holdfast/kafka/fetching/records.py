@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
-from holdfast.core.engine.folding import Batch
-from holdfast.core.engine.processor import Headers, Input
+from holdfast.core.engine.declared.processor import Headers, Input
+from holdfast.core.engine.fold.folding import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from aiokafka.client import AIOKafkaClient
 
 from holdfast.clock import system_clock
-from holdfast.core.engine.skips import OffsetRanges, behind
+from holdfast.core.engine.fold.skips import OffsetRanges, behind
 from holdfast.core.kafka.compression import LIMIT_UNPACKED_BYTES
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable

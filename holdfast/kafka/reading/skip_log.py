@@ -17,7 +17,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # th
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.skips import Skips, decode_skip
+from holdfast.core.engine.fold.skips import Skips, decode_skip
 from holdfast.errors import BrokerError, DecodeError
 from holdfast.kafka.clients import CRITICAL, make_admin, make_reader, reader_options
 from holdfast.kafka.codes import MISSING_TOPIC, NO_LEADER

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.core.engine.partitioners import murmur2
+from holdfast.core.engine.declared.partitioners import murmur2
 
 BUCKETS: Final = 256
 LIMIT_TOPIC: Final = 249  # Kafka's own

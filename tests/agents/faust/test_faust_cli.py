@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Writer, environment_of
 from tests.support.harness import Worker

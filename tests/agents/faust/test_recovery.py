@@ -8,10 +8,10 @@ import pytest
 from faust.types import TP
 
 from holdfast.agents.faust.recovery import Share, require_known, share_of
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Text
-from holdfast.core.engine.sources import Source
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import TopicError
 
 

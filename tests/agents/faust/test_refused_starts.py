@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from holdfast.clients.topics.application import create_topics
 from holdfast.clients.topics.grants import worker_grants
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.kafka.grants import Resource
 from holdfast.dev import parent_death
 from holdfast.dev.fixtures import SessionBroker
@@ -41,7 +41,7 @@ import os
 import msgspec
 
 from holdfast.agents.app import create_app
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 
 
 class Count(msgspec.Struct, frozen=True):

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 from holdfast.agents.globals.history import GlobalHistory
-from holdfast.core.engine.global_copies import GlobalView
-from holdfast.core.engine.global_tables import Global
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Text
-from holdfast.core.engine.sources import FoldWith, Source
+from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.sources import FoldWith, Source
+from holdfast.core.engine.merge.global_copies import GlobalView
+from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.kafka.fetching.source_fetcher import Fetched
 

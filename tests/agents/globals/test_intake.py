@@ -13,16 +13,16 @@ from holdfast.agents.globals.copies import ALL, GlobalCopies
 from holdfast.agents.globals.intake import GlobalIntake
 from holdfast.agents.partitions.merging_intake import MergingIntake
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import GlobalsChoice, GlobalsMarker
+from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.global_copies import GlobalCopy, WorkerGlobals
-from holdfast.core.engine.global_tables import Global
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.merging_folder import MergingFolder, start_of
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Text
-from holdfast.core.engine.sources import Source
+from holdfast.core.engine.merge.choices import GlobalsChoice, GlobalsMarker
+from holdfast.core.engine.merge.global_copies import GlobalCopy, WorkerGlobals
+from holdfast.core.engine.merge.merging_folder import MergingFolder, start_of
+from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import GlobalsError
 from tests.agents.partitions.fold_events import event_of
 from tests.agents.partitions.test_merging_intake import MergingHost

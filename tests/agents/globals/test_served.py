@@ -13,8 +13,8 @@ from holdfast.agents.globals.copies import GlobalCopies, _Refusals
 from holdfast.agents.globals.served import ServedGlobal
 from holdfast.agents.partitions.readiness import Readiness
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.codec import row_key
-from holdfast.core.engine.global_copies import GlobalCopy
+from holdfast.core.engine.merge.global_copies import GlobalCopy
+from holdfast.core.engine.state.codec import row_key
 from holdfast.errors import StoreError
 from tests.agents.globals.test_intake import PRICED, RATES
 

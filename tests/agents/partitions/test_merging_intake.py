@@ -10,13 +10,13 @@ import pytest
 from holdfast.agents.partitions.merging_intake import MergingIntake
 from holdfast.agents.partitions.types import FoldEvent
 from holdfast.clock import ManualClock
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.merging_folder import MergingFolder
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Text
-from holdfast.core.engine.sources import Source
-from holdfast.core.engine.stepping import Refused, Stage
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.fold.stepping import Refused, Stage
+from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.core.engine.state.rows import Rows
 from tests.agents.partitions.fold_events import event_of
 
 A, B = 0, 1

@@ -14,11 +14,11 @@ from holdfast.agents.partitions.intake import SingleIntake
 from holdfast.agents.partitions.runner import FEW_ROWS, HOLD_S, TRANSACTION_S, Runner
 from holdfast.agents.partitions.types import FoldEvent, FoldLimits
 from holdfast.clock import ManualClock
-from holdfast.core.engine.asides import emit_result
-from holdfast.core.engine.folding import STEP_RECORDS, Changes, Folder
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.processor import Emit, Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Emit, Processor
+from holdfast.core.engine.fold.asides import emit_result
+from holdfast.core.engine.fold.folding import STEP_RECORDS, Changes, Folder
+from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import FencedError
 from holdfast.kafka.codes import name_of
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError

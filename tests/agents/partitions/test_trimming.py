@@ -10,9 +10,9 @@ from holdfast.agents.partitions.holdings import Holdings
 from holdfast.agents.partitions.runner import Owned, Runner
 from holdfast.agents.partitions.trimming import Trimming, readers_of
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.serdes import Text
-from holdfast.core.engine.sources import Source
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.sources import Source
 from holdfast.streams import Filter, Rekey, count
 
 WORDS: Rekey[Any, Any] = Rekey(name="words", source=Source("lines", Text()), by=str)

@@ -8,10 +8,10 @@ from holdfast.agents.services.rationalizer import GROUPS, processors
 from holdfast.clients.topics.specs import specs_for
 from holdfast.clients.topics.types import ClusterTopics
 from holdfast.config import Settings
-from holdfast.core.engine.folding import Batch, Folder
+from holdfast.core.engine.fold.folding import Batch, Folder
 from holdfast.core.groups.announcements import encode
 from holdfast.core.groups.membership import Group
-from tests.core.engine.test_folding import Store
+from tests.core.engine.fold.test_folding import Store
 from tests.core.groups.balancing import announce
 
 

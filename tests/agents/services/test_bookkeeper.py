@@ -18,7 +18,7 @@ from holdfast.clients.producers.names import NameHolder
 from holdfast.clients.producers.sequenced import Sent, SequencedProducer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.producers.cleaning import decode_verdict
 from holdfast.core.producers.ledger import Book, Judgement, book_key, producer_of_key
 from holdfast.core.producers.registry import Registration, name_key

@@ -21,7 +21,7 @@ from holdfast.core.claims.claim_keys import claim_key
 from holdfast.core.claims.compat import CompatClaim
 from holdfast.core.claims.frames import ReleaseGroup, coordination_partition, decode
 from holdfast.core.claims.guarded import Claim, GuardedRow
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Fleet, Writer
 from tests.core.claims.test_capture import (

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.clients.tables.web_tls import client_tls, server_tls
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError

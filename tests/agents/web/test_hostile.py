@@ -18,7 +18,7 @@ from aiohttp import compression_utils
 from holdfast.agents.web import port
 from holdfast.config import Settings
 from holdfast.core.engine import query_wire
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from tests.support.places import TLS

@@ -17,7 +17,7 @@ import pytest
 from holdfast.agents.web import inspections as module
 from holdfast.agents.web.inspections import digest_of
 from holdfast.clients.tables.inspecting import StoreInspector
-from holdfast.core.engine.codec import digest, row_key
+from holdfast.core.engine.state.codec import digest, row_key
 from holdfast.dev.memory_tables import MemoryReplica, MemoryWorker
 from holdfast.errors import StoreError
 from tests.agents.web.test_server import TOTALS, Asking, Total, scenario, settings

@@ -32,7 +32,7 @@ from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import claim_key, route
 from holdfast.core.claims.frames import Heartbeat, encode
 from holdfast.core.claims.guarded import Claim
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import AccessError, NotReadyError

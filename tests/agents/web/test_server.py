@@ -19,9 +19,9 @@ from holdfast.agents.web import server
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.core.engine import query_wire
-from holdfast.core.engine.codec import RowCodec
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import JSON, MSGPACK, PageReply, Refusal, RowReply, RowsReply
+from holdfast.core.engine.state.codec import RowCodec
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError

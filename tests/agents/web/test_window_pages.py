@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from holdfast.agents.web import window_pages
 from holdfast.agents.web.window_pages import page_of_windows
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import LIMIT_PAGE_ROWS, LIMIT_REPLY_BYTES, WindowsPage
-from holdfast.core.streams.window_rows import STREAM, WindowRow, row_type, starts_within, window_key
+from holdfast.core.streams.windowing.rows import STREAM, WindowRow, row_type, starts_within, window_key
 from holdfast.dev.memory_tables import MemoryWorker
 from tests.agents.web.test_server import TOTALS, Asking, fold, scenario, settings
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.clients.claims.blocking import BlockingClaimConsumer
+from holdfast.clients.claims.claiming.delivery import ClaimDelivery
+from holdfast.clients.claims.claiming.queue import Lease
 from holdfast.clients.claims.consumer import ClaimConsumer, ClaimedMessage
-from holdfast.clients.claims.delivery import ClaimDelivery
-from holdfast.clients.claims.log import CoordinationLog
-from holdfast.clients.claims.queue import Lease
+from holdfast.clients.claims.logs.claim_log import CoordinationLog
 from holdfast.config import Settings
 from holdfast.errors import ClaimLostError, HoldfastError
 from tests.clients.claims.claiming import GateClock

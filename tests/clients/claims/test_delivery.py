@@ -15,11 +15,11 @@ import pytest
 from confluent_kafka import Message
 
 from holdfast.clients.claims.base import ConsumerBase
-from holdfast.clients.claims.engine import ClaimEngine
-from holdfast.clients.claims.fetcher import ClaimFetcher, FetchSettings
-from holdfast.clients.claims.log import LogRecord
+from holdfast.clients.claims.claiming.engine import ClaimEngine
+from holdfast.clients.claims.claiming.fetcher import ClaimFetcher, FetchSettings
+from holdfast.clients.claims.claiming.queue import FetchedMessages, Lease
+from holdfast.clients.claims.logs.claim_log import LogRecord
 from holdfast.clients.claims.options import EngineSettings
-from holdfast.clients.claims.queue import FetchedMessages, Lease
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.core.claims.frames import Frame, Heartbeat, ReleaseGroup, ReleasingPartition, decode, encode

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from holdfast.clients.claims.claiming.offset_mirror import OffsetMirror
 from holdfast.clients.claims.consumer import ClaimConsumer, ClaimedMessage
-from holdfast.clients.claims.offset_mirror import OffsetMirror
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import claim_key
 from holdfast.core.claims.frames import ClaimingPartition

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from holdfast.clients.claims.offsets import OffsetFetcher, Watermarks
+from holdfast.clients.claims.claiming.offsets import OffsetFetcher, Watermarks
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker

@@ -12,7 +12,7 @@ from itertools import groupby
 
 import pytest
 
-from holdfast.clients.claims.reset_log import ResetLog
+from holdfast.clients.claims.logs.reset_log import ResetLog
 from holdfast.clients.groups.records import Move, ResetProgress, ResetStep
 from holdfast.clients.groups.view import GroupView
 from holdfast.core.claims.frames import Heartbeat

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 

@@ -11,7 +11,7 @@ import pytest
 from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import TableClaims
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.errors import (

@@ -13,7 +13,7 @@ from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.tables.client import NOWHERE, TableClient
 from holdfast.config import Settings
 from holdfast.core.engine import query_wire
-from holdfast.core.engine.partitioners import by_key
+from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.errors import (
     ChangelogError,

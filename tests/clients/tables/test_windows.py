@@ -12,7 +12,7 @@ from holdfast import BlockingTableClient, Processor, Settings, TableClient, by_k
 from holdfast.agents.web import window_pages
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.directory import FixedDirectory
-from holdfast.core.streams.window_rows import StreamRow, WindowRow
+from holdfast.core.streams.windowing.rows import StreamRow, WindowRow
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import NoSuchTableError, OffsetTimeoutError, QueryError

@@ -18,14 +18,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
     ListOffsetsResultInfo,
 )
 
-from holdfast.clients.claims.reset_log import ResetLog
+from holdfast.clients.claims.logs.reset_log import ResetLog
 from holdfast.clients.topics.admin import Admin, _refuses
 from holdfast.clients.topics.application import check_topics, create_topics, require_topics
 from holdfast.clients.topics.specs import topic_names
 from holdfast.clients.topics.types import AlterConfig, CreateTopic, Severity, TopicRole, TopicSpec, TopicState
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.rows import Rows
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError, TopicError

@@ -8,12 +8,12 @@ from holdfast.clients.topics.checks import check, check_processors
 from holdfast.clients.topics.grants import administrator_grants, replayer_grants, worker_grants
 from holdfast.clients.topics.plan import plan
 from holdfast.clients.topics.types import AlterConfig, Severity, TopicRole
-from holdfast.core.engine.global_tables import Global
-from holdfast.core.engine.graph import TopologyGraph
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Text
-from holdfast.core.engine.sources import Source
+from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.declared.graph import TopologyGraph
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.grants import Operation
 from tests.clients.topics.world import DEFAULTS, GOOD, SETTINGS, cluster, created, processor, specs, topic
 

@@ -12,13 +12,13 @@ from holdfast.clients.topics.checks import check
 from holdfast.clients.topics.plan import plan
 from holdfast.clients.topics.specs import specs_for
 from holdfast.clients.topics.types import AlterConfig, Severity, TopicRole
-from holdfast.core.engine.global_tables import Global
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.retention import declared_ms, retentions
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Json, Text
-from holdfast.core.engine.sources import FoldWith, Source
-from holdfast.core.engine.streams import Internal, Stream
+from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.retention import declared_ms, retentions
+from holdfast.core.engine.declared.serdes import Json, Text
+from holdfast.core.engine.declared.sources import FoldWith, Source
+from holdfast.core.engine.declared.streams import Internal, Stream
+from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ConfigError
 from holdfast.streams import Filter, Merge, Tumbling, Windowed, count, final
 from holdfast.testing import Topology

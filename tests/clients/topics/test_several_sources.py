@@ -6,10 +6,10 @@ from holdfast.clients.topics.checks import check, check_processors
 from holdfast.clients.topics.grants import replayer_grants, worker_grants
 from holdfast.clients.topics.plan import plan
 from holdfast.clients.topics.types import AlterConfig, CreateTopic, Severity, TopicFinding, TopicRole
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Text
-from holdfast.core.engine.sources import Source
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.state.rows import Rows
 from tests.clients.topics.world import SETTINGS, cluster, created, processor, specs, topic
 
 

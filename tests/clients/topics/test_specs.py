@@ -9,9 +9,9 @@ from holdfast.clients.topics.checks import check
 from holdfast.clients.topics.plan import plan
 from holdfast.clients.topics.specs import specs_for, topic_names
 from holdfast.clients.topics.types import AlterConfig, TopicRole
-from holdfast.core.engine.serdes import Json, Text
-from holdfast.core.engine.sources import Source
-from holdfast.core.engine.streams import Stream
+from holdfast.core.engine.declared.serdes import Json, Text
+from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.ranges import RANGES_TOPIC
 from holdfast.streams import Filter, JoinForeign, Merge, Rekey
 from tests.clients.topics.world import (

@@ -19,8 +19,8 @@ from holdfast.clients.topics.types import (
     TopicState,
 )
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.rows import Rows
 
 
 class Total(msgspec.Struct, frozen=True):

@@ -23,10 +23,10 @@ from holdfast.core.broker_logs.folds import (
     transactions_log,
 )
 from holdfast.core.broker_logs.lost_ends import Decided, decision_key, ends_log
-from holdfast.core.engine.codec import ROW, RowCodec
-from holdfast.core.engine.folding import Batch, Folder
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.folding import Batch, Folder
+from holdfast.core.engine.state.codec import ROW, RowCodec
+from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.kafka.transaction_state import Transaction, TransactionState
 from holdfast.errors import WireError
 

@@ -39,9 +39,9 @@ from holdfast.core.claims.frames import (
     decode,
 )
 from holdfast.core.claims.guarded import AnomalyKind, Claim, GuardedRow, fold_guarded
-from holdfast.core.engine.folding import Batch, Folder
-from holdfast.core.engine.processor import Emits, Processor
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Emits, Processor
+from holdfast.core.engine.fold.folding import Batch, Folder
+from holdfast.core.engine.state.rows import Rows
 from tests.support.go_claims import compat_claimed, last_partition_claim, partition_claim
 from tests.support.places import TESTDATA
 from tests.support.scale import scaled

@@ -17,8 +17,8 @@ from holdfast.core.claims.compat import (
 )
 from holdfast.core.claims.frames import coordination_partition, decode
 from holdfast.core.claims.guarded import AnomalyKind, Claim, GuardedRow, Pause
-from holdfast.core.engine.codec import RowCodec
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.state.codec import RowCodec
+from holdfast.core.engine.state.rows import Rows
 from tests.support.go_claims import last_partition_claim, partition_claim
 
 

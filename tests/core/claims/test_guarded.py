@@ -29,8 +29,8 @@ from holdfast.core.claims.guarded import (
     skew_s,
     status,
 )
-from holdfast.core.engine.codec import RowCodec
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.state.codec import RowCodec
+from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import FrameError
 from tests.support.go_claims import compat_claimed, partition_claim
 from tests.support.places import TESTDATA

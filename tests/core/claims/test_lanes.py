@@ -23,7 +23,7 @@ from holdfast.core.claims.lanes import (
     lowest,
     steer,
 )
-from holdfast.core.engine.partitioners import murmur2
+from holdfast.core.engine.declared.partitioners import murmur2
 from holdfast.errors import ConfigError
 
 TOPICS = st.from_regex(r"[a-zA-Z0-9._-]{1,40}", fullmatch=True)

@@ -23,9 +23,9 @@ from holdfast.core.claims.frames import (
     ReleasingPartition,
 )
 from holdfast.core.claims.guarded import Anomaly, AnomalyKind, Claim, GuardedRow, fold_guarded
-from holdfast.core.engine.codec import RowCodec
-from holdfast.core.engine.processor import Emits
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.declared.processor import Emits
+from holdfast.core.engine.state.codec import RowCodec
+from holdfast.core.engine.state.rows import Rows
 from tests.support.scale import scaled
 
 Fold = Callable[[Rows[GuardedRow], Frame, int], Emits]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from holdfast.core.claims.lanes import LIMIT_LANES, lane_of, lane_topic
-from holdfast.core.engine.partitioners import murmur2
+from holdfast.core.engine.declared.partitioners import murmur2
 from holdfast.core.ranges import (
     LIMIT_AHEAD,
     RANGES_TOPIC,

@@ -28,7 +28,7 @@ from holdfast.core.claims.frames import (
     encode,
 )
 from holdfast.core.claims.guarded import AnomalyKind, Claim, Pause, fold_guarded
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import FrameError
 from tests.support.places import DOCS, ROOT
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.clients.claims.reset_log import ResetLog, settle
+from holdfast.clients.claims.logs.reset_log import ResetLog, settle
 from holdfast.clients.groups.view import LONGEST_SILENCE_S
 from holdfast.core.claims import claim_keys, guarded, resets
 from holdfast.core.claims.claim_keys import RESET_INSTANCE, ClaimKey

@@ -37,7 +37,7 @@ from holdfast.core.claims.resets import (
     parse_scope,
     release,
 )
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ConfigError, DecodeError
 
 KEY = ClaimKey("g", "orders", 0)

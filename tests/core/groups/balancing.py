@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 from typing import cast
 
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.groups.announcements import Announce, Announcement, TopicBlock, encode
 from holdfast.core.groups.balancer import Balancer, BalancerSettings
 from holdfast.core.groups.codes import GroupCode

@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from holdfast.core.engine.codec import RowCodec
+from holdfast.core.engine.state.codec import RowCodec
 from holdfast.core.groups import membership
 from holdfast.core.groups.announcements import Beat, Leave
 from holdfast.core.groups.codes import GroupCode, chosen_protocol

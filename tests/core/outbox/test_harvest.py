@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.engine.partitioners import murmur2
+from holdfast.core.engine.declared.partitioners import murmur2
 from holdfast.core.kafka.sequences import MAX_SEQUENCE
 from holdfast.core.outbox.harvest import (
     LIMIT_ALL_IDS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.agents.services import bookkeeper
-from holdfast.core.engine.folding import Batch, Folder
+from holdfast.core.engine.fold.folding import Batch, Folder
 from holdfast.core.outbox import harvest, progress
 from holdfast.core.producers import stamps
 from tests.models.leading import NoStore

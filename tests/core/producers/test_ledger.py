@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from holdfast.agents.services import bookkeeper
 from holdfast.config import Settings
-from holdfast.core.engine.folding import Batch, Folder
-from holdfast.core.engine.processor import Emit, Headers, Processor
+from holdfast.core.engine.declared.processor import Emit, Headers, Processor
+from holdfast.core.engine.fold.folding import Batch, Folder
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, advance
 from holdfast.core.producers import cleaning, ledger, registry, stamps
 from holdfast.core.producers.cleaning import Whole, decode_verdict

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.engine.partitioners import of_key
-from holdfast.core.engine.processor import Headers
+from holdfast.core.engine.declared.partitioners import of_key
+from holdfast.core.engine.declared.processor import Headers
 from holdfast.core.producers.audit import Rules, decode
 from holdfast.core.producers.row_digests import Digested, RowDigests, examine
 from holdfast.core.producers.stamps import DIGEST, PRODUCER, Stamp, stamp_headers

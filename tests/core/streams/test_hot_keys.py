@@ -11,11 +11,11 @@ import pytest
 
 from holdfast import Json, Source, Stream
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.folding import Folder
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.merging import Merger
-from holdfast.core.engine.merging_folder import MergingFolder
-from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.merge.merging import Merger
+from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import encode_json
 from holdfast.streams import JoinStreamTable, Session, Windowed, final, updates
 

@@ -8,7 +8,7 @@ import re
 
 from holdfast.streams import Ranked
 from holdfast.testing import Topology
-from tests.core.streams.test_join_examples import example
+from tests.core.streams.joins.test_join_examples import example
 from tests.support.places import ROOT
 
 MINUTE_MS = 60_000

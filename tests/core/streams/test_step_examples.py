@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.testing import Topology
-from tests.core.streams.test_join_examples import example
+from tests.core.streams.joins.test_join_examples import example
 from tests.support.places import ROOT
 from tests.test_tutorial import files
 

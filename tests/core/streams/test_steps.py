@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.declared.graph import TopologyGraph
+from holdfast.core.engine.declared.partitioners import by_key
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Json, Text
+from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.declared.streams import Internal, Stream
 from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.folding import Folder
-from holdfast.core.engine.graph import TopologyGraph
-from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.partitioners import by_key
-from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.serdes import Json, Text
-from holdfast.core.engine.sources import Source
-from holdfast.core.engine.streams import Internal, Stream
+from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ConfigError, TopologyError
 from holdfast.streams import Branch, Filter, Map, Merge, Rekey, count
 from holdfast.testing import Topology

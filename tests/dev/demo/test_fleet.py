@@ -25,8 +25,8 @@ from holdfast.core.claims.frames import (
     encode,
 )
 from holdfast.core.claims.guarded import AnomalyKind, Claim
-from holdfast.core.engine.codec import RowCodec, text_key
-from holdfast.core.engine.folding import Batch, Folder
+from holdfast.core.engine.fold.folding import Batch, Folder
+from holdfast.core.engine.state.codec import RowCodec, text_key
 from holdfast.dev.demo import capture
 from holdfast.dev.demo.fleet import Fleet, FleetPlan, LiveFleet
 from holdfast.dev.demo.table_reader import compare, probe_topic

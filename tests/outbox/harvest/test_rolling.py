@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
-from holdfast.core.engine.partitioners import murmur2
+from holdfast.core.engine.declared.partitioners import murmur2
 from holdfast.core.producers.audit import Rules
 from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker

@@ -1,0 +1,1 @@
+"""The topics of claim groups as their members read and write them."""

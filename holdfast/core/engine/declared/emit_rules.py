@@ -1,0 +1,70 @@
+"""What a fold may emit: what a producer takes, to the topics that its processor names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.emits import Emit
+from holdfast.errors import FoldError
+
+HEADER_BYTES = 10
+"""What a header takes besides its name and content, at most."""
+
+
+class EmitRules:
+    """What one processor may emit."""
+
+    def __init__(self, processor: Processor[Any, Any], limit_bytes: int) -> None:
+        self._processor, self._limit_bytes = processor, limit_bytes
+        self._may_emit_to = frozenset(processor.emits)
+
+    def check_all(self, emits: Iterable[Emit]) -> None:
+        """Do what `check` does for each of *emits*, at once for what is plainly in order."""
+        declared, limit_bytes = self._may_emit_to, self._limit_bytes
+        for emit in emits:
+            if (
+                type(emit) is Emit
+                and type(emit.topic) is str
+                and emit.topic in declared
+                and (type(key := emit.key) is bytes or (type(key) is str and key.isascii()))
+                and type(value := emit.value) is bytes
+                and len(key) + len(value) <= limit_bytes
+                and emit.partition is None
+                and emit.headers == ()
+            ):
+                continue
+            self.check(emit)
+
+    def check(self, emit: Emit) -> None:
+        """Raise for what a producer would refuse: once the transaction is being written, one bad record
+        would stop the partition.
+        """
+        if not isinstance(emit, Emit):
+            raise FoldError(f"a fold may emit only Emit, not {type(emit).__name__}")
+        topic, key, value, partition = emit.topic, emit.key, emit.value, emit.partition
+        if not isinstance(topic, str) or topic not in self._may_emit_to:
+            name, declared = self._processor.name, ", ".join(self._processor.emits) or "none"
+            raise FoldError(
+                f"emit to {topic!r:.200}: not among the emits of processor {name} ({declared}); declare it there"
+            )
+        if not isinstance(key, str | bytes | type(None)) or not isinstance(value, bytes | type(None)):
+            raise FoldError(f"emit to {topic}: key must be str or bytes and value bytes, or None")
+        if partition is not None and not (type(partition) is int and 0 <= partition < 1 << 31):
+            raise FoldError(f"emit to {topic}: partition {partition!r:.200} is not a partition's number")
+        size = len(key.encode() if isinstance(key, str) else key or b"") + len(value or b"")
+        if not isinstance(emit.headers, tuple | list):
+            raise FoldError(
+                f"emit to {topic}: headers must be a tuple of (name, value), not {type(emit.headers).__name__}"
+            )
+        for header in emit.headers:
+            match header:
+                case (str() as name, bytes() | None as content):
+                    size += HEADER_BYTES + len(name.encode()) + len(content or b"")
+                case _:
+                    raise FoldError(
+                        f"emit to {topic}: header {header!r:.200} is not a pair of a str and bytes or None"
+                    )
+        if size > self._limit_bytes:
+            raise FoldError(f"emit to {topic} takes {size} bytes, the limit is {self._limit_bytes}")

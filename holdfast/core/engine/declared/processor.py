@@ -1,0 +1,411 @@
+"""What a user declares: a processor is a decoder and a fold, or several of each, and the type of a row.
+
+Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from holdfast.core.engine.declared.declaring import is_topic, why_uncallable
+from holdfast.core.engine.declared.global_tables import LIMIT_GLOBALS, Global
+from holdfast.core.engine.declared.named_tables import Table, declared_table, why_wrong_tables
+from holdfast.core.engine.declared.retention import retentions
+from holdfast.core.engine.declared.sources import (
+    ASKED,
+    DECODER_INPUTS,
+    INPUTS,
+    LIMIT_SOURCES,
+    DecoderInput,
+    FoldColumns,
+    FoldWith,
+    Input,
+    Source,
+    SourceFold,
+    columns_in,
+    fingerprint,
+)
+from holdfast.core.engine.declared.streams import Internal
+from holdfast.core.engine.emits import Emit, Emits, Headers
+from holdfast.core.engine.state.row_types import why_unfit
+from holdfast.core.engine.state.rows import Rows
+from holdfast.errors import ConfigError
+
+__all__ = ["INPUTS", "DecoderInput", "Emit", "Emits", "Headers", "Input", "Processor", "by_name"]
+
+E = TypeVar("E")
+R = TypeVar("R")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor(Generic[E, R]):
+    """A named, versioned fold of one source topic, or of several, into a table of rows.
+
+    *decode* gets the *inputs* of a record in that order (its value; its key, headers, topic, partition, offset and timestamp too, if they
+    are named; the timestamp is its append time in ms, -1 for none) and returns an event, or raises: then the record goes to quarantine.
+    *fold* gets the rows of the record's partition, the event and the partition's stream time in ms (the highest append time so far); it
+    changes rows and may return or yield what to emit. *on_wake* is called when stream time passes a time set with `rows.wake_at`. All
+    three must be pure: no clock, no randomness, no input or output.
+
+    *route* tells queries in which source partition a row key lives, given the partition count; without it, or for None, a query asks every
+    partition, since only the records' producer knows. `emits` names the topics the fold may emit to, or `Stream`s: a record whose fold emits to another
+    is refused. With *in_place* the fold emits into the partition of the record it was given, so each of them
+    needs as many partitions as the source.
+
+    Rows of another *version* are never read: each version has its own table and changelog, built from the
+    log's beginning.
+
+    **Several sources.** `on={customers: keep, orders: enrich}` in place of *source*, *decode* and *fold* names
+    up to 8 co-partitioned sources, each a `Source` with its own fold, or `FoldWith` for one that asks for more
+    than the event. They share the rows and one stream time. Records are folded in order of append time;
+    of those of one ms the source that is named first comes first. Where a worker had to fold in another order, or
+    looked at its clock, that is recorded in the processor's *choices* (docs/DESIGN.md, "Choices"), which no
+    version is part of: to add, remove or reorder sources, give the processor another name. *on_tick* is called
+    for times set with `rows.wake_at(key, at_ms, clock="tick")` when the worker's clock passes them.
+
+    **Event time.** *on_event* is called for times set with `rows.wake_at(key, at_ms, clock="event")` when event time passes them, before
+    the record is folded that moves it. Event time is the highest that the events folded so far tell, by *time* or, with `on=`, by the
+    `time` of each source; all sources share it. A source without `time` has stream time for it; a record without a value has none. A record is
+    refused if its time raises or is no int, and then moves nothing. It is in the position, so a processor needs another version when *on_event*
+    comes or goes.
+
+    **Several tables.** `tables={"sessions": Session}` declares named tables beside the processor's own, each
+    with its type; a fold has the rows of one by `rows.table("sessions")`. They change in the same transaction
+    and lie in the same changelog. Queries name them PROCESSOR.TABLE.
+
+    **Global tables.** `reads=(rates,)`, with `on=`, lets folds look into a `Global`: `rows.globals[rates].get(key)`. What they see
+    is as of a position that is recorded with the choices. To add, remove or reorder globals, give the processor another name.
+    """
+
+    name: str
+    row: Any
+    source: str = ""
+    decode: Callable[..., E] = None  # type: ignore[assignment]  # needed with source, refused with on
+    fold: Callable[[Rows[R], E, int], Emits] = None  # type: ignore[assignment]
+    on: Mapping[Source[Any], Callable[[Rows[R], Any, int], Emits] | FoldWith | FoldColumns] | None = field(
+        default=None, hash=False
+    )
+    version: int = 1
+    inputs: tuple[DecoderInput, ...] = ("value",)
+    time: Callable[[E], int] | None = None
+    on_wake: Callable[[Rows[R], str, int], Emits] | None = None
+    on_tick: Callable[[Rows[R], str, int], Emits] | None = None
+    on_event: Callable[[Rows[R], str, int], Emits] | None = None
+    route: Callable[[str, int], int | None] | None = None
+    emits: tuple[str, ...] = ()
+    in_place: bool = False
+    tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    reads: tuple[Global[Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"processor name {self.name!r}: use 1 to 100 letters, digits, '_' or '-'; it becomes part of a topic's name"
+            )
+        if self.on is not None:
+            self._check_sources(self.on)
+        elif self.on_tick is not None:
+            raise self._wrong(
+                "on_tick needs on=: write on={Source(...): fold} in place of source, decode and fold"
+            )
+        self._check_topics()
+        if type(self.version) is not int:
+            raise self._wrong(f"version {self.version!r} is not a whole number: write version=2, say")
+        if self.version < 1:
+            raise self._wrong(f"version {self.version}; versions start at 1")
+        if isinstance(self.inputs, str):
+            raise self._wrong(f"inputs {self.inputs!r}; write a tuple: ({self.inputs!r},)")
+        if (
+            not isinstance(self.inputs, tuple | list)
+            or not self.inputs
+            or any(name not in DECODER_INPUTS for name in self.inputs)
+        ):
+            raise self._wrong(f"inputs {self.inputs}; choose from {', '.join(DECODER_INPUTS)}")
+        self._check_event_time()
+        self._check_functions()
+        if (why := why_unfit(self.row)) is not None:
+            raise self._wrong(f"row type {self.row!r:.200}: {why}")
+        if (why := why_wrong_tables(self.tables)) is not None:
+            raise self._wrong(why)
+        if self.reads:
+            self._check_globals()
+        retentions([self])
+
+    def _check_globals(self) -> None:
+        if not isinstance(self.reads, tuple):
+            raise self._wrong(f"reads is {self.reads!r:.200}; write a tuple of Global: reads=(rates,)")
+        if self.on is None:
+            raise self._wrong(
+                "reads needs on=: write on={Source(...): fold} in place of source, decode and fold"
+            )
+        if len(self.reads) > LIMIT_GLOBALS:
+            raise self._wrong(f"reads names {len(self.reads)} globals, {LIMIT_GLOBALS} are the most")
+        names: set[str] = set()
+        for each in self.reads:
+            if not isinstance(each, Global):
+                raise self._wrong(
+                    f"reads has {each!r:.200}; write Global(name, Source(...), fold=..., row=...)"
+                )
+            if each.name in names:
+                raise self._wrong(f"reads names {each.name!r:.200} twice")
+            names.add(each.name)
+            try:
+                Processor(name=each.name, on={each.source: each.fold}, row=each.row)
+            except ConfigError as error:
+                raise self._wrong(f"reads a global that is declared wrong: {error}") from error
+            if isinstance(each.source.topic, Internal):
+                raise self._wrong(
+                    f"global {each.name} folds {each.topic}, an internal topic, which is trimmed and bears its writer's version: emit to a Stream instead"
+                )
+
+    def _check_sources(self, on: Mapping[Source[Any], Any]) -> None:
+        mixed = [name for name in ("source", "decode", "fold", "time") if getattr(self, name)]
+        if mixed or self.inputs != ("value",):
+            what = ", ".join(mixed or ["inputs"])
+            raise self._wrong(
+                f"has both on= and {what}: with on= each source has a serde, a time and a fold of its own"
+            )
+        if not isinstance(on, Mapping):
+            raise self._wrong(f"on is {on!r:.200}; write a dict: {{Source(...): fold}}")
+        if not on:
+            raise self._wrong("on names no source: write on={Source(...): fold}")
+        if len(on) > LIMIT_SOURCES:
+            raise self._wrong(
+                f"on names {len(on)} sources, {LIMIT_SOURCES} are the most: fold some of them into one topic first"
+            )
+        for source in on:
+            if not isinstance(source, Source):
+                raise self._wrong(f"on has {source!r:.200} for a source; write Source(topic, serde)")
+            for part, name in ((source.serde, "serde"), (source.key, "key")):
+                if not callable(getattr(part, "decode", None)):
+                    raise self._wrong(
+                        f"the {name} of {source.topic!r:.200} is {part!r:.200}; write Json(...), say"
+                    )
+        topics = [source.topic for source in on]
+        if twice := {topic for topic in topics if topics.count(topic) > 1}:
+            raise self._wrong(f"on names {min(twice)} twice: a source has one fold")
+
+    def _check_topics(self) -> None:
+        if not isinstance(self.source, str):
+            raise self._wrong(
+                f"source {self.source!r:.200} is not the name of a topic: a processor folds one; declare one for each topic, "
+                "or on={Source(...): fold} for a table of several"
+            )
+        if isinstance(self.emits, str):
+            raise self._wrong(f"emits {self.emits!r}; write a tuple of topics: ({self.emits!r},)")
+        if not isinstance(self.emits, tuple | list):
+            raise self._wrong(f"emits {self.emits!r:.200} is not a tuple of topics")
+        for topic in (*self._sources, *self.emits):
+            if not is_topic(topic):
+                hint = (
+                    ""
+                    if self.source or self.on
+                    else ": write source='...', or on={Source(...): fold} for several"
+                )
+                raise self._wrong(f"{topic!r:.200} is not a valid Kafka topic name{hint}")
+        for topic in self.emits:
+            if isinstance(topic, Internal) and topic.version != self.version:
+                raise self._wrong(
+                    f"version {self.version} emits to {str(topic)!r}, an internal topic of version {topic.version}: its name bears the "
+                    f"version of its writer; write Internal({topic.base!r}, ..., version={self.version})"
+                )
+
+    def _check_event_time(self) -> None:
+        if self.on is None and self.time is not None and self.on_event is None:
+            raise self._wrong(
+                "time tells event time to on_event, which is missing: declare it, or leave out time"
+            )
+        if self.on_event is None:
+            return
+        if self.on is None and self.time is None:
+            raise self._wrong(
+                "on_event needs time=, which tells an event's time: without it take clock='append'"
+            )
+        if self.on is not None and all(source.time is None for source in self.on):
+            raise self._wrong(
+                "on_event needs Source(..., time=...), which tells an event's time: without it take clock='append'"
+            )
+
+    def _check_functions(self) -> None:
+        timed = ("rows", "key", "at_ms")
+        wanted = [*self._folds_wanted()]
+        wanted += [
+            (name, call, timed)
+            for name in ("on_wake", "on_tick", "on_event")
+            if (call := getattr(self, name)) is not None
+        ]
+        if self.route is not None:
+            wanted.append(("route", self.route, ("key", "partitions")))
+        for name, call, takes in wanted:
+            if (why := why_uncallable(call, takes)) is not None:
+                whence = "; its arguments are the inputs" if name == "decode" else ""
+                raise self._wrong(f"{name} {why}{whence}")
+
+    def _folds_wanted(self) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+        """Yield (name, function, what it is called with) of all that is called for each record."""
+        folded = ("rows", "event", "at_ms")
+        if self.on is None:
+            yield "decode", self.decode, tuple(self.inputs)
+            yield "fold", self.fold, folded
+            if self.time is not None:
+                yield "time", self.time, ("event",)
+        for source, fold in (self.on or {}).items():
+            if isinstance(fold, FoldColumns):
+                yield f"decode of {source.topic}", fold.decode, tuple(fold.inputs)
+                yield f"fold of {source.topic}", fold.fold, folded
+                continue
+            asked: Any = fold.inputs if isinstance(fold, FoldWith) else ()
+            if not isinstance(asked, tuple | list) or any(name not in ASKED for name in asked):
+                raise self._wrong(f"inputs {asked!r:.200} of {source.topic}; choose from {', '.join(ASKED)}")
+            if "event_ms" in asked and source.time is None:
+                raise self._wrong(
+                    f"the fold of {source.topic} asks for event_ms: write Source(..., time=...), which tells it"
+                )
+            if source.time is not None:
+                yield f"time of {source.topic}", source.time, ("event",)
+            yield (
+                f"fold of {source.topic}",
+                fold.fold if isinstance(fold, FoldWith) else fold,
+                (*folded, *asked),
+            )
+
+    def _wrong(self, text: str) -> ConfigError:
+        return ConfigError(f"processor {self.name}: {text}")
+
+    @property
+    def columns(self) -> tuple[Input, ...]:
+        """Return the columns that batches of the one source must have: those of `inputs`, without what each batch has."""
+        return columns_in(self.inputs)
+
+    @property
+    def has_event_time(self) -> bool:
+        """Return whether its position has event time, and its folds may set timers of the event clock."""
+        return self.on_event is not None
+
+    @property
+    def stateless(self) -> bool:
+        """Return whether this is a step that keeps no rows: all that its changelog holds is its position."""
+        return False
+
+    @property
+    def passing(self) -> bool:
+        """Return whether rows that come and go within one transaction are left out of what is stored."""
+        return False
+
+    def send_all(self, columns: Sequence[Sequence[Any]]) -> list[Emit]:
+        """Return what a stateless step sends for records in columns, as its decoder and fold would one by one."""
+        raise NotImplementedError("only steps send without rows")
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Return the topics that are folded, in the order of their numbers."""
+        return tuple(map(str, self._sources))
+
+    @property
+    def _sources(self) -> tuple[str, ...]:
+        return (self.source,) if self.on is None else tuple(source.topic for source in self.on)
+
+    @property
+    def declared_topics(self) -> tuple[str, ...]:
+        """Return every topic that the declaration names, as names that may carry a retention."""
+        return (*self._sources, *self.emits, *(each.source.topic for each in self.reads))
+
+    @property
+    def kept_whole(self) -> tuple[str, ...]:
+        """Return the topics of the globals that are read: of these no record may be deleted."""
+        return tuple(each.topic for each in self.reads)
+
+    @property
+    def internal(self) -> tuple[Internal[Any], ...]:
+        """Return those of the sources that are declared as internal topics."""
+        return tuple(topic for topic in self._sources if isinstance(topic, Internal))
+
+    @property
+    def folds(self) -> tuple[SourceFold, ...]:
+        """Return the sources of `on` with their folds, in the order of their numbers; none without `on`."""
+        return tuple(
+            SourceFold(at, source, fold) for at, (source, fold) in enumerate((self.on or {}).items())
+        )
+
+    @property
+    def lineage(self) -> int:
+        """Return what tells positions in internal topics of other versions apart; 0 where no source is internal."""
+        return fingerprint(self.topics) if self.internal else 0
+
+    @property
+    def signature(self) -> int:
+        """Return the fingerprint of what positions and choices number: the sources, and the globals that are read."""
+        return fingerprint((*self.topics, *(f"{each.name} {each.topic}" for each in self.reads)))
+
+    @property
+    def table(self) -> str:
+        """Return the table's name: name and version, so that versions never share state."""
+        return f"{self.name}.v{self.version}"
+
+    def row_of(self, table: str) -> Any:
+        """Return the type of the rows of a table; "" is the processor's own."""
+        return self._declared(table).row if table else self.row
+
+    def route_of(self, table: str) -> Callable[[str, int], int | None] | None:
+        """Return what tells queries where a row key of a table lives; "" is the processor's own."""
+        return self._declared(table).route if table else self.route
+
+    def _declared(self, table: str) -> Table:
+        if table not in self.tables:
+            known = ", ".join(f"{self.name}.{name}" for name in self.tables) or "none besides its own"
+            raise self._wrong(f"no table {table!r:.200}; its tables: {known}")
+        return declared_table(self.tables[table])
+
+    def changelog(self, app: str) -> str:
+        """Return the changelog topic of this table in application *app* (Faust's naming)."""
+        return f"{app}-{self.table}-changelog"
+
+    def choices(self, app: str) -> str:
+        """Return the topic of the choices of a processor of several sources: one for all its versions, but another for
+        other versions of its internal sources, which are other logs.
+        """
+        return f"{app}-{self.name}-choices{''.join(f'.v{each.version}' for each in self.internal)}"
+
+    def transactional_id(self, app: str, partition: int) -> str:
+        """Return the id whose epoch fences older owners; one per application, processor and partition."""
+        return f"{app}.{self.name}.{partition}"
+
+
+def table_name(processor: Processor[Any, Any], table: str = "") -> str:
+    """Return what queries name a table: PROCESSOR, or PROCESSOR.TABLE for a named one."""
+    return f"{processor.name}.{table}" if table else processor.name
+
+
+def by_name(processors: Sequence[Processor[Any, Any]]) -> dict[str, Processor[Any, Any]]:
+    """Return *processors* by their names; ConfigError when they are not a list of processors, or two share
+    a name.
+    """
+    if isinstance(processors, Processor):
+        raise ConfigError(
+            f"processors is the processor {processors.name} alone; write a list: [{processors.name}]"
+        )
+    if not isinstance(processors, Sequence) or isinstance(processors, str | bytes):
+        raise ConfigError(f"processors is {processors!r:.200}; write a list of Processor")
+    found: dict[str, Processor[Any, Any]] = {}
+    for each in processors:
+        if isinstance(each, tuple) and each and all(isinstance(one, Processor) for one in each):
+            raise ConfigError(
+                f"processors holds the {len(each)} processors {', '.join(one.name for one in each)} in one place: write [*{each[-1].name}], with a "
+                "star, say"
+            )
+        if not isinstance(each, Processor):
+            raise ConfigError(
+                f"processors holds {each!r:.200}, which is not a Processor; write Processor(name=..., source=..., ...)"
+            )
+        if each.name in found:
+            raise ConfigError(
+                f"two processors share a name, {each.name} of {', '.join(found[each.name].topics)} and of {', '.join(each.topics)}: give one another, since "
+                "tables and topics are named after it"
+            )
+        found[each.name] = each
+    return found

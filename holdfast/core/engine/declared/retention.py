@@ -1,0 +1,127 @@
+"""How long the records of a topic are kept, declared once and carried by the topic's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, Self
+
+from holdfast.core.engine.declared.durations import duration_ms
+from holdfast.errors import ConfigError
+
+FOREVER_MS = -1
+"""Kafka's `retention.ms` of a topic whose records are never deleted."""
+_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms"))
+
+
+class KeptTopic(str):
+    """The name of a topic whose records are kept for *retention_ms*, FOREVER_MS for ever."""
+
+    retention_ms: int
+
+    def __new__(cls, topic: str, retention_ms: int) -> Self:
+        made = super().__new__(cls, topic)
+        made.retention_ms = retention_ms
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KeptTopic, (str(self), self.retention_ms)
+
+
+def retention_ms(retention: str | int | None, whose: str) -> int | None:
+    """Return *retention* in ms: a duration such as "7d", whole ms, "forever" (FOREVER_MS), or None for undeclared.
+
+    ConfigError, which names *whose*, for anything else.
+
+    >>> [retention_ms(each, "source 'orders'") for each in ("7d", "forever", 5_000, None)]
+    [604800000, -1, 5000, None]
+    """
+    if retention is None or retention == "forever":
+        return None if retention is None else FOREVER_MS
+    try:
+        return duration_ms(retention, f"retention of {whose}")
+    except ConfigError as error:
+        raise ConfigError(f'{error}; "forever" keeps all records') from error
+
+
+def declared_ms(topic: str) -> int | None:
+    """Return how long the records of *topic* are declared to be kept, in ms; None for a plain name."""
+    found: int | None = getattr(topic, "retention_ms", None)
+    return found
+
+
+def kept(topic: str, retention: str | int | None, whose: str) -> str:
+    """Return *topic* as a name that carries *retention*; ConfigError when the name carries another already."""
+    declared, before = retention_ms(retention, whose), declared_ms(topic)
+    if declared is None or declared == before:
+        return topic
+    if before is not None:
+        raise ConfigError(
+            f"{whose}: its stream is declared with retention {spoken(before)}, and here with {spoken(declared)}: declare one of the two"
+        )
+    return KeptTopic(str(topic), declared)
+
+
+def spoken(ms: int) -> str:
+    """Return a retention as it is declared.
+
+    >>> [spoken(each) for each in (FOREVER_MS, 604_800_000, 90_000, 1_500, 1)]
+    ['forever', '7d', '90s', '1500ms', '1ms']
+    """
+    if ms == FOREVER_MS:
+        return "forever"
+    return next(f"{ms // unit}{name}" for unit, name in _UNITS if ms % unit == 0)
+
+
+def is_shorter(one_ms: int, other_ms: int) -> bool:
+    """Return whether records kept for *one_ms* are gone before those kept for *other_ms*.
+
+    >>> is_shorter(5, FOREVER_MS), is_shorter(FOREVER_MS, 5), is_shorter(5, 6), is_shorter(6, 6)
+    (True, False, True, False)
+    """
+    return one_ms != FOREVER_MS and (other_ms == FOREVER_MS or one_ms < other_ms)
+
+
+class _Declared(Protocol):
+    """What of a processor names topics."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def declared_topics(self) -> tuple[str, ...]: ...
+
+    @property
+    def kept_whole(self) -> tuple[str, ...]: ...
+
+
+def retentions(processors: Iterable[_Declared]) -> dict[str, int]:
+    """Return the retention in ms of each topic for which *processors* declare one.
+
+    ConfigError when two declarations of one topic differ, or when the topic of a global table has a limit.
+    """
+    processors = list(processors)
+    found: dict[str, tuple[int, str]] = {}
+    for topic, ms, name in _declarations(processors):
+        known_ms, by = found.setdefault(topic, (ms, name))
+        if known_ms != ms:
+            where = f"processor {name}" if by == name else f"processors {by} and {name}"
+            raise ConfigError(
+                f"topic {topic} is declared with retention {spoken(known_ms)} and {spoken(ms)}, by {where}: a topic has one retention; "
+                "declare the same at each, or at one place alone"
+            )
+    for processor in processors:
+        for topic in processor.kept_whole:
+            ms, by = found.get(topic, (FOREVER_MS, ""))
+            if ms != FOREVER_MS:
+                raise ConfigError(
+                    f"topic {topic} is declared with retention {spoken(ms)} by processor {by}, but processor {processor.name} reads a global table of it, "
+                    'which needs all records: write retention="forever", or leave it out'
+                )
+    return {topic: ms for topic, (ms, _) in found.items()}
+
+
+def _declarations(processors: Iterable[_Declared]) -> Iterator[tuple[str, int, str]]:
+    for processor in processors:
+        for topic in processor.declared_topics:
+            if (ms := declared_ms(topic)) is not None:
+                yield str(topic), ms, processor.name

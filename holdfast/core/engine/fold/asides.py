@@ -1,0 +1,64 @@
+"""Results whose time has come while a record of another key, or a tick, is folded: their failures are not its own.
+
+At full speed such a failure is raised as any other, and the transaction is folded again with care. Then it is put aside: the record
+that was met is folded all the same, and the folder refuses the result alone, at the stage "close".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.state.rows import Rows
+
+_ASIDES = "asides"
+
+
+class Asides:
+    """What is put aside while one record, timer or tick is folded with care."""
+
+    __slots__ = ("_check", "_failures", "failed")
+
+    def __init__(self, check: Callable[[Emit], None], failures: tuple[type[BaseException], ...]) -> None:
+        self._check, self._failures = check, failures
+        self.failed: list[tuple[str, BaseException]] = []
+
+    def attempt(self, what: str, make: Callable[[], Emit]) -> Emit | None:
+        """Return what *make* gives; None, and its failure is put aside, where that cannot be sent."""
+        try:
+            emit = make()
+            self._check(emit)
+        except MemoryError:
+            raise
+        except self._failures as error:
+            self.failed.append((what, error))
+            return None
+        return emit
+
+
+def open_asides(rows: Rows[Any], asides: Asides) -> None:
+    """Have `emit_result` put failures aside in *asides* until `close_asides`, or until changes are taken back."""
+    rows.derived[_ASIDES] = asides
+
+
+def close_asides(rows: Rows[Any]) -> None:
+    """Have failures raised again."""
+    rows.derived.pop(_ASIDES, None)
+
+
+def emit_result(rows: Rows[Any], emits: list[Emit], what: str, make: Callable[[], Emit]) -> None:
+    """Add to *emits* the result that *make* gives, whose time has come.
+
+    *what* names its key and window: it stands before the reason of a failure.
+    """
+    asides: Asides | None = rows.derived.get(_ASIDES)
+    emit = make() if asides is None else asides.attempt(what, make)
+    if emit is not None:
+        emits.append(emit)
+
+
+def put_aside(rows: Rows[Any]) -> int:
+    """Return how many results have been put aside since the record, timer or tick was met."""
+    asides: Asides | None = rows.derived.get(_ASIDES)
+    return 0 if asides is None else len(asides.failed)

@@ -1,0 +1,169 @@
+"""The fold of a partition of one source: batches of records in, one transaction's worth of changes out.
+
+Live, local and Spark all run this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import length_hint
+from typing import Any, TypeVar
+
+from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.sources import decoder_columns, event_time
+from holdfast.core.engine.fold.paced import Paced
+from holdfast.core.engine.fold.stepping import (
+    LIMIT_BYTES,
+    STEP_RECORDS,
+    STEP_S,
+    USERS_FAILURES,
+    Refused,
+    Stage,
+    SteppingFolder,
+    Transition,
+    Written,
+)
+from holdfast.core.engine.state.codec import (
+    APPLIED,
+    EVENT_MARKER_FORMAT,
+    NOTHING_APPLIED,
+    EventMarker,
+    Marker,
+    encode_marker,
+)
+from holdfast.core.engine.state.rows import JournaledRows, Store
+
+__all__ = [
+    "LIMIT_BYTES",
+    "STEP_RECORDS",
+    "STEP_S",
+    "USERS_FAILURES",
+    "Batch",
+    "Changes",
+    "Folder",
+    "Refused",
+    "Stage",
+    "Transition",
+]
+
+R = TypeVar("R")
+
+
+@dataclass(slots=True, kw_only=True)
+class Changes(Written):
+    """What one transaction writes: stored keys with new values (None deletes), records to emit, records
+    refused.
+
+    *marker* closes the transaction: everything up to `marker.applied` is in the state once this is applied.
+    """
+
+    marker: Marker
+
+    def closing(self) -> tuple[bytes, bytes]:
+        return APPLIED, encode_marker(self.marker)
+
+
+class Folder(SteppingFolder[R, Batch, Changes]):
+    """The folder of a processor of one source: its position is an offset, *applied*.
+
+    What it is given are batches; those that were applied before, it passes over.
+    """
+
+    def __init__(
+        self,
+        processor: Processor[Any, R],
+        store: Store,
+        *,
+        applied: int = NOTHING_APPLIED,
+        stream_ms: int = -1,
+        event_ms: int | None = None,
+        cache_rows: int = 200_000,
+        limit_bytes: int = LIMIT_BYTES,
+        trace: Callable[[Transition[R]], None] | None = None,
+    ) -> None:
+        assert event_ms is not None or not processor.has_event_time or applied == NOTHING_APPLIED, (
+            "a position has event time"
+        )
+        super().__init__(processor, store, stream_ms, cache_rows, limit_bytes, trace, event_ms=event_ms)
+        self.applied, self._lineage = applied, processor.lineage
+        self._takes, self._plain = tuple(processor.inputs), len(processor.inputs) == len(processor.columns)
+        self._call = self._timed(processor.fold, self._time) if processor.has_event_time else processor.fold
+
+    def _time(self, event: Any, stream_ms: int) -> int:
+        return event_time(self.processor.source, self.processor.time, event, stream_ms)
+
+    def _columns(self, batch: Batch) -> tuple[Sequence[Any], ...]:
+        return (
+            batch.columns if self._plain else decoder_columns(self._takes, str(self.processor.source), batch)
+        )
+
+    def _fresh(self, batches: Iterable[Batch], taken: list[Batch]) -> Iterator[Batch]:
+        applied = self.applied
+        for batch in batches:
+            if (rest := batch.after(applied)).offsets:
+                applied = rest.offsets[-1]
+                taken.append(rest)
+                yield rest
+
+    def _fast_step(self, batch: Batch) -> int:
+        if self.processor.stateless:
+            self._emits += self.processor.send_all(batch.columns)
+            self.stream_ms = max(self.stream_ms, *batch.times_ms)
+            return batch.records
+        rows, fold, emit, now_ms = self.rows, self._call, self._emits.extend, self.stream_ms
+        events, times = map(self.processor.decode, *self._columns(batch)), iter(list(batch.times_ms))
+        waits = False
+        for event, at_ms in zip(events, times, strict=True):
+            if at_ms > now_ms:
+                now_ms = at_ms
+                if rows.next_wake_ms <= now_ms and not self._wake_fast(rows, now_ms):
+                    waits = True
+                    break
+            emits = fold(rows, event, now_ms)
+            if emits is not None:
+                if emits.__class__ is Paced:
+                    self._rest, self._rest_before = emits.parts, False
+                    break
+                emit(emits)
+        self.stream_ms = now_ms
+        # What is left tells how many were folded: to count each would take a hundredth of the time.
+        return batch.records - length_hint(times) - waits
+
+    def _careful_batch(self, rows: JournaledRows[R], batch: Batch) -> Iterator[object]:
+        decode, fold = self.processor.decode, self.processor.fold
+        columns = self._columns(batch)
+        for at, (offset, at_ms) in enumerate(zip(batch.offsets, batch.times_ms, strict=True)):
+            inputs = [column[at] for column in columns]
+            yield from self._careful_record(
+                rows, ("", offset), at_ms, partial(decode, *inputs), fold, self._time
+            )
+            yield None
+
+    def unchanged(self) -> Changes:
+        return Changes(marker=self._marker(self.applied), records=0)
+
+    def _marker(self, applied: int) -> Marker:
+        position = (applied, self.stream_ms, self.processor.version)
+        if self._events is None:
+            return Marker(*position, sources=self._lineage)
+        return EventMarker(*position, EVENT_MARKER_FORMAT, self._lineage, event_ms=self.event_ms)
+
+    def _moved(self) -> None:
+        assert self.changes is not None
+        self.applied = self.changes.marker.applied
+
+    def _finished(self, taken: list[Batch], records: int, puts: list[tuple[bytes, bytes | None]]) -> Changes:
+        marker = self._marker(_offset_of(taken, records))
+        return Changes(marker=marker, records=records, puts=puts, emits=self._emits, refused=self._refused)
+
+
+def _offset_of(batches: list[Batch], records: int) -> int:
+    """Return the offset of the last of the first *records* of *batches*."""
+    for batch in batches:
+        if records <= len(batch.offsets):
+            return batch.offsets[records - 1]
+        records -= len(batch.offsets)
+    raise AssertionError("more records were folded than there are")

@@ -1,0 +1,640 @@
+"""What all folders do: fold a transaction at full speed, and again with care when anything in it fails.
+
+A folder adds what it is given to fold, and how it tells its position.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice
+from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
+
+from holdfast.core.engine.declared.emit_rules import EmitRules
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.sources import EventTime
+from holdfast.core.engine.emits import Emit, Emits
+from holdfast.core.engine.fold.asides import Asides, close_asides, open_asides
+from holdfast.core.engine.fold.paced import Paced
+from holdfast.core.engine.fold.table_parts import TablePart, table_parts
+from holdfast.core.engine.state.codec import (
+    EVENT,
+    encode_due,
+    event_key,
+    row_key,
+    row_keys,
+    text_key,
+    tick_key,
+    wake_key,
+)
+from holdfast.core.engine.state.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
+from holdfast.core.engine.state.timers import NEVER, TimerTable, timers_in
+from holdfast.errors import FoldError
+
+R = TypeVar("R")
+
+TopicOffset: TypeAlias = tuple[str, int]
+"""Topic and offset of a record in the partition that is folded. A `Place` is a topic and a partition."""
+Stage = Literal["decode", "fold", "wake", "tick", "close"]
+USERS_FAILURES = (Exception, SystemExit)
+"""How code of users fails.
+
+A fold that exits is one that fails: the process is not its own, and would meet the record again.
+"""
+STEP_RECORDS = 512
+STEP_S = 0.05
+"""What a step may take: a caller lets others work between steps.
+
+At full speed one of STEP_RECORDS takes 2 ms.
+"""
+WAKE_AT_ONCE = 2_000
+"""How many due timers of one record fire in a step."""
+LIMIT_BYTES = 1_000_000
+"""What a row, and a record that is emitted, may take. Topics are asked for as much when a worker starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A record (or, at stage "wake", a timer met at that record) that changed nothing because decoding or
+    folding it failed.
+
+    *topic* is the record's where a processor has several sources, else "". A timer that fails at a tick is at
+    stage "tick", without a topic, and its *offset* is the number of the tick's choice. At stage "close" it is the
+    result of a window, or of a record that met no partner, whose time came at that record or tick: it is not
+    sent, and all else is folded.
+    """
+
+    offset: int
+    stage: Stage
+    error: str
+    reason: str
+    topic: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition(Generic[R]):
+    """One change of one row: what the record at *offset* made of it; None for no row.
+
+    *topic* is the record's where a processor has several sources, else ""; what a tick changed has none
+    either, the number of its choice for an *offset*, and its time for *at_ms*. *table* is the name of the
+    row's table, "" for the processor's own.
+    """
+
+    offset: int
+    at_ms: int
+    key: str
+    before: R | None
+    after: R | None
+    topic: str = ""
+    table: str = ""
+
+
+class Sliceable(Protocol):
+    """Records to fold: a batch of one source, or a stretch of several."""
+
+    @property
+    def records(self) -> int: ...
+
+    def slice(self, start: int, stop: int) -> Self: ...
+
+
+P = TypeVar("P", bound=Sliceable)
+
+
+@dataclass(slots=True, kw_only=True)
+class Written(ABC):
+    """What one transaction writes whatever is folded: stored keys with new values (None deletes), records to
+    emit, records refused.
+    """
+
+    records: int
+    puts: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    emits: list[Emit] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+
+    def stored(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield every (key, value) of the changelog's part of the transaction, the marker last."""
+        yield from self.puts
+        yield self.closing()
+
+    @abstractmethod
+    def closing(self) -> tuple[bytes, bytes]:
+        """Return the key and value that end the changelog's part of the transaction: the position marker."""
+
+
+C = TypeVar("C", bound=Written)
+
+
+_Fold: TypeAlias = Callable[[Rows[R], Any, int], Emits]
+
+WITHIN: Any = object()
+"""What is yielded in the middle of a record: the transaction cannot end there."""
+
+
+def _parts_of(fold: _Fold[R], rows: Rows[R], event: Any, at_ms: int) -> Iterator[list[Emit]]:
+    """Fold a record when the first part is taken; yield what it emits."""
+    made = fold(rows, event, at_ms)
+    if isinstance(made, Paced):
+        yield from made.parts
+    else:
+        yield [*(made or ())]
+
+
+class _LooseError(Exception):
+    """The fold sets rows with values of another type than declared: a list in a tuple's place, say, which
+    the next record could change.
+    """
+
+
+class SteppingFolder(ABC, Generic[R, P, C]):
+    """State of one partition between transactions: its rows, its position, its stream time and, where the
+    processor has that, its event time.
+
+    A transaction is first folded at full speed. If anything in it fails, it is rolled back and folded again
+    record by record, each undone on failure: because folds are pure, the records before the bad one give the
+    same rows again, and a healthy stream pays next to nothing for being able to refuse one record. What is
+    refused does not depend on where the log was cut into transactions: the fast fold also looks at rows that
+    a later record of the transaction replaces. (One thing it does not see there, in rows of plain types: a
+    replaced row with values of another type than declared, a bool in an int's place say. A fold that is once
+    found to set a list in a tuple's place, or a bytearray in that of bytes, has each of its rows looked at
+    from then on.)
+
+    When the store fails, or memory runs out, no record is to blame: the error is raised, and `rollback` is
+    due.
+
+    With *trace*, every transaction is folded record by record and each change of a row is told.
+    """
+
+    def __init__(
+        self,
+        processor: Processor[Any, R],
+        store: Store,
+        stream_ms: int,
+        cache_rows: int,
+        limit_bytes: int,
+        trace: Callable[[Transition[R]], None] | None,
+        ticks: TimerTable | None = None,
+        event_ms: int | None = None,
+    ) -> None:
+        self.processor = processor
+        self.stream_ms = self._before_ms = stream_ms
+        self.event_ms = self._before_event_ms = -NEVER if event_ms is None else event_ms
+        self._events = timers_in(store, EVENT) if processor.has_event_time else None
+        self._parts = table_parts(processor, store, cache_rows, ticks, self._events)
+        self.rows: Rows[R] = self._parts[0].rows
+        self._limit_bytes, self._trace, self._rules = limit_bytes, trace, EmitRules(processor, limit_bytes)
+        self._emits: list[Emit] = []
+        self._refused: list[Refused] = []
+        self._open, self._enough = False, False
+        self._rest: Iterator[list[Emit]] | None = None
+        """The parts left of the last step at full speed: of its last record or, with `_rest_before`, of timers due before
+        the next record.
+        """
+        self._rest_before = False
+        # The first step is of one record, since nobody knows yet how long a fold takes; the next are of twice
+        # as many each.
+        self._step_records, self._most_records = 1, STEP_RECORDS
+        self._input_failure: Exception | None = None
+        self.changes: C | None = None
+
+    @abstractmethod
+    def _fresh(self, batches: Iterable[P], taken: list[P]) -> Iterator[P]:
+        """Yield what of *batches* was not applied before, and keep it in *taken*."""
+
+    @abstractmethod
+    def _fast_step(self, batch: P) -> int:
+        """Fold *batch*; raise whatever fails. Return how many of its records were folded.
+
+        Fewer than all are folded when one of them has more to do than a step may hold: what is left of it is `_rest`.
+        """
+
+    @abstractmethod
+    def _careful_batch(self, rows: JournaledRows[R], batch: P) -> Iterator[object]:
+        """Fold *batch*, each record undone and refused that fails; yield None behind each, and WITHIN one that takes long."""
+
+    @abstractmethod
+    def _moved(self) -> None:
+        """Take the position of `changes` as the state's."""
+
+    @abstractmethod
+    def _finished(self, taken: list[P], records: int, puts: list[tuple[bytes, bytes | None]]) -> C:
+        """Return the changes of the first *records* of *taken*."""
+
+    def fold(self, batches: Iterable[P]) -> C | None:
+        """Fold *batches* as one transaction; None when all of it was applied before.
+
+        Follow with `commit` or `rollback`.
+        """
+        for _ in self.steps(batches):
+            pass
+        return self.changes
+
+    def steps(self, batches: Iterable[P]) -> Iterator[None]:
+        """Fold *batches* as one transaction, yielding now and then so that a caller can let others work; then
+        see `changes`.
+
+        Each batch is asked for when those before it are folded. After `close_early` the transaction ends
+        before the last of what they hold, and no other is asked for: `changes.marker` tells where.
+        """
+        assert not self._open, "commit or roll back the transaction before folding the next"
+        taken: list[P] = []
+        fresh = self._fresh(batches, taken)
+        if next(fresh, None) is None:
+            return
+        self._open, self._enough = True, False
+        if self._trace is None:
+            try:
+                yield from self._fast(chain(tuple(taken), fresh), taken)
+                return
+            except MemoryError:
+                raise
+            except _LooseError:
+                self.rollback()
+                for each in self.rows.every():
+                    each.__class__ = (
+                        CanonicalRows  # from here on each row is at once what a later reader will find
+                    )
+                self._open, self._enough = True, False
+            except USERS_FAILURES:  # the store's comes up again below
+                self.rollback()
+                if self._input_failure is not None:
+                    raise  # no record is to blame, and none of those behind it can be had
+                yield
+                self._open, self._enough = True, False  # it cannot end before its first record
+        yield from self._careful(chain(tuple(taken), fresh), taken)
+
+    def close_early(self) -> None:
+        """Let the transaction being folded by `steps` end with what is folded so far; what is left of its
+        batches is for the next.
+        """
+        self._enough = True
+
+    def stepped(self, took_s: float) -> None:
+        """Be told how long the step of `steps` took that has just yielded: the next are as short as a slow
+        fold makes necessary.
+        """
+        if took_s > STEP_S:
+            self._most_records = max(1, int(self._step_records * STEP_S / took_s))
+            self._step_records = min(self._step_records, self._most_records)
+        elif took_s < STEP_S / 4:
+            self._most_records = min(STEP_RECORDS, 2 * self._most_records)
+
+    @abstractmethod
+    def unchanged(self) -> C:
+        """Return changes that change nothing, at the position of the state: for records that are written
+        beside it.
+        """
+
+    @property
+    def emitted(self) -> int:
+        """How many records the transaction being folded emits so far."""
+        return len(self._emits)
+
+    @property
+    def changing(self) -> int:
+        """How many rows the transaction being folded changes so far."""
+        return sum(len(each.changed()[0]) for each in self.rows.every())
+
+    def commit(self) -> None:
+        """Take `changes` as durable: the position moves and the rows become readable by later
+        transactions' look-ups.
+        """
+        assert self.changes is not None
+        self._moved()
+        self._before_ms, self._before_event_ms = self.stream_ms, self.event_ms
+        self.rows.commit()
+        self._forget()
+
+    def rollback(self) -> None:
+        """Forget the transaction in progress."""
+        self.stream_ms, self.event_ms = self._before_ms, self._before_event_ms
+        self.rows.rollback()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._emits, self._refused, self.changes, self._open = [], [], None, False
+        self._rest = None
+
+    def _raise_store_failure(self) -> None:
+        if self.rows.failures:
+            raise self.rows.failures[0]
+
+    # -- at full speed
+
+    def _fast(self, batches: Iterable[P], taken: list[P]) -> Iterator[None]:
+        records = 0
+        for batch in batches:
+            start, end, begun = 0, batch.records, False
+            while begun or not self._enough:
+                stop = min(end, start + self._step_records)
+                emitted = len(self._emits)
+                done = self._fast_step(
+                    batch.slice(start, stop) if end > self._step_records or start else batch
+                )
+                emitted = self._check_step(emitted)
+                # Timers may have fired for the next record, which has to be folded then.
+                begun = done < stop - start and self._rest_before
+                records += done
+                start += done
+                if self._rest is not None:
+                    yield from self._finish_rest(self._rest, emitted)
+                yield
+                if start >= end:
+                    break
+            if self._enough:
+                break
+        yield from self._close(taken, records, checked=False)
+
+    def _finish_rest(self, rest: Iterator[list[Emit]], emitted: int) -> Iterator[None]:
+        for part in rest:
+            self._emits += part
+            emitted = self._check_step(emitted)
+            yield
+        self._rest = None
+        if len(self._emits) > emitted or any(part.rows.put for part in self._parts):
+            self._check_step(emitted)
+
+    def _check_step(self, emitted: int) -> int:
+        """Check the rows of a step, and its emits: those behind the first *emitted*. Return how many there are now."""
+        self._check_put()
+        self.rows.forget_replaced()
+        self._rules.check_all(self._emits[emitted:])
+        return len(self._emits)
+
+    def _check_put(self) -> None:
+        """Raise if a row set in this step would be refused record by record, be it replaced since or not."""
+        size = 0
+        for part in self._parts:
+            if part.codec.lookalikes and not isinstance(part.rows, CanonicalRows):
+                _check_hashable(part.rows.put)
+            size += part.codec.size(part.rows.put)
+        if size > self._limit_bytes:
+            for part in self._parts:
+                self._check_sizes(part, part.rows.put)
+            self._step_records = max(
+                min(8, self._most_records), self._step_records // 2
+            )  # large rows: hold fewer of those replaced
+        elif 2 * size <= self._limit_bytes:
+            self._step_records = min(self._most_records, 2 * self._step_records)
+        for part in self._parts:
+            part.rows.put.clear()
+
+    def _check_sizes(self, part: TablePart, put: list[Any]) -> None:
+        for row in put:
+            if (size := part.codec.size([row])) > self._limit_bytes:
+                raise FoldError(f"row takes {size} bytes, the limit is {self._limit_bytes}: {row!r:.200}")
+
+    def _wake_fast(self, rows: Rows[R], now_ms: int) -> bool:
+        """Fire the due timers; False when some are left to `_rest`: then the record that is met waits."""
+        due = rows.due(now_ms)
+        parts = self._firing(rows, due, rows.fire, self._on_wake)
+        if len(due) > WAKE_AT_ONCE:
+            self._rest, self._rest_before = parts, True
+            return False
+        self._emits.extend(chain.from_iterable(parts))
+        return True
+
+    def _firing(
+        self,
+        rows: Rows[R],
+        due: list[tuple[str, int]],
+        fire: Callable[[str, int], bool],
+        act: Callable[[Rows[R], str, int], Emits],
+    ) -> Iterator[list[Emit]]:
+        """Fire the timers *due*, WAKE_AT_ONCE in a part; yield what each part emits."""
+        left = iter(due)
+        while some := [*islice(left, WAKE_AT_ONCE)]:
+            emits: list[Emit] = []
+            for key, due_ms in some:
+                if fire(key, due_ms):
+                    emits.extend(act(rows, key, due_ms) or ())
+            yield emits
+
+    def _timed(self, fold: _Fold[R], time: EventTime) -> _Fold[R]:
+        """Return *fold* with event time let pass before it: where there is none, folds are called as they are."""
+        events, on_event = self._events, self.processor.on_event
+        assert events is not None
+        assert on_event is not None
+
+        def timed(rows: Rows[R], event: Any, at_ms: int) -> Emits:
+            event_ms = time(event, at_ms)
+            if event_ms > self.event_ms:
+                self.event_ms = event_ms
+                due = events.due(event_ms)
+                parts = self._firing(rows, due, events.fire, on_event)
+                if len(due) > WAKE_AT_ONCE:
+                    return Paced(chain(parts, _parts_of(fold, rows, event, at_ms)))
+                self._emits.extend(chain.from_iterable(parts))
+            return fold(rows, event, at_ms)
+
+        return timed
+
+    def _on_wake(self, rows: Rows[R], key: str, at_ms: int) -> Emits:
+        if self.processor.on_wake is None:
+            raise FoldError(
+                f"processor {self.processor.name} sets timers (key {key!r}) but declares no on_wake"
+            )
+        return self.processor.on_wake(rows, key, at_ms)
+
+    # -- record by record
+
+    def _careful(self, batches: Iterable[P], taken: list[P]) -> Iterator[None]:
+        rows, records, step = JournaledRows(self.rows), 0, 0
+        for batch in batches:
+            folded = self._careful_batch(rows, batch)
+            # Only here may a transaction end: between two records.
+            within: object = None
+            while (within is WITHIN or not self._enough) and (within := next(folded, self)) is not self:
+                if within is WITHIN:
+                    yield
+                    continue
+                records, step = records + (batch.records > 0), step + 1
+                if step >= self._step_records:
+                    step, self._step_records = 0, min(self._most_records, 2 * self._step_records)
+                    yield
+            if self._enough:
+                break
+        yield from self._close(taken, records, checked=True)
+
+    def _careful_record(
+        self,
+        rows: JournaledRows[R],
+        at: TopicOffset,
+        at_ms: int,
+        decode: Callable[[], Any],
+        fold: _Fold[R],
+        time: EventTime,
+    ) -> Iterator[object]:
+        if at_ms > self.stream_ms:
+            self.stream_ms = at_ms
+            for number, (key, due_ms) in enumerate(rows.due(at_ms), 1):
+                if number % WAKE_AT_ONCE == 0:
+                    yield WITHIN
+                if rows.fire(key, due_ms):
+                    rows.keep()  # a timer that fails has fired all the same
+                    act = partial(self._on_wake, rows, key, due_ms)
+                    yield from self._attempt(rows, at, "wake", act, f"timer {key!r:.200} due at {due_ms}: ")
+        try:
+            event = decode()
+            event_ms = -NEVER if self._events is None else time(event, self.stream_ms)
+        except MemoryError:
+            raise
+        except USERS_FAILURES as error:
+            self._refuse(at, "decode", error)
+            return
+        if event_ms > self.event_ms:
+            yield from self._pass_event_time(rows, at, event_ms)
+        yield from self._attempt(rows, at, "fold", partial(fold, rows, event, self.stream_ms))
+
+    def _pass_event_time(self, rows: JournaledRows[R], at: TopicOffset, event_ms: int) -> Iterator[object]:
+        events, on_event = self._events, self.processor.on_event
+        assert events is not None
+        assert on_event is not None
+        self.event_ms = event_ms
+        for number, (key, due_ms) in enumerate(events.due(event_ms), 1):
+            if number % WAKE_AT_ONCE == 0:
+                yield WITHIN
+            if events.fire(key, due_ms):
+                rows.keep()  # a timer that fails has fired all the same
+                act = partial(on_event, rows, key, due_ms)
+                yield from self._attempt(rows, at, "wake", act, f"event timer {key!r:.200} due at {due_ms}: ")
+
+    def _attempt(
+        self,
+        rows: JournaledRows[R],
+        at: TopicOffset,
+        stage: Stage,
+        act: Callable[[], Emits],
+        what: str = "",
+        at_ms: int | None = None,
+    ) -> Iterator[object]:
+        asides = Asides(self._rules.check, USERS_FAILURES)
+        open_asides(rows, asides)
+        try:
+            made, emits = act() or (), list[Emit]()
+            for some in made.parts if isinstance(made, Paced) else (made,):
+                emits += some
+                if isinstance(made, Paced):
+                    yield WITHIN
+            for emit in emits:
+                self._rules.check(emit)
+            for part, journal in zip(self._parts, rows.journals(), strict=True):
+                self._check_sizes(part, journal.put)
+                for key in journal.before:
+                    _check_key(key)
+        except MemoryError:
+            raise
+        except USERS_FAILURES as error:
+            self._raise_store_failure()
+            rows.undo()
+            self._refuse(at, stage, error, what)
+            return
+        self._raise_store_failure()
+        close_asides(rows)
+        for failed, reason in asides.failed:
+            self._refuse(at, "close", reason, failed)
+        self._emits.extend(emits)
+        if self._trace is not None:
+            self._tell(rows, at, self.stream_ms if at_ms is None else at_ms, self._trace)
+        rows.keep()
+
+    def _tell(
+        self, rows: JournaledRows[R], at: TopicOffset, at_ms: int, trace: Callable[[Transition[Any]], None]
+    ) -> None:
+        topic, offset = at
+        for part, journal in zip(self._parts, rows.journals(), strict=True):
+            for key, (before, _) in journal.before.items():
+                after = journal.get(key)
+                if before is not None or after is not None:
+                    trace(
+                        Transition(
+                            offset=offset,
+                            at_ms=at_ms,
+                            key=key,
+                            before=before,
+                            after=after,
+                            topic=topic,
+                            table=part.name,
+                        )
+                    )
+
+    def _refuse(self, at: TopicOffset, stage: Stage, error: BaseException, what: str = "") -> None:
+        try:
+            reason = f"{what}{error}"[:1000].encode(errors="backslashreplace").decode()
+        except Exception:  # noqa: BLE001  an error of user code that cannot even be printed
+            reason = f"{what}(the error cannot be printed)"
+        topic, offset = at
+        self._refused.append(
+            Refused(offset=offset, stage=stage, error=type(error).__name__, reason=reason, topic=topic)
+        )
+
+    # -- the end of a transaction
+
+    def _close(self, taken: list[P], records: int, *, checked: bool) -> Iterator[None]:
+        """Make `changes` of the first *records* of *taken*."""
+        if not checked:
+            self._raise_store_failure()
+        puts: list[tuple[bytes, bytes | None]] = []
+        for part in self._parts:
+            changed = list(part.rows.changed()[0].items())
+            settled = checked or isinstance(part.rows, CanonicalRows)
+            for start in range(0, len(changed), STEP_RECORDS):
+                lasting = part.rows.lasting(changed[start : start + STEP_RECORDS])
+                if lasting:
+                    puts.extend(self._stored(part, lasting, settled=settled))
+                yield
+        _, wakes = self.rows.changed()
+        puts.extend(
+            (wake_key(key), None if at_ms is None else encode_due(at_ms)) for key, at_ms in wakes.items()
+        )
+        for clock, stored in ((self.rows.ticks, tick_key), (self._events, event_key)):
+            if clock is not None:
+                puts.extend(
+                    (stored(key), None if at_ms is None else encode_due(at_ms))
+                    for key, at_ms in clock.changed.items()
+                )
+        self.changes = self._finished(taken, records, puts)
+
+    def _stored(
+        self, part: TablePart, changed: list[tuple[str, Any]], *, settled: bool
+    ) -> Iterable[tuple[bytes, bytes | None]]:
+        """Return what is stored for changed rows; unless *settled*, each must be the row that a later
+        reader will find.
+        """
+        keys = row_keys([key for key, _ in changed])
+        if len(max(keys, key=len)) > LIMIT_KEY_BYTES:
+            raise _long_key(max(keys, key=len))
+        if part.name:
+            keys = [part.prefix + key[1:] for key in keys]
+        rows = [row for _, row in changed if row is not None]
+        stored = part.codec.encode_all(rows) if settled else part.codec.exact_all(rows)
+        if stored is None:
+            raise _LooseError
+        if len(stored) == len(keys):
+            return zip(keys, stored, strict=True)
+        values = iter(stored)
+        return [
+            (key, None if row is None else next(values)) for key, (_, row) in zip(keys, changed, strict=True)
+        ]
+
+
+def _check_hashable(rows: list[Any]) -> None:
+    """Raise for a row that holds what can be changed in place, where its type declares otherwise: nothing
+    of that kind has a hash.
+    """
+    try:
+        deque(map(hash, rows), 0)
+    except (TypeError, ValueError) as error:  # a memoryview that can be written to raises the latter
+        raise _LooseError from error
+
+
+def _check_key(key: str) -> None:
+    if len(stored := row_key(key)) > LIMIT_KEY_BYTES:
+        raise _long_key(stored)
+
+
+def _long_key(stored: bytes) -> FoldError:
+    return FoldError(f"row key {text_key(stored)[:80]!r} is longer than {LIMIT_KEY_BYTES} bytes")

@@ -1,0 +1,430 @@
+"""The records of several sources in one order: canonical, but for the choices that are recorded.
+
+`Merger` gives a folder what has been fetched, `replayed` what lies in logs. Neither knows what a record says.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, islice
+
+from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.merge.choices import (
+    GLOBALS_CHOICE_FORMAT,
+    LOWEST,
+    SOURCE_BITS,
+    SOURCE_MASK,
+    Choice,
+    GlobalsChoice,
+    VectorMarker,
+    canonical,
+    globals_of,
+)
+from holdfast.core.engine.state.global_rows import Vector, covers
+from holdfast.errors import ChoicesError
+
+_HIGHEST = 1 << 63 + SOURCE_BITS
+"""Above every canonical key: append times are of 64 bits, whatever clocks they are of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Consecutive records of one source; *reached_ms* is of each the highest append time up to it."""
+
+    batch: Batch
+    reached_ms: Sequence[int]
+
+    def slice(self, start: int, stop: int) -> Portion:
+        return Portion(self.batch.slice(start, stop), self.reached_ms[start:stop])
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Records of several sources in the order in which they are folded, or one choice.
+
+    *order* has the source of each record, and *reached_ms* how late that source has become with it; of a
+    source they are those of its portion, in order. With a *choice* there are no records; *decided* tells that
+    it is a new one, to be recorded with what is folded.
+    """
+
+    portions: tuple[Portion | None, ...]
+    order: bytes = b""
+    reached_ms: Sequence[int] = ()
+    choice: Choice | None = None
+    decided: bool = False
+    _counted: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def records(self) -> int:
+        return len(self.order)
+
+    def slice(self, start: int, stop: int) -> Stretch:
+        """Return records *start* to *stop*, not included."""
+        order = self.order[start:stop]
+        # How many of each source lie before: known where a slice ended, since a folder takes one after another.
+        firsts = self._counted.pop(start, None)
+        if firsts is None:
+            firsts = [self.order.count(source, 0, start) for source in range(len(self.portions))]
+        lasts = [first + order.count(source) for source, first in enumerate(firsts)]
+        self._counted[stop] = lasts
+        portions = [
+            portion.slice(first, last) if portion and last > first else None
+            for portion, first, last in zip(self.portions, firsts, lasts, strict=True)
+        ]
+        return Stretch(tuple(portions), order, self.reached_ms[start:stop])
+
+
+class _Fetched:
+    """What has been fetched of one source and is not settled, with a cursor in it."""
+
+    __slots__ = ("_at", "_keys", "_portions", "_start", "applied", "number", "offset_next", "reached_ms")
+
+    def __init__(self, number: int, applied: int, reached_ms: int) -> None:
+        self.number, self.applied, self.reached_ms = number, applied, reached_ms
+        self.offset_next = applied + 1
+        self._portions: deque[Portion] = deque()
+        self._keys: deque[list[int]] = deque()
+        self._at = self._start = 0  # the cursor: which portion, and where in it
+
+    @property
+    def reach(self) -> int:
+        """Return a key above which later records of this source will lie, or equal to theirs."""
+        return canonical(self.reached_ms, self.number)
+
+    @property
+    def pending(self) -> int:
+        """Return how many records are held."""
+        return sum(map(len, self._keys))
+
+    def offer(self, batch: Batch, offset_next: int | None) -> None:
+        fresh = batch.after(self.offset_next - 1)
+        if fresh.offsets:
+            reached = _reached(fresh.times_ms, self.reached_ms)
+            number = self.number
+            self._portions.append(Portion(fresh, reached))
+            self._keys.append([at_ms << SOURCE_BITS | number for at_ms in reached])
+            self.offset_next, self.reached_ms = fresh.offsets[-1] + 1, reached[-1]
+        self.offset_next = max(self.offset_next, offset_next or 0)
+
+    def ready(self, offset_last: int | None) -> tuple[list[int], int, int, bool]:
+        """Return keys of the portion at the cursor with start and stop of what may be taken of it up to
+        *offset_last*, and whether more may follow in the next portion.
+        """
+        if self._at == len(self._portions):
+            return [], 0, 0, False
+        keys, offsets = self._keys[self._at], self._portions[self._at].batch.offsets
+        stop = len(keys) if offset_last is None else bisect_right(offsets, offset_last)
+        more = stop == len(keys) and self._at + 1 < len(self._portions)
+        return keys, self._start, max(self._start, stop), more
+
+    def take(self, stop: int) -> Portion | None:
+        """Move the cursor to *stop* in its portion and return what lies between."""
+        if self._at == len(self._portions) or stop == self._start:
+            return None
+        portion, start = self._portions[self._at], self._start
+        taken = portion if stop - start == len(portion.reached_ms) else portion.slice(start, stop)
+        self._start, self.applied = stop, taken.batch.offsets[-1]
+        if stop == len(portion.reached_ms):
+            self._at, self._start = self._at + 1, 0
+        return taken
+
+    def settle(self, applied: int) -> None:
+        """Drop what lies up to *applied*, and put the cursor behind it."""
+        while self._portions and self._portions[0].batch.offsets[-1] <= applied:
+            self._portions.popleft()
+            self._keys.popleft()
+        self.applied, self._at = applied, 0
+        self._start = bisect_right(self._portions[0].batch.offsets, applied) if self._portions else 0
+
+
+def _reached(times_ms: Sequence[int], before_ms: int) -> list[int]:
+    """Return of each time the highest up to it, *before_ms* included."""
+    times = list(times_ms)
+    # Clocks seldom go back, and to sort what is sorted costs less than `accumulate`.
+    if times[0] >= before_ms and times == sorted(times):
+        return times
+    return list(islice(accumulate(times, max, initial=before_ms), 1, None))
+
+
+class Merger:
+    """Merges what is fetched of the sources of one partition into stretches to fold.
+
+    `offer` it batches, `take` stretches until there is none, fold them in one transaction, and `settle` at
+    the position where that ended: what was taken and not folded, because the transaction ended early or was
+    aborted, is merged again with what has come meanwhile.
+
+    Without more knowledge it goes as far as the sources all reach: a later record of none of them can then lie
+    below. A source that may be at its end is waited for, unless *ends* tells that it is: see `take`. A record
+    that does lie below what was folded is folded at once, behind a barrier. To guess wrong costs that, and
+    never a difference between two readings of the log.
+
+    *recorded* are the choices that are known to be written, in order; those that *marker* has behind it are
+    passed over. They are obeyed before any is made. They may be an iterator, and are kept only until they are
+    settled.
+    """
+
+    def __init__(self, marker: VectorMarker, recorded: Iterable[Choice] = ()) -> None:
+        self._sources = [
+            _Fetched(number, applied, reached_ms)
+            for number, (applied, reached_ms) in enumerate(
+                zip(marker.applied, marker.reached_ms, strict=True)
+            )
+        ]
+        self._fingerprint = marker.sources
+        self._recorded, self._pulled = iter(recorded), deque[Choice]()
+        self._wanted_tick_ms: int | None = None
+        self._wanted_globals: tuple[Vector, ...] | None = None
+        self.settle(marker)
+
+    def offer(self, source: int, batch: Batch, offset_next: int | None = None) -> None:
+        """Take records of *source* that follow the last offered; those that came before are passed over.
+
+        *offset_next* tells how far has been read, where that is further than the last record: the log may end
+        with records that no reader is given.
+        """
+        self._sources[source].offer(batch, offset_next)
+
+    def tick(self, now_ms: int) -> None:
+        """Have the next stretch say that it is *now_ms*, unless recorded choices are left to obey, or the
+        partition's ticks are as late already.
+        """
+        self._wanted_tick_ms = now_ms
+
+    def see(self, vectors: tuple[Vector, ...]) -> None:
+        """Have what is folded next see the globals at *vectors*: a choice before it says so, if that is not where they are.
+
+        Call it when a transaction begins; with nothing to fold there is no choice. Recorded choices that are left are obeyed first, and this
+        is forgotten.
+        """
+        self._wanted_globals = vectors
+
+    def settle(self, marker: VectorMarker) -> None:
+        """Go on from *marker*, where the state is: what lies before it is dropped, what was taken behind it
+        is taken again.
+        """
+        for source, applied in zip(self._sources, marker.applied, strict=True):
+            source.settle(applied)
+        self._last_key, self._number, self._tick_ms = marker.last_key, marker.choices, marker.tick_ms
+        while self._pulled and self._pulled[0].number < marker.choices:
+            self._pulled.popleft()
+        self._wanted_tick_ms = self._wanted_globals = None
+        self._globals = globals_of(marker)
+
+    def take(self, ends: Sequence[int | None] | None = None) -> Stretch | None:
+        """Return what comes next, or None when that is not known yet.
+
+        *ends* are the end offsets of the sources, None for one to be waited for in any case (no *ends*: all).
+        A source that has been read to its end holds no other back. Ends that were asked for *after* the other
+        sources' records were fetched let a record be overtaken only within one ms, or where the clocks of brokers
+        differ.
+
+        Raises ChoicesError when a recorded choice is missing or does not fit the state.
+        """
+        choice = self._next_recorded()
+        held = self._held(choice, ends)
+        bound = min((source.reach for source in held), default=_HIGHEST)
+        stretch = self._merged(bound, None if choice is None else choice.applied)
+        if stretch is not None or choice is None or held:
+            return stretch
+        return self._chosen(choice, decided=False)
+
+    def waits_for(self, ends: Sequence[int | None] | None = None) -> int | None:
+        """Return the source whose records are needed first for `take` to go on; None when none is needed."""
+        held = self._held(self._next_recorded(), ends)
+        return min(held, key=lambda source: source.reach).number if held else None
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Return how many records of each source are offered and not settled: a caller stops fetching those that
+        have many, and never the one that is waited for.
+        """
+        return tuple(source.pending for source in self._sources)
+
+    @property
+    def next_choice(self) -> Choice | None:
+        """Return the recorded choice that is to be obeyed next, None when none is left."""
+        return self._next_recorded()
+
+    def forget_taken(self) -> None:
+        """Settle at the end of what was taken, for a reader that never goes back."""
+        for source in self._sources:
+            source.settle(source.applied)
+        while self._pulled and self._pulled[0].number < self._number:
+            self._pulled.popleft()
+
+    # -- what is held back
+
+    def _held(self, choice: Choice | None, ends: Sequence[int | None] | None) -> list[_Fetched]:
+        """Return the sources of which a record that is not fetched yet may come next."""
+        if choice is not None:
+            return [
+                source
+                for source, last in zip(self._sources, choice.applied, strict=True)
+                if source.offset_next <= last
+            ]
+        if ends is None:
+            return self._sources
+        return [
+            source
+            for source, end in zip(self._sources, ends, strict=True)
+            if end is None or source.offset_next < end
+        ]
+
+    def _merged(self, bound: int, limits: Sequence[int] | None) -> Stretch | None:
+        """Return the records up to the key *bound* and the offsets *limits*, as far as one portion of each
+        source goes; or the barrier or tick before them.
+        """
+        if limits is None and self._wanted_tick_ms is not None and self._wanted_tick_ms > self._tick_ms:
+            return self._seen() or self._tick()
+        ready = [source.ready(limits[source.number] if limits else None) for source in self._sources]
+        for keys, start, stop, more in ready:
+            if more and stop > start:
+                bound = min(bound, keys[-1])
+        stops = [bisect_right(keys, bound, start, stop) for keys, start, stop, _ in ready]
+        merged: list[int] = []
+        for (keys, start, _, _), stop in zip(ready, stops, strict=True):
+            merged += keys[start:stop]
+        if not merged:
+            return None
+        if limits is None and self._wanted_globals is not None and (seen := self._seen()) is not None:
+            return seen
+        merged.sort()  # finds the sorted runs and merges them
+        if merged[0] < self._last_key:
+            if limits is not None:
+                raise _otherwise(f"choice {self._number} stands behind records that lie below what is folded")
+            return self._decide(None)
+        self._last_key = merged[-1]
+        return Stretch(
+            tuple(source.take(stop) for source, stop in zip(self._sources, stops, strict=True)),
+            bytes([key & SOURCE_MASK for key in merged]),
+            [key >> SOURCE_BITS for key in merged],
+        )
+
+    # -- choices
+
+    def _tick(self) -> Stretch:
+        now_ms, self._wanted_tick_ms = self._wanted_tick_ms, None
+        return self._decide(now_ms)
+
+    def _seen(self) -> Stretch | None:
+        """Return the choice of the globals' positions before what comes next, None when they are there."""
+        vectors, self._wanted_globals = self._wanted_globals, None
+        if vectors is None or vectors == self._globals:
+            return None
+        applied = tuple(source.applied for source in self._sources)
+        choice = GlobalsChoice(
+            format=GLOBALS_CHOICE_FORMAT,
+            number=self._number,
+            sources=self._fingerprint,
+            applied=applied,
+            globals=vectors,
+        )
+        return self._chosen(choice, decided=True)
+
+    def _decide(self, tick_ms: int | None) -> Stretch:
+        applied = tuple(source.applied for source in self._sources)
+        choice = Choice(number=self._number, sources=self._fingerprint, applied=applied, tick_ms=tick_ms)
+        return self._chosen(choice, decided=True)
+
+    def _chosen(self, choice: Choice, *, decided: bool) -> Stretch:
+        if isinstance(choice, GlobalsChoice):
+            self._go_on(choice)
+        if not decided:
+            self._wanted_globals = None
+        self._last_key, self._number = LOWEST, choice.number + 1
+        for source, last in zip(self._sources, choice.applied, strict=True):
+            source.applied = max(source.applied, last)  # the record may be gone: compacted, or skipped since
+        if choice.tick_ms is not None:
+            self._tick_ms = choice.tick_ms
+        return Stretch((None,) * len(self._sources), choice=choice, decided=decided)
+
+    def _go_on(self, choice: GlobalsChoice) -> None:
+        """Take the positions of globals that *choice* tells; raises ChoicesError for one that lies before."""
+        before = self._globals
+        if len(choice.globals) != len(before) or not all(map(covers, choice.globals, before)):
+            raise ChoicesError(
+                f"choice {choice.number} has globals at {[*map(list, choice.globals)]}, behind {[*map(list, before)]} or of another processor: "
+                "their topics were deleted and made again, or the processor reads others; give it another name"
+            )
+        self._globals = choice.globals
+
+    def _next_recorded(self) -> Choice | None:
+        """Return the first recorded choice that is not behind, None when there is none."""
+        while not self._pulled or self._pulled[-1].number < self._number:
+            pulled = next(self._recorded, None)
+            if pulled is None:
+                return None
+            if self._pulled or pulled.number >= self._number:
+                self._check(pulled)
+                self._pulled.append(pulled)
+        return self._pulled[self._number - self._pulled[0].number]
+
+    def _check(self, choice: Choice) -> None:
+        """Raise ChoicesError unless *choice* can come next."""
+        number = self._pulled[-1].number + 1 if self._pulled else self._number
+        if choice.number != number:
+            raise ChoicesError(
+                f"choice {number} is missing, {choice.number} comes next: the choices topic must be kept whole, as "
+                "long as the sources"
+            )
+        if choice.sources != self._fingerprint or len(choice.applied) != len(self._sources):
+            raise ChoicesError(
+                f"choice {choice.number} is of other sources, or of the same in another order: give the processor "
+                "another name"
+            )
+        applied = [source.applied for source in self._sources]
+        if any(last < done for last, done in zip(choice.applied, applied, strict=True)):
+            raise _otherwise(
+                f"choice {choice.number} stands at {list(choice.applied)}, behind what is folded: {applied}"
+            )
+
+
+def _otherwise(what: str) -> ChoicesError:
+    """Return the error of a table that has folded on where another version then decided otherwise."""
+    return ChoicesError(
+        f"{what}. Another version of the processor made it meanwhile: raise the version, which builds the table "
+        "anew"
+    )
+
+
+def replayed(
+    marker: VectorMarker,
+    logs: Sequence[Iterable[Batch]],
+    recorded: Iterable[Choice] = (),
+    ends: Sequence[int] | None = None,
+    *,
+    open_end: bool = False,
+) -> Iterator[Stretch]:
+    """Yield what follows *marker* in the order in which it was folded, from the log of each source and the
+    recorded choices: at most a batch of each source is held at a time.
+
+    A log whose batches end has ended. *ends* tells how far each was read, where that is further than its last
+    record. When the logs end before the last choice, the order of what is left is not known: with *open_end* that
+    is the end, else raises ChoicesError.
+    """
+    merger, pending = Merger(marker, recorded), [iter(log) for log in logs]
+    waited: list[int | None] = [None] * len(pending)
+    while True:
+        while (stretch := merger.take(waited)) is not None:
+            yield stretch
+            merger.forget_taken()
+        source = merger.waits_for(waited)
+        if source is None:
+            return
+        if (batch := next(pending[source], None)) is not None:
+            merger.offer(source, batch)
+        elif waited[source] is None:
+            waited[source] = 0  # it holds nothing back from here on
+            merger.offer(source, Batch((), (), ()), None if ends is None else ends[source])
+        elif open_end:
+            return
+        else:
+            choice = merger.next_choice
+            assert choice is not None
+            raise ChoicesError(
+                f"choice {choice.number} stands at offset {choice.applied[source]} of source {source}, whose records "
+                "end before: read the sources as far as the choices, or the choices as far as the marker"
+            )

@@ -1,0 +1,313 @@
+"""The fold of a partition of several sources: stretches of records and choices in, changes and new choices
+out.
+
+Live, local and Spark all run this, as they do `Folder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.fold.paced import Paced
+from holdfast.core.engine.fold.stepping import (
+    LIMIT_BYTES,
+    WAKE_AT_ONCE,
+    WITHIN,
+    SteppingFolder,
+    Transition,
+    Written,
+)
+from holdfast.core.engine.merge.choices import (
+    Choice,
+    GlobalsChoice,
+    GlobalsMarker,
+    TimedGlobalsMarker,
+    TimedMarker,
+    VectorMarker,
+    beginning,
+    encode_vector_marker,
+    event_ms_of,
+    globals_of,
+)
+from holdfast.core.engine.merge.merging import Stretch
+from holdfast.core.engine.state.codec import APPLIED, TICK
+from holdfast.core.engine.state.global_rows import GlobalTables, GlobalViews
+from holdfast.core.engine.state.rows import JournaledRows, Store
+from holdfast.core.engine.state.timers import TimerTable, timers_in
+from holdfast.errors import ChangelogError
+
+R = TypeVar("R")
+
+
+@dataclass(slots=True, kw_only=True)
+class MergedChanges(Written):
+    """What one transaction over several sources writes, and *choices* to the partition's choices topic.
+
+    *marker* closes the transaction: everything up to it is in the state once this is applied.
+    """
+
+    marker: VectorMarker
+    choices: list[Choice] = field(default_factory=list)
+
+    def closing(self) -> tuple[bytes, bytes]:
+        return APPLIED, encode_vector_marker(self.marker)
+
+
+class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
+    """The folder of a processor with `on=`: its position is *marker*, a vector.
+
+    What it is given are stretches that follow that position, of a `Merger` or of `replayed`. Of a stretch that
+    was not folded to its end, the rest must be merged again: `Merger.settle(folder.marker)` after each commit
+    and rollback.
+
+    Raises ChangelogError for a *marker* of other sources. *views* are the globals that the processor reads.
+
+    >>> from holdfast.core.engine.batches import Batch
+    >>> from holdfast.core.engine.merge.merging import Merger
+    >>> from holdfast.core.engine.declared.serdes import Text
+    >>> from holdfast.core.engine.declared.sources import Source
+    >>> class Empty(dict):
+    ...     def scan(self, prefix, start=b""): return iter(())
+    >>> def joins(rows, event, at_ms): rows["all"] = rows.get("all", "") + event
+    >>> letters, digits = Source("letters", Text()), Source("digits", Text())
+    >>> both = Processor(name="both", on={letters: joins, digits: joins}, row=str)
+    >>> folder = MergingFolder(both, Empty())
+    >>> merger = Merger(folder.marker)
+    >>> def transact(source, offset, at_ms, value):
+    ...     merger.offer(source, Batch([offset], [at_ms], ([value],)))
+    ...     changes = folder.fold(iter(lambda: merger.take(ends=(0, 0)), None))
+    ...     folder.commit()  # once changes.stored(), .emits, .choices are written, in one Kafka transaction
+    ...     merger.settle(folder.marker)
+    ...     return folder.rows["all"], [choice.applied for choice in changes.choices]
+    >>> transact(0, 0, 10, b"a"), transact(1, 0, 12, b"2"), transact(0, 1, 11, b"b")
+    (('a', []), ('a2', []), ('a2b', [(0, 0)]))
+    """
+
+    def __init__(
+        self,
+        processor: Processor[Any, R],
+        store: Store,
+        *,
+        marker: VectorMarker | None = None,
+        cache_rows: int = 200_000,
+        limit_bytes: int = LIMIT_BYTES,
+        trace: Callable[[Transition[R]], None] | None = None,
+        views: GlobalViews | None = None,
+    ) -> None:
+        start = start_of(processor)
+        self.marker = start if marker is None else marker
+        if (
+            self.marker.sources != start.sources
+            or len(self.marker.applied) != len(start.applied)
+            or self.marker.format != start.format
+        ):
+            raise ChangelogError(
+                f"table {processor.table} was folded from other sources than {', '.join(processor.topics)}, or from "
+                "these in another order: give the processor another name"
+            )
+        self._on_tick = processor.on_tick
+        self._ticks = TimerTable() if self._on_tick is None else timers_in(store, TICK)
+        ticks = None if self._on_tick is None else self._ticks  # without: a fold that sets one is refused
+        event_ms = event_ms_of(self.marker)
+        super().__init__(
+            processor, store, self.marker.stream_ms, cache_rows, limit_bytes, trace, ticks, event_ms
+        )
+        self._folds = processor.folds
+        self._calls = tuple(
+            self._timed(each.fold, each.event_ms) if processor.has_event_time else each.fold
+            for each in self._folds
+        )
+        self._globals = globals_of(self.marker)
+        self._tables: GlobalTables | None = None
+        if processor.reads:
+            self._tables = GlobalTables(processor.reads, views, self.rows.failures, self._globals)
+            self.rows.globals = self._tables
+        self._forget()
+
+    @property
+    def next_tick_ms(self) -> int:
+        """Return when the earliest tick timer is due, NEVER (2**62) without any: ask the merger for a tick then."""
+        return self._ticks.next_ms
+
+    def _forget(self) -> None:
+        super()._forget()
+        marker = self.marker
+        self._applied, self._reached, self._last = list(marker.applied), list(marker.reached_ms), marker.last
+        self._tick_ms, self._number = marker.tick_ms, marker.choices
+        self._choices: list[Choice] = []
+        if self._tables is not None:
+            self._globals = globals_of(marker)
+            self._tables.settle(self._globals)
+
+    def unchanged(self) -> MergedChanges:
+        return MergedChanges(marker=self.marker, records=0)
+
+    def _moved(self) -> None:
+        assert self.changes is not None
+        self.marker = self.changes.marker
+
+    def _finished(
+        self, taken: list[Stretch], records: int, puts: list[tuple[bytes, bytes | None]]
+    ) -> MergedChanges:
+        before = self.marker
+        position = (
+            tuple(self._applied),
+            self.stream_ms,
+            self.processor.version,
+            before.format,
+            tuple(self._reached),
+            self._last,
+            self._tick_ms,
+            self._number,
+            before.sources,
+        )
+        marker: VectorMarker
+        if self._tables is None and self._events is None:
+            marker = VectorMarker(*position)
+        elif self._events is None:
+            marker = GlobalsMarker(*position, globals=self._globals)
+        elif self._tables is None:
+            marker = TimedMarker(*position, event_ms=self.event_ms)
+        else:
+            marker = TimedGlobalsMarker(*position, globals=self._globals, event_ms=self.event_ms)
+        return MergedChanges(
+            marker=marker,
+            records=records,
+            puts=puts,
+            emits=self._emits,
+            refused=self._refused,
+            choices=self._choices,
+        )
+
+    def _fresh(self, batches: Iterable[Stretch], taken: list[Stretch]) -> Iterator[Stretch]:
+        self._input_failure = None
+        try:
+            for stretch in batches:
+                taken.append(stretch)
+                yield stretch
+        except Exception as error:
+            self._input_failure = error
+            raise
+
+    # -- at full speed
+
+    def _fast_step(self, batch: Stretch) -> int:
+        if batch.choice is not None:
+            self._obey(batch.choice, decided=batch.decided)
+            if batch.choice.tick_ms is not None:
+                self._rest, self._rest_before = self._ticking(batch.choice.tick_ms), False
+            return 0
+        rows, emit, now_ms = self.rows, self._emits.extend, self.stream_ms
+        folded = 0
+        decoded: list[Iterator[Any]] = [
+            iter(()) if portion is None else map(each.decode, *each.columns(portion.batch))
+            for each, portion in zip(self._folds, batch.portions, strict=True)
+        ]
+        called = map(self._calls.__getitem__, batch.order)
+        events: Iterator[Any] = map(next, map(decoded.__getitem__, batch.order))
+        for fold, event, at_ms in zip(called, events, batch.reached_ms, strict=True):
+            if at_ms > now_ms:
+                now_ms = at_ms
+                if rows.next_wake_ms <= now_ms and not self._wake_fast(rows, now_ms):
+                    break
+            emits = fold(rows, event, now_ms)
+            folded += 1
+            if emits is not None:
+                if emits.__class__ is Paced:
+                    self._rest, self._rest_before = emits.parts, False
+                    break
+                emit(emits)
+        self.stream_ms = now_ms
+        if folded < batch.records:
+            batch = batch.slice(0, folded)
+            if not folded:
+                return 0
+        for source, portion in enumerate(batch.portions):
+            if portion is not None:
+                self._reach(source, portion.batch.offsets[-1], portion.reached_ms[-1])
+        self._last = batch.order[-1]
+        return folded
+
+    def _ticking(self, now_ms: int) -> Iterator[list[Emit]]:
+        for number, (key, due_ms) in enumerate(self._ticks.due(now_ms), 1):
+            if self._on_tick is not None and self._ticks.fire(key, due_ms):
+                emits = self._on_tick(self.rows, key, due_ms)
+                if isinstance(emits, Paced):
+                    yield from emits.parts
+                elif emits is not None:
+                    self._emits.extend(emits)
+            if number % WAKE_AT_ONCE == 0:
+                yield []
+
+    # -- record by record
+
+    def _careful_batch(self, rows: JournaledRows[R], batch: Stretch) -> Iterator[object]:
+        if batch.choice is not None:
+            self._obey(batch.choice, decided=batch.decided)
+            if batch.choice.tick_ms is not None:
+                yield from self._tick_carefully(rows, batch.choice)
+            yield None
+            return
+        columns = [
+            () if portion is None else each.columns(portion.batch)
+            for each, portion in zip(self._folds, batch.portions, strict=True)
+        ]
+        done = [0] * len(columns)
+        for source in batch.order:
+            at, each, portion = done[source], self._folds[source], batch.portions[source]
+            assert portion is not None
+            done[source] += 1
+            offset, reached_ms = portion.batch.offsets[at], portion.reached_ms[at]
+            inputs = [column[at] for column in columns[source]]
+            place = each.source.topic, offset
+            decode = partial(each.decode, *inputs)
+            yield from self._careful_record(rows, place, reached_ms, decode, each.fold, each.event_ms)
+            self._reach(source, offset, reached_ms)
+            self._last = source
+            yield None
+
+    def _tick_carefully(self, rows: JournaledRows[R], choice: Choice) -> Iterator[object]:
+        assert choice.tick_ms is not None
+        for number, (key, due_ms) in enumerate(self._ticks.due(choice.tick_ms), 1):
+            if number % WAKE_AT_ONCE == 0:
+                yield WITHIN
+            if self._on_tick is not None and self._ticks.fire(key, due_ms):
+                rows.keep()  # a timer that fails has fired all the same
+                act = partial(self._on_tick, rows, key, due_ms)
+                what = f"tick timer {key!r:.200} due at {due_ms}: "
+                yield from self._attempt(rows, ("", choice.number), "tick", act, what, choice.tick_ms)
+
+    # -- the position
+
+    def _reach(self, source: int, offset: int, reached_ms: int) -> None:
+        assert offset > self._applied[source], "a stretch follows the position: settle the merger at it"
+        self._applied[source], self._reached[source] = offset, reached_ms
+
+    def _obey(self, choice: Choice, *, decided: bool) -> None:
+        assert choice.number == self._number, "a choice follows the position: settle the merger at it"
+        # What it names may be gone from its source: compacted, or skipped since.
+        self._applied = [max(each) for each in zip(self._applied, choice.applied, strict=True)]
+        self._number, self._last = choice.number + 1, -1
+        if choice.tick_ms is not None:
+            self._tick_ms = choice.tick_ms
+        if isinstance(choice, GlobalsChoice) and self._tables is not None:
+            self._globals = choice.globals
+            self._tables.move(choice.globals)
+        if decided:
+            self._choices.append(choice)
+
+
+def start_of(processor: Processor[Any, Any]) -> VectorMarker:
+    """Return the position of an empty table of *processor*."""
+    return beginning(
+        processor.signature,
+        len(processor.topics),
+        processor.version,
+        reads=len(processor.reads),
+        has_event_time=processor.has_event_time,
+    )

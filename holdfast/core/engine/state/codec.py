@@ -1,0 +1,289 @@
+"""How rows, timers and the position marker are written, in RocksDB and in the changelog alike.
+
+A key's first byte tells its kind, so that a scan of rows meets nothing else:
+
+    00 name            bookkeeping; `00 applied` is the position marker, the last record of every transaction
+    01 key             a timer: value is the due time, 8 bytes big-endian, ms
+    02 key             a row: value is the format byte, then msgpack
+    03 key             a timer of the tick clock, as those of 01
+    04 table 00 key    a row of a named table of the processor, as those of 02; a table's name has no 00
+    05 key             a timer of the event clock, as those of 01
+
+All integers are signed 64 bit unless said. Keys are UTF-8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from struct import Struct
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from holdfast.core.engine.state.row_types import has_lookalikes, is_plain
+from holdfast.core.untrusted import UNFIT
+from holdfast.errors import ChangelogError, FoldError
+
+R = TypeVar("R")
+
+META, WAKE, ROW, TICK, NAMED, EVENT = b"\x00", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
+ROW_KINDS = (ROW, NAMED)
+TIMER_KINDS = (WAKE, TICK, EVENT)
+APPLIED = META + b"applied"
+FORMAT = b"\x01"
+EVENT_MARKER_FORMAT = 4
+"""Of the marker of a processor of one source with event time."""
+
+_DUE = Struct(">q")
+
+
+def row_key(key: str) -> bytes:
+    """Return the stored key of row *key*; raises FoldError for what is not text."""
+    return ROW + _utf8(key)
+
+
+def row_keys(keys: Iterable[str]) -> list[bytes]:
+    """Return the stored keys of rows; raises FoldError for what is not text."""
+    try:
+        return [ROW + each for each in map(str.encode, keys)]
+    except (TypeError, UnicodeEncodeError):
+        return list(map(row_key, keys))  # says which
+
+
+def table_prefix(table: str) -> bytes:
+    """Return what the stored keys of a table's rows begin with; "" is the processor's own table.
+
+    >>> table_prefix(""), table_prefix("sessions")
+    (b'\\x02', b'\\x04sessions\\x00')
+    """
+    return NAMED + table.encode() + b"\x00" if table else ROW
+
+
+def key_in_table(table: str, key: str) -> bytes:
+    """Return the stored key of row *key* of a table; raises FoldError for what is not text."""
+    return table_prefix(table) + _utf8(key)
+
+
+def place_of_row(stored: bytes) -> tuple[str, str]:
+    """Return the table and key of a stored row; of a timer, its key alone.
+
+    >>> place_of_row(b"\\x02ada"), place_of_row(b"\\x04sessions\\x00ada"), place_of_row(b"\\x01ada")
+    (('', 'ada'), ('sessions', 'ada'), ('', 'ada'))
+    """
+    if stored[:1] != NAMED:
+        return "", text_key(stored)
+    table, _, key = text_key(stored).partition("\x00")
+    return table, key
+
+
+def wake_key(key: str) -> bytes:
+    """Return the stored key of the timer of *key*; raises FoldError for what is not text."""
+    return WAKE + _utf8(key)
+
+
+def tick_key(key: str) -> bytes:
+    """Return the stored key of the tick timer of *key*; raises FoldError for what is not text."""
+    return TICK + _utf8(key)
+
+
+def event_key(key: str) -> bytes:
+    """Return the stored key of the event timer of *key*; raises FoldError for what is not text."""
+    return EVENT + _utf8(key)
+
+
+def _utf8(key: str) -> bytes:
+    try:
+        return key.encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise FoldError(f"key {key!r:.200} is not text: keys are str without lone surrogates") from error
+
+
+def text_key(stored: bytes) -> str:
+    """Return the key of a stored row or timer."""
+    try:
+        return stored[1:].decode()
+    except UnicodeDecodeError as error:
+        raise ChangelogError(f"key {stored[:80]!r} is not text: no worker wrote it") from error
+
+
+def encode_due(at_ms: int) -> bytes:
+    """Return the stored value of a timer due at *at_ms*."""
+    return _DUE.pack(at_ms)
+
+
+def decode_due(value: bytes) -> int:
+    """Return when a stored timer is due, in ms."""
+    if len(value) != _DUE.size:
+        raise ChangelogError(f"a timer of {len(value)} bytes, it has {_DUE.size}: no worker wrote it")
+    return int(_DUE.unpack(value)[0])
+
+
+class RowCodec(Generic[R]):
+    """Turns rows of one type into bytes and back. Equal rows give equal bytes: sets and dicts are written
+    sorted.
+
+    `plain` tells that a row of this type reads back exactly as it was given, `lookalikes` that one may hold
+    what is written the same and can be changed in place (see `rowtypes`).
+
+    >>> class Total(msgspec.Struct, frozen=True):
+    ...     count: int = 0
+    >>> codec = RowCodec(Total)
+    >>> codec.decode(codec.encode(Total(3)))
+    Total(count=3)
+    """
+
+    __slots__ = ("_decode", "_decode_all", "_encode", "lookalikes", "plain")
+
+    def __init__(self, row: Any) -> None:
+        self.plain, self.lookalikes = is_plain(row), has_lookalikes(row)
+        self._encode = msgspec.msgpack.Encoder(order="deterministic").encode
+        self._decode = msgspec.msgpack.Decoder(row).decode
+        self._decode_all = msgspec.msgpack.Decoder(list[row]).decode
+
+    def encode(self, row: R) -> bytes:
+        return FORMAT + self._encode(row)
+
+    def encode_all(self, rows: Iterable[R]) -> list[bytes]:
+        return [FORMAT + encoded for encoded in map(self._encode, rows)]
+
+    def exact_all(self, rows: list[R]) -> list[bytes] | None:
+        """Return what is stored of *rows*, or None when a later reader would find others in it; raises
+        FoldError when none could read them.
+        """
+        encoded = list(map(self._encode, rows))
+        try:
+            found: list[R] = self._decode_all(b"\xdd" + len(rows).to_bytes(4, "big") + b"".join(encoded))
+        except msgspec.DecodeError as error:
+            raise _unreadable(error) from error
+        return [FORMAT + each for each in encoded] if found == rows else None
+
+    def canonical(self, row: R) -> R:
+        """Return *row* as any later reader will find it; raises FoldError when none could read it.
+
+        What a type takes in more than one form comes back in the stored one (a float for an int, dicts and
+        sets in order), so that a fold meets the same row before and after a restart.
+
+        >>> class Mean(msgspec.Struct, frozen=True):
+        ...     of: float
+        >>> RowCodec(Mean).canonical(Mean(1))
+        Mean(of=1.0)
+        """
+        try:
+            read: R = self._decode(self._encode(row))
+        except msgspec.DecodeError as error:
+            raise _unreadable(error) from error
+        return read
+
+    def size(self, rows: list[R]) -> int:
+        """Return what *rows* take together, in bytes; for a list of one, exactly what is stored of it."""
+        return len(self._encode(rows))
+
+    def decode(self, value: bytes) -> R:
+        """Return the row in *value*; raises ChangelogError when another format, or not this type of row,
+        was written.
+        """
+        if value[:1] != FORMAT:
+            raise ChangelogError(
+                f"row of format {value[:1].hex() or 'none'}, this version reads {FORMAT.hex()}: upgrade, or rebuild the table"
+            )
+        try:
+            row: R = self._decode(memoryview(value)[1:])
+        except UNFIT as error:
+            raise ChangelogError(
+                f"row does not fit its type ({error}): raise the processor's version when the row changes"
+            ) from error
+        return row
+
+
+def _unreadable(error: msgspec.DecodeError) -> FoldError:
+    return FoldError(f"row does not fit its declared type and could not be read again: {error}")
+
+
+class Marker(msgspec.Struct, frozen=True, array_like=True):
+    """The position of a partition's state: everything up to *applied* is in it.
+
+    Closes every transaction on the changelog. *sources* is the fingerprint of an internal topic's name, which changes with the
+    version of its writer; 0 where the source is none, and not written then.
+    """
+
+    applied: int
+    stream_ms: int
+    version: int
+    format: int = FORMAT[0]
+    sources: int = 0
+
+
+class EventMarker(Marker, frozen=True, array_like=True, kw_only=True):
+    """The position of a processor of one source with event time: *event_ms* is the highest event time of what was
+    applied, so a restore reads no record for it.
+    """
+
+    event_ms: int
+
+
+NOTHING_APPLIED = -1
+
+_encode_marker = msgspec.msgpack.Encoder().encode
+_decode_marker = msgspec.msgpack.Decoder(Marker).decode
+_decode_event_marker = msgspec.msgpack.Decoder(EventMarker).decode
+
+
+def encode_marker(marker: Marker) -> bytes:
+    """Return the value of the position marker."""
+    if marker.sources or isinstance(marker, EventMarker):
+        return _encode_marker(marker)
+    return _encode_marker((marker.applied, marker.stream_ms, marker.version, marker.format))
+
+
+def decode_marker(value: bytes) -> Marker:
+    """Return the marker in *value*; raises ChangelogError for bytes that no holdfast worker of this format
+    wrote.
+    """
+    try:
+        marker = _decode_marker(value)
+        if marker.format == EVENT_MARKER_FORMAT:
+            return _decode_event_marker(value)
+    except UNFIT as error:
+        raise ChangelogError(
+            f"position marker is malformed ({error}): this topic is not a changelog of holdfast"
+        ) from error
+    if marker.format != FORMAT[0]:
+        raise ChangelogError(
+            f"position marker of format {marker.format}, this version reads {FORMAT[0]} and {EVENT_MARKER_FORMAT} here: upgrade the workers"
+        )
+    return marker
+
+
+def digest(items: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the SHA-256 of rows and timers given in key order; bookkeeping keys are left out.
+
+    Two states are equal exactly when their digests are (each length is part of what is hashed).
+
+    >>> digest([(b"\\x02a", b"1")]) == digest([(b"\\x00applied", b"x"), (b"\\x02a", b"1")])
+    True
+    >>> digest([(b"\\x02a", b"1")]) == digest([(b"\\x02", b"a1")])
+    False
+    """
+    sha = hashlib.sha256()
+    for key, value in items:
+        if key[:1] != META:
+            sha.update(b"%d:%d:" % (len(key), len(value)) + key + value)
+    return sha.hexdigest()
+
+
+def hashed(items: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return what `digest` hashes of *items*, which hold no bookkeeping keys: for whoever reads a state in slices.
+
+    >>> hashlib.sha256(hashed([(b"\\x02a", b"1")]) + hashed([(b"\\x02b", b"")])).hexdigest() == digest([(b"\\x02a", b"1"), (b"\\x02b", b"")])
+    True
+    """
+    return b"".join([b"%d:%d:%b%b" % (len(key), len(value), key, value) for key, value in items])
+
+
+def combine_digests(partitions: Iterable[tuple[int, str]]) -> str:
+    """Return one digest for a whole table from (partition, digest) pairs, in any order."""
+    sha = hashlib.sha256()
+    for partition, each in sorted(partitions):
+        sha.update(f"{partition}:{each};".encode())
+    return sha.hexdigest()

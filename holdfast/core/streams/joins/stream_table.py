@@ -1,0 +1,135 @@
+"""`JoinStreamTable`: records of a stream with the row that a table has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from holdfast.core.engine.declared.declaring import why_uncallable
+from holdfast.core.engine.declared.durations import duration_ms
+from holdfast.core.engine.declared.partitioners import by_key
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.sources import Asked, FoldWith, Source
+from holdfast.core.engine.declared.streams import Stream
+from holdfast.core.engine.emits import Emits
+from holdfast.core.engine.state.rows import Rows
+from holdfast.core.streams.joins.joining import (
+    How,
+    Route,
+    check_apart,
+    check_join,
+    check_key,
+    check_late,
+    held_type,
+    key_of,
+    time_of,
+)
+from holdfast.core.streams.joins.table_history import TableHistory, history_routed, history_type
+from holdfast.errors import ConfigError
+
+S = TypeVar("S")
+V = TypeVar("V")
+J = TypeVar("J")
+
+
+class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
+    """Each record of *stream* with the row that *table* has for it.
+
+    A record of *table* sets the row of its key, one without value (a tombstone) removes it, and neither sends anything. For a record of *stream*,
+    *join* gets it and the row, and returns what is sent to *to* under the record's key. *by* gives the key of the row that a record wants, if that
+    is not the record's own; the record must lie in that row's partition all the same. *how* is "inner", which passes over records without
+    a row, or "left", which joins them with None. Records of *stream* without a value are passed over. One without a key is refused, but joined with
+    None if *how* is "left".
+
+    The row is the one that is there when the record is folded: of records of one ms, those of the table are folded first.
+
+    **Versioned.** With *history* (a duration such as "1d", or ms) the row is the one *as of the record's event time*, which
+    the sources' `time` tells; without `time=` it is the append time. A tombstone tells no time: where the table has `time=`, it removes the row from
+    table time on. What a row was is kept as long as **table time**, the highest event time of the table in this partition, is less than *history* past the end of
+    it. A record of *stream* that asks for more than *history* before table time finds no row. A record of *table* that is older is late: it changes nothing,
+    is sent to *late* if that is given, and counted in the row `stream_key(partition)`, a `StreamRow`. A record of *table* whose event time is far
+    in the future makes all records of its partition late and ends what is known of the past, for every key; have the serde or *time* raise for a time that
+    cannot be, and it goes to quarantine.
+
+    With history, the row of a key is its last `Version`, and each older one is a row of its own; without it, rows are the values of *table*. ConfigError for what does not fit together, when it is declared.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        stream: Source[S],
+        table: Source[V],
+        join: Callable[[Any, Any], J],
+        to: Stream[J],
+        how: How = "inner",
+        by: Callable[[S], str] | None = None,
+        history: str | int | None = None,
+        late: Stream[Any] | None = None,
+        version: int = 1,
+        route: Route | None = by_key,
+        in_place: bool = False,
+    ) -> None:
+        whose = f"processor {name}"
+        check_join(whose, {"stream": stream, "table": table}, to, how, ("inner", "left"), join)
+        check_apart(whose, {"stream": stream, "table": table})
+        if by is None:
+            check_key(whose, stream)
+        elif (why := why_uncallable(by, ("event",))) is not None:
+            raise ConfigError(f"{whose}: by {why}")
+        held = held_type(whose, table)
+        past = (
+            None if history is None else TableHistory(table.time, duration_ms(history, f"{whose}: history"))
+        )
+        if late is not None and past is None:
+            raise ConfigError(f"{whose}: late= needs history=: without it no record of the table is late")
+        check_late(whose, late, to, (stream.topic, table.topic))
+
+        def enrich(
+            rows: Rows[Any], event: Any, at_ms: int, key: Any, partition: int, timestamp: int
+        ) -> Emits:
+            if event is None:
+                return None
+            wanted = key if by is None else by(event)
+            row = None
+            if wanted is not None or how == "inner":
+                of = key_of(wanted)
+                row = (
+                    rows.get(of)
+                    if past is None
+                    else past.as_of(rows, of, time_of(stream, event, timestamp), partition)
+                )
+            return None if row is None and how == "inner" else (to.emit(key, join(event, row)),)
+
+        def keep(
+            rows: Rows[Any], value: Any, at_ms: int, key: Any, partition: int, timestamp: int, *more: Any
+        ) -> Emits:
+            assert past is not None
+            if past.keep(rows, key_of(key), value, timestamp, partition) or late is None:
+                return None
+            return (late.emit(key, value, headers=more[0]),)
+
+        asked: tuple[Asked, ...] = ("key", "partition", "timestamp")
+        kept = FoldWith(keep, asked if late is None else (*asked, "headers"))
+        super().__init__(
+            name=name,
+            on={
+                table: FoldWith(_keep, ("key",)) if past is None else kept,
+                stream: FoldWith(enrich, asked),
+            },
+            row=held if past is None else history_type(held),
+            version=version,
+            route=route if past is None else history_routed(route),
+            emits=(to,) if late is None else (to, late),
+            in_place=in_place,
+        )
+
+
+def _keep(rows: Rows[Any], value: Any, at_ms: int, key: Any) -> None:
+    of = key_of(key)
+    if value is not None:
+        rows[of] = value
+    elif of in rows:
+        del rows[of]

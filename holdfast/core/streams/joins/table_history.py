@@ -1,0 +1,237 @@
+"""What the rows of a table were: a row for each version of a key, found by its time.
+
+    ada                              the last version of "ada"
+    00 was/3/ada@0001700000000000    an older one, by the time from which it was the row
+    00 stream/3                      table time of partition 3, and how many of its records were late
+    00 due/0001700003600000/d/ada    when the oldest version of "ada" may be dropped
+
+00 is the character U+0000; the number is the length of the key, so that no key's versions lie among another's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from holdfast.core.engine.state.rows import NEVER, Rows
+from holdfast.core.streams.windowing.due import DROP, add_due, take_due
+from holdfast.core.streams.windowing.rows import (
+    DIGITS,
+    DUE,
+    RESERVED,
+    STREAM,
+    DueRow,
+    StreamRow,
+    checked_time,
+    stream_key,
+)
+
+V = TypeVar("V")
+
+WAS = f"{RESERVED}was/"
+MOST_TIMES = 1_000_000
+"""Of how many older versions the times are remembered."""
+_START = StreamRow()
+
+
+class Version(msgspec.Struct, Generic[V], frozen=True, array_like=True, tag="v"):
+    """A row of a table from *from_ms* on, until the next; *value* None for removed.
+
+    Under its key lies the last version; *older* tells of that one whether there are others.
+    """
+
+    from_ms: int
+    value: V | None
+    older: bool = False
+
+
+class TableHistory:
+    """What rows were, for as long before table time as is wanted."""
+
+    __slots__ = ("_history_ms", "_time")
+
+    def __init__(self, time: Callable[[Any], int] | None, history_ms: int) -> None:
+        self._time, self._history_ms = time, history_ms
+
+    def as_of(self, rows: Rows[Any], key: str, at_ms: int, partition: int) -> Any:
+        """Return the value of *key* at *at_ms*; None where there was none, or it is too long ago to tell."""
+        if at_ms < rows.get(stream_key(partition), _START).stream_ms - self._history_ms:
+            return None
+        last: Version[Any] | None = rows.get(key)
+        if last is None or last.from_ms <= at_ms:
+            return None if last is None else last.value
+        if not last.older:
+            return None
+        times = _older_times(rows, key)
+        at = bisect_right(times, at_ms)
+        return rows[_older_name(key, times[at - 1])].value if at else None
+
+    def keep(self, rows: Rows[Any], key: str, value: Any, timestamp: int, partition: int) -> bool:
+        """Take in a record of the table; return False for a late one, which changes nothing but their count."""
+        name = stream_key(partition)
+        stream: StreamRow = rows.get(name, _START)
+        if value is None and self._time is not None:
+            # It tells no time of its own, and its append time may be long after what a log is read of.
+            if (from_ms := stream.stream_ms) < 0:
+                return True
+        else:
+            from_ms = checked_time(timestamp if self._time is None else self._time(value))
+        if from_ms < stream.stream_ms - self._history_ms:
+            rows[name] = msgspec.structs.replace(stream, late=stream.late + 1)
+            return False
+        stream_ms, next_ms = max(stream.stream_ms, from_ms), stream.next_ms
+        if next_ms <= stream_ms:
+            # The rest is dropped at later records: nobody sees a version that is too old.
+            due, following = take_due(rows, next_ms, stream_ms)
+            next_ms = NEVER if following is None else following[0]
+            for _, _, pruned in due:
+                next_ms = min(next_ms, self._prune(rows, pruned, stream_ms))
+        next_ms = min(next_ms, self._put(rows, key, Version(from_ms, value), stream_ms))
+        after = StreamRow(stream_ms, next_ms, stream.late)
+        if after != stream:
+            rows[name] = after
+        return True
+
+    def _put(self, rows: Rows[Any], key: str, new: Version[Any], stream_ms: int) -> int:
+        """Set a version; return when the first may be dropped, NEVER where that is noted already."""
+        last: Version[Any] | None = rows.get(key)
+        if last is not None and new.from_ms < last.from_ms:
+            _put_older(rows, key, new)
+            if not last.older:
+                rows[key] = msgspec.structs.replace(last, older=True)
+            return self._prune(rows, key, stream_ms)
+        if last is None or last.from_ms == new.from_ms:  # of one time, the last counts
+            older, droppable_ms = last is not None and last.older, NEVER
+        else:
+            _put_older(rows, key, Version(last.from_ms, last.value))
+            older, droppable_ms = True, NEVER if last.older or last.value is None else new.from_ms
+        rows[key] = Version(new.from_ms, new.value, older)
+        if not older and new.value is None:
+            droppable_ms = new.from_ms
+        if droppable_ms == NEVER:
+            return NEVER
+        due_ms = droppable_ms + self._history_ms
+        if due_ms <= stream_ms:
+            return self._prune(rows, key, stream_ms)
+        add_due(rows, (due_ms, DROP, key))
+        return due_ms
+
+    def _prune(self, rows: Rows[Any], key: str, stream_ms: int) -> int:
+        """Drop those versions of a key that none may ask for any more; return when there is more to drop."""
+        last: Version[Any] | None = rows.get(key)
+        if last is None:
+            return NEVER
+        oldest_ms = stream_ms - self._history_ms
+        versions = chain(_older(rows, key) if last.older else (), (last,))
+        dropped: list[int] = []
+        first, second = next(versions), next(versions, None)
+        while True:
+            replaced = second is not None and second.from_ms <= oldest_ms
+            # What was not there before either: nothing older can come any more.
+            absent = first.value is None and first.from_ms <= oldest_ms
+            if not replaced and not absent:
+                break
+            if second is None:
+                del rows[key]
+                _drop_older(rows, key, dropped)
+                return NEVER
+            dropped.append(first.from_ms)
+            first, second = second, next(versions, None)
+        _drop_older(rows, key, dropped)
+        if second is None and last.older:
+            rows[key] = msgspec.structs.replace(last, older=False)
+        if first.value is None:
+            due_ms = first.from_ms
+        elif second is not None:
+            due_ms = second.from_ms
+        else:
+            return NEVER
+        due_ms += self._history_ms
+        add_due(rows, (due_ms, DROP, key))
+        return due_ms
+
+
+# -- older versions
+
+
+def _older_name(key: str, from_ms: int) -> str:
+    return f"{WAS}{len(key)}/{key}@{from_ms:016d}"
+
+
+def _older(rows: Rows[Any], key: str) -> Iterator[Version[Any]]:
+    """Yield the older versions of a key in order of time."""
+    return (row for _, row in rows.scan(f"{WAS}{len(key)}/{key}@"))
+
+
+class _Remembered:
+    """The times of the older versions of some keys, as rows have them."""
+
+    __slots__ = ("count", "times")
+
+    def __init__(self) -> None:
+        self.times: dict[str, list[int]] = {}
+        self.count = 0
+
+
+def _older_times(rows: Rows[Any], key: str) -> list[int]:
+    """Return the times of a key's older versions, ascending: looked up once, then remembered."""
+    remembered: _Remembered = rows.derived.setdefault(WAS, _Remembered())
+    times = remembered.times.get(key)
+    if times is None:
+        if remembered.count > MOST_TIMES:
+            remembered = rows.derived[WAS] = _Remembered()
+        times = remembered.times[key] = [row.from_ms for row in _older(rows, key)]
+        remembered.count += 1 + len(times)
+    return times
+
+
+def _known_times(rows: Rows[Any], key: str) -> list[int] | None:
+    remembered: _Remembered | None = rows.derived.get(WAS)
+    return None if remembered is None else remembered.times.get(key)
+
+
+def _put_older(rows: Rows[Any], key: str, version: Version[Any]) -> None:
+    rows[_older_name(key, version.from_ms)] = version
+    times = _known_times(rows, key)
+    if times is not None:
+        at = bisect_left(times, version.from_ms)
+        if at == len(times) or times[at] != version.from_ms:
+            times.insert(at, version.from_ms)
+            rows.derived[WAS].count += 1
+
+
+def _drop_older(rows: Rows[Any], key: str, dropped: list[int]) -> None:
+    """Remove the first of a key's older versions: those of the times *dropped*."""
+    for from_ms in dropped:
+        rows[_older_name(key, from_ms)] = None
+    times = _known_times(rows, key)
+    if times is not None and dropped:
+        del times[: len(dropped)]
+        rows.derived[WAS].count -= len(dropped)
+
+
+# -- as a table
+
+
+def history_type(held: Any) -> Any:
+    """Return the type of the rows of a table with history whose values are of type *held*."""
+    return Version[held] | StreamRow | DueRow
+
+
+def history_routed(route: Callable[[str, int], int | None] | None) -> Callable[[str, int], int | None]:
+    """Return the route of a table with history, given that of the keys."""
+
+    def of(name: str, partitions: int) -> int | None:
+        if name.startswith(STREAM):
+            return int(name.removeprefix(STREAM))
+        if route is None:
+            return None
+        if name.startswith(WAS):
+            return route(name.removeprefix(WAS).partition("/")[2][: -DIGITS - 1], partitions)
+        return route(name[len(DUE) + DIGITS + 3 :] if name.startswith(DUE) else name, partitions)
+
+    return of

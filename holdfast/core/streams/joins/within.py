@@ -1,0 +1,473 @@
+"""`JoinWithin`: records of two streams of one key whose times are near each other."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from holdfast.core.engine.declared.durations import duration_ms
+from holdfast.core.engine.declared.partitioners import by_key
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.sources import Asked, FoldWith, Source
+from holdfast.core.engine.declared.streams import Stream
+from holdfast.core.engine.emits import Emit, Emits, Headers
+from holdfast.core.engine.fold.asides import emit_result, put_aside
+from holdfast.core.engine.fold.paced import Work, begun
+from holdfast.core.engine.state.rows import NEVER, Rows
+from holdfast.core.streams.joins.joining import (
+    How,
+    Route,
+    check_apart,
+    check_join,
+    check_late,
+    check_result_key,
+    held_type,
+    key_of,
+    time_of,
+)
+from holdfast.core.streams.windowing.due import AT_ONCE, CLOSE, DROP, Entry, add_due, settle
+from holdfast.core.streams.windowing.rows import DIGITS, DUE, RESERVED, STREAM, DueRow, stream_key
+
+L = TypeVar("L")
+R = TypeVar("R")
+J = TypeVar("J")
+
+_IDLE = f"{RESERVED}idle/"
+_PLACE = 2 * DIGITS + 2
+"""Characters of `@time/offset` at the end of a row's key."""
+_TIME = 1 - _PLACE
+"""Where in a row's key the time begins."""
+
+
+class LeftHeld(msgspec.Struct, Generic[L], frozen=True, array_like=True, tag="l"):
+    """A record of the left stream that waits for others, and whether it has met one."""
+
+    value: L
+    met: bool = False
+
+
+class RightHeld(msgspec.Struct, Generic[R], frozen=True, array_like=True, tag="r"):
+    """A record of the right stream that waits for others, and whether it has met one."""
+
+    value: R
+    met: bool = False
+
+
+class JoinStreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    """Stream time of a partition in ms (-1 before its first record), and how many of its records were late.
+
+    *failed* lone results could not be sent when their time came.
+
+    The rest is for the fold: nothing is due before *next_ms*; *at_ms* is the append time at which stream time was last moved by a record,
+    *tick_ms* when a tick was asked for.
+    """
+
+    stream_ms: int = -1
+    next_ms: int = NEVER
+    late: int = 0
+    at_ms: int = 0
+    tick_ms: int = NEVER
+    failed: int = 0
+
+
+class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
+    """Each record of *left* with each of *right* that has its key and is near: left time - *before* <= right time <= left time + *after*.
+
+    Times are what the sources' `time` tells; without it the highest append time so far, so that nothing is late. *join* gets the two events and returns what is sent to *to* under
+    their key, as soon as both are there; of several partners, the one of the earliest time first, then in order of offsets. *how* is
+    "inner"; "left", which also sends a left event that met no partner, with None, once none can come any more; or "outer", which does that for both
+    sides.
+
+    **Stream time** is the highest event time seen in a partition, of both sources. No partner is waited for any longer once stream time > a left
+    record's time + *after* + *grace*, or a right one's + *before* + *grace*: one that has met none is then told alone, if *how* says so, and
+    joins nothing any more. A record that comes when its own time is over so is **late**: it joins nothing, is sent to *late* if that is given, and
+    counted in the row `stream_key(partition)`, a `JoinStreamRow`. All others meet each partner that is near, unless that was told alone before.
+    So a record may come out of order by as much as the interval and grace, and stays in the store and the changelog until stream time > its time +
+    *before* + *after* + *grace*. A key has no more rows than the records it had within that time, however hot it is. Those told alone at one record are sent
+    by time, then left before right, then by key. A record whose event time is far in the future ends the waiting of all records of its partition, and makes
+    those that follow late; have the serde or *time* raise for a time that cannot be, and it goes to quarantine.
+
+    A record is refused if *join* fails for a pair of it. If it fails for one alone, that result is quarantined at the stage "close" and counted as *failed*;
+    no other is the worse for it.
+
+    **Idle.** A partition without traffic has no stream time that passes. With *idle* (a duration; None for never), stream time goes on by the
+    worker's clock once a partition has had no progress for so long, but only to where a record is done with: that is a tick, recorded and replayed. Records that come later
+    than that are late. "inner" needs no ticks and has none.
+
+    Records without a value are passed over; those without a key are refused. Durations are text such as "10s", or ms. ConfigError for what does not
+    fit together, when it is declared.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        left: Source[L],
+        right: Source[R],
+        join: Callable[[Any, Any], J],
+        to: Stream[J],
+        before: str | int = 0,
+        after: str | int = 0,
+        grace: str | int = 0,
+        how: How = "inner",
+        late: Stream[Any] | None = None,
+        idle: str | int | None = "30s",
+        version: int = 1,
+        route: Route | None = by_key,
+        in_place: bool = False,
+    ) -> None:
+        whose = f"processor {name}"
+        check_join(whose, {"left": left, "right": right}, to, how, ("inner", "left", "outer"), join)
+        check_apart(whose, {"left": left, "right": right})
+        check_result_key(whose, to)
+        before_ms = duration_ms(before, f"{whose}: before", least_ms=0)
+        after_ms = duration_ms(after, f"{whose}: after", least_ms=0)
+        grace_ms = duration_ms(grace, f"{whose}: grace", least_ms=0)
+        idle_ms = None if idle is None else duration_ms(idle, f"{whose}: idle")
+        if how == "inner":
+            idle_ms = None
+        check_late(whose, late, to, (left.topic, right.topic))
+        near = _Near(join, to, late, before_ms, after_ms, grace_ms, idle_ms, how != "inner", how == "outer")
+        asked: tuple[Asked, ...] = ("key", "partition", "offset")
+        if late is not None:
+            asked = (*asked, "headers")
+
+        def of_left(rows: Rows[Any], event: Any, at_ms: int, key: Any, *told: Any) -> Emits:
+            return near.fold(rows, _LEFT, left, event, at_ms, key, *told)
+
+        def of_right(rows: Rows[Any], event: Any, at_ms: int, key: Any, *told: Any) -> Emits:
+            return near.fold(rows, _RIGHT, right, event, at_ms, key, *told)
+
+        super().__init__(
+            name=name,
+            on={left: FoldWith(of_left, asked), right: FoldWith(of_right, asked)},
+            on_tick=None if idle_ms is None else near.tick,
+            row=_row_type(held_type(whose, left), held_type(whose, right)),
+            version=version,
+            route=_routed(route),
+            emits=(to,) if late is None else (to, late),
+            in_place=in_place,
+        )
+
+    @property
+    def passing(self) -> bool:
+        return True
+
+
+def _row_type(left: Any, right: Any) -> Any:
+    return LeftHeld[left] | RightHeld[right] | JoinStreamRow | DueRow
+
+
+_LEFT, _RIGHT = "l/", "r/"
+_START = JoinStreamRow()
+Alone = tuple[int, str, str, Any]
+"""The time of a record that met none, its row's key, its own key, and what is held of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """The fold of one declaration; it keeps nothing itself."""
+
+    join: Callable[[Any, Any], Any]
+    to: Stream[Any]
+    late: Stream[Any] | None
+    before_ms: int
+    after_ms: int
+    grace_ms: int
+    idle_ms: int | None
+    lone_left: bool
+    lone_right: bool
+
+    def fold(
+        self,
+        rows: Rows[Any],
+        side: str,
+        source: Source[Any],
+        event: Any,
+        at_ms: int,
+        key: Any,
+        partition: int,
+        offset: int,
+        headers: Headers = (),
+    ) -> Emits:
+        """Take in a record of one side."""
+        if event is None:
+            return None
+        return begun(self._folded(rows, side, source, event, at_ms, key, partition, offset, headers))
+
+    def _folded(
+        self,
+        rows: Rows[Any],
+        side: str,
+        source: Source[Any],
+        event: Any,
+        at_ms: int,
+        key: Any,
+        partition: int,
+        offset: int,
+        headers: Headers,
+    ) -> Work:
+        emits: list[Emit] = []
+        of, time_ms, name = key_of(key), time_of(source, event, at_ms), stream_key(partition)
+        stream: JoinStreamRow = rows.get(name, _START)
+        stream_ms, next_ms, moved_ms = stream.stream_ms, stream.next_ms, stream.at_ms
+        late, failed = stream.late, stream.failed
+        if time_ms > stream_ms:
+            stream_ms, moved_ms = time_ms, at_ms
+        if next_ms <= stream_ms:
+            next_ms = yield from self._settle(rows, next_ms, stream_ms, emits)
+            failed += put_aside(rows)
+        if self._alone_ms(side, time_ms) <= stream_ms:
+            late += 1
+            if self.late is not None:
+                emits.append(self.late.emit(key, event, headers=headers))
+        else:
+            met = self._meet(rows, side, of, event, time_ms, emits)
+            held = LeftHeld(event, met) if side == _LEFT else RightHeld(event, met)
+            next_ms = min(next_ms, self._hold(rows, side, of, time_ms, offset, held))
+        after = self._awaited(
+            rows, partition, JoinStreamRow(stream_ms, next_ms, late, moved_ms, stream.tick_ms, failed)
+        )
+        if after != stream:
+            rows[name] = after
+        return emits
+
+    def _alone_ms(self, side: str, time_ms: int) -> int:
+        """Return from which stream time on a record that has met none is alone."""
+        return time_ms + (self.after_ms if side == _LEFT else self.before_ms) + self.grace_ms + 1
+
+    def _gone_ms(self, time_ms: int) -> int:
+        """Return from which stream time on a record has no partner that is not late.
+
+        The last for a left record is of the time + after, and is late itself once stream time is beyond that + before + grace.
+        """
+        return time_ms + self.before_ms + self.after_ms + self.grace_ms + 1
+
+    def _tells_alone(self, side: str) -> bool:
+        return self.lone_left if side == _LEFT else self.lone_right
+
+    def _meet(
+        self, rows: Rows[Any], side: str, key: str, event: Any, time_ms: int, emits: list[Emit]
+    ) -> bool:
+        """Join *event* with what waits on the other side; return whether there is any."""
+        if side == _LEFT:
+            other, first_ms, last_ms, marks = (
+                _RIGHT,
+                time_ms - self.before_ms,
+                time_ms + self.after_ms,
+                self.lone_right,
+            )
+        else:
+            other, first_ms, last_ms, marks = (
+                _LEFT,
+                time_ms - self.after_ms,
+                time_ms + self.before_ms,
+                self.lone_left,
+            )
+        met = False
+        for name, held in _between(rows, f"{other}{key}@", max(0, first_ms), last_ms):
+            met = True
+            pair = (event, held.value) if side == _LEFT else (held.value, event)
+            emits.append(self.to.emit(key, self.join(*pair)))
+            if marks and not held.met:
+                rows[name] = msgspec.structs.replace(held, met=True)
+        return met
+
+    def _hold(self, rows: Rows[Any], side: str, key: str, time_ms: int, offset: int, held: Any) -> int:
+        """Keep a record for those that may still come; return when something is due with it."""
+        name = f"{side}{key}@{time_ms:016d}/{offset:016d}"
+        rows[name] = held
+        _held(rows).add(name)
+        if held.met or not self._tells_alone(side):
+            due_ms = self._gone_ms(time_ms)
+            add_due(rows, (due_ms, DROP, name))
+        else:
+            due_ms = self._alone_ms(side, time_ms)
+            add_due(rows, (due_ms, CLOSE, name))
+        return due_ms
+
+    def _settle(
+        self, rows: Rows[Any], next_ms: int, stream_ms: int, emits: list[Emit]
+    ) -> Generator[list[Emit], None, int]:
+        """Tell who is alone, and let go of what is done with; return a time before which nothing else is due."""
+        alone: list[Alone] = []
+        next_ms = yield from settle(rows, next_ms, stream_ms, partial(self._due, rows, alone), emits)
+        for number, (time_ms, _, key, held) in enumerate(sorted(alone, key=_first_two), 1):
+            self._tell_alone(rows, emits, key, time_ms, held)
+            if number % AT_ONCE == 0:
+                part = emits[:]
+                emits.clear()
+                yield part
+        return next_ms
+
+    def _due(self, rows: Rows[Any], alone: list[Alone], entry: Entry) -> Entry | None:
+        """Let go of a record that is done with; one that is alone goes to *alone*."""
+        _, kind, name = entry
+        if kind == CLOSE:
+            held, time_ms = rows[name], int(name[-2 * DIGITS - 1 : -DIGITS - 1])
+            if held.met:
+                return self._gone_ms(time_ms), DROP, name
+            alone.append((time_ms, name, name[len(_LEFT) : -_PLACE], held))
+        rows[name] = None
+        _held(rows).discard(name)
+        return None
+
+    def _tell_alone(self, rows: Rows[Any], emits: list[Emit], key: str, time_ms: int, held: Any) -> None:
+        pair = (held.value, None) if isinstance(held, LeftHeld) else (None, held.value)
+        side = "left" if isinstance(held, LeftHeld) else "right"
+        emit_result(
+            rows,
+            emits,
+            f"result of the {side} record of key {key!r} at {time_ms} alone: ",
+            lambda: self.to.emit(key, self.join(*pair)),
+        )
+
+    # -- idle partitions
+
+    def _awaited(self, rows: Rows[Any], partition: int, stream: JoinStreamRow) -> JoinStreamRow:
+        """Ask for a tick where the next record is done with by the clock, unless an earlier one is asked for."""
+        if self.idle_ms is None or stream.next_ms == NEVER:
+            return stream
+        tick_ms = stream.at_ms + (stream.next_ms - stream.stream_ms) + self.idle_ms
+        if stream.tick_ms <= tick_ms:
+            return stream
+        rows.wake_at(f"{_IDLE}{partition}", tick_ms, clock="tick")
+        return msgspec.structs.replace(stream, tick_ms=tick_ms)
+
+    def tick(self, rows: Rows[Any], key: str, at_ms: int) -> Emits:
+        """The clock has passed what was asked for."""
+        return begun(self._ticked(rows, key))
+
+    def _ticked(self, rows: Rows[Any], key: str) -> Work:
+        assert self.idle_ms is not None
+        emits: list[Emit] = []
+        partition = int(key.removeprefix(_IDLE))
+        name = stream_key(partition)
+        stream: JoinStreamRow = rows[name]
+        assert rows.ticks is not None
+        passed_ms = stream.stream_ms + rows.ticks.now_ms - stream.at_ms - self.idle_ms
+        stream_ms, next_ms, moved_ms = stream.stream_ms, stream.next_ms, stream.at_ms
+        while next_ms <= passed_ms:
+            if next_ms > stream_ms:  # else more was due than is done at once
+                moved_ms += next_ms - stream_ms
+                stream_ms = next_ms
+            next_ms = yield from self._settle(rows, next_ms, stream_ms, emits)
+            if next_ms <= stream_ms:
+                break
+        rows[name] = self._awaited(
+            rows,
+            partition,
+            JoinStreamRow(stream_ms, next_ms, stream.late, moved_ms, NEVER, stream.failed + put_aside(rows)),
+        )
+        return emits
+
+
+def _first_two(alone: Alone) -> tuple[int, str]:
+    return alone[:2]
+
+
+_HELD = "held"
+SCANS, MOST_HELD = 64, 16_384
+"""After how many look-ups by scans the names of all records that wait are read, and of how many they are remembered."""
+
+
+class _HeldNames:
+    """The names of the records that wait, by their beginnings up to the time; None while they are not known, or too many."""
+
+    __slots__ = ("count", "looks", "names")
+
+    def __init__(self) -> None:
+        self.count = self.looks = 0
+        self.names: dict[str, list[str]] | None = None
+
+    def read(self, rows: Rows[Any]) -> None:
+        names: dict[str, list[str]] = {}
+        self.count = 0
+        for side in (_LEFT, _RIGHT):
+            for name, _ in rows.scan(side):
+                names.setdefault(name[:_TIME], []).append(name)
+                self.count += 1
+                if self.count > MOST_HELD:
+                    return
+        self.names = names
+
+    def add(self, name: str) -> None:
+        if self.names is None:
+            return
+        self.count += 1
+        if self.count > MOST_HELD:
+            self.names = None
+        elif (there := self.names.get(name[:_TIME])) is None:
+            self.names[name[:_TIME]] = [name]
+        else:
+            insort(there, name)
+
+    def discard(self, name: str) -> None:
+        if self.names is None:
+            return
+        there = self.names[name[:_TIME]]
+        self.count -= 1
+        if len(there) == 1:
+            del self.names[name[:_TIME]]
+        else:
+            del there[bisect_left(there, name)]
+
+
+def _held(rows: Rows[Any]) -> _HeldNames:
+    """Return what is remembered beside the rows: it is forgotten whenever changes are taken back."""
+    held: _HeldNames | None = rows.derived.get(_HELD)
+    if held is None:
+        held = rows.derived[_HELD] = _HeldNames()
+    return held
+
+
+def _between(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Iterable[tuple[str, Any]]:
+    """Return the rows whose keys are *prefix*, a time in [first_ms, last_ms] and an offset, in that order."""
+    held = _held(rows)
+    if held.names is None:
+        held.looks += 1
+        if held.looks != SCANS:
+            return _scanned(rows, prefix, first_ms, last_ms)
+        held.read(rows)
+        if held.names is None:
+            return _scanned(rows, prefix, first_ms, last_ms)
+    there = held.names.get(prefix)
+    if there is None:
+        return ()
+    first = bisect_left(there, f"{prefix}{first_ms:016d}")
+    return [
+        (name, rows[name]) for name in there[first : bisect_left(there, f"{prefix}{last_ms + 1:016d}", first)]
+    ]
+
+
+def _scanned(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Iterator[tuple[str, Any]]:
+    """Yield what `_between` returns.
+
+    At most two scans cover the span, each of less than ten times as long. Keys of another length that begin alike are passed over.
+    """
+    exponent = min(len(str(last_ms - first_ms)), DIGITS - 1)
+    width = 10**exponent
+    length, at = len(prefix) + 2 * DIGITS + 1, len(prefix)
+    for stretch in range(first_ms // width, last_ms // width + 1):
+        for name, held in rows.scan(f"{prefix}{stretch:0{DIGITS - exponent}d}"):
+            if len(name) == length and first_ms <= int(name[at : at + DIGITS]) <= last_ms:
+                yield name, held
+
+
+def _routed(route: Route | None) -> Route:
+    def of(name: str, partitions: int) -> int | None:
+        if name.startswith(STREAM):
+            return int(name.removeprefix(STREAM))
+        if route is None:
+            return None
+        inner = name[len(DUE) + DIGITS + 3 :] if name.startswith(DUE) else name
+        return route(inner[len(_LEFT) : -_PLACE], partitions)
+
+    return of

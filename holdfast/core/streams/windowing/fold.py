@@ -1,0 +1,361 @@
+"""What the folds of all kinds of windows have in common: stream time, closing, dropping, telling, late records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, ClassVar
+
+from holdfast.core.engine.declared.processor import Emit, Emits, Headers
+from holdfast.core.engine.fold.asides import emit_result, put_aside
+from holdfast.core.engine.fold.paced import Work, begun
+from holdfast.core.engine.state.rows import NEVER, Rows
+from holdfast.core.streams.emitting import Final, Updates, require_sendable
+from holdfast.core.streams.windowing.due import CLOSE, DROP, TELL, Entry, add_due, cancel_due, settle
+from holdfast.core.streams.windowing.rows import (
+    DIGITS,
+    IDLE,
+    LIMIT_TIME_MS,
+    RESERVED,
+    IdleRow,
+    StreamRow,
+    WindowResult,
+    WindowRow,
+    checked_key,
+    checked_time,
+    idle_key,
+    stream_key,
+)
+from holdfast.errors import FoldError
+
+Raw = tuple[bytes | None, bytes | None, Headers]
+"""A record as it came: key, value, headers."""
+Arrived = tuple[Any, int, Raw | None]
+"""An event, its partition, and the record it was read from where that may be sent on."""
+AnyWindow = WindowRow[Any]
+
+TAKEN, PARTLY_LATE, LATE = range(3)
+_START = StreamRow()
+TICK_EVERY_MS = 250
+"""Ticks of idle partitions are asked for at multiples of this: each is a choice to be recorded."""
+
+
+class WindowFold:
+    """The fold of one declaration of windows; each kind of window says in `_place` where a record belongs.
+
+    It keeps nothing itself: a call depends on its arguments and the rows alone.
+    """
+
+    fixed: ClassVar[bool] = True
+    """Whether a window keeps its end, and is itself, until it is dropped; not that of sessions."""
+
+    __slots__ = (
+        "_aggregate",
+        "_by",
+        "_drops_unseen",
+        "_final",
+        "_grace_ms",
+        "_idle_ms",
+        "_late",
+        "_none_fits",
+        "_retention_ms",
+        "_sent_later",
+        "_time",
+        "_updates",
+    )
+
+    def __init__(
+        self,
+        *,
+        by: Callable[[Any], str],
+        time: Callable[[Any], int] | None,
+        aggregate: Callable[[Any, Any], Any],
+        emit: Updates | Final | None,
+        late: str | None,
+        grace_ms: int,
+        retention_ms: int,
+        idle_ms: int | None = None,
+        sent_later: Callable[[Any], bytes] | None = None,
+        none_fits: bool = False,
+    ) -> None:
+        """*sent_later* encodes those results that are not sent when their windows change; None where that cannot fail.
+        *none_fits* tells that None may be an aggregate.
+        """
+        self._none_fits = none_fits
+        self._sent_later = sent_later
+        self._by, self._time, self._aggregate, self._late = by, time, aggregate, late
+        self._updates = emit if isinstance(emit, Updates) else None
+        self._final = emit if isinstance(emit, Final) else None
+        self._grace_ms, self._retention_ms, self._idle_ms = grace_ms, retention_ms, idle_ms
+        # A window of fixed times that was closed before, or is told at once, has nothing left to look at.
+        self._drops_unseen = self.fixed and (self._updates is None or not self._updates.every_ms)
+
+    def __call__(self, rows: Rows[Any], arrived: Arrived, at_ms: int) -> Emits:
+        event, partition = arrived[:2]
+        key, time_ms = self._by(event), at_ms if self._time is None else self._time(event)
+        if (
+            type(key) is not str
+            or key[:1] == RESERVED
+            or type(time_ms) is not int
+            or not 0 <= time_ms < LIMIT_TIME_MS
+        ):
+            checked_key(key), checked_time(time_ms)  # says what is wrong
+        name = stream_key(partition)
+        before: StreamRow = rows.get(name) or _START
+        stream_ms = before.stream_ms
+        if time_ms > stream_ms:  # noqa: PLR1730  max() takes a quarter of a microsecond
+            stream_ms = time_ms
+        if before.next_ms <= stream_ms:
+            return begun(self._settled(rows, arrived, key, time_ms, at_ms, stream_ms))
+        return self._take(
+            rows, arrived, key, time_ms, at_ms, before, (stream_ms, before.next_ms, before.failed), []
+        )
+
+    def _settled(
+        self, rows: Rows[Any], arrived: Arrived, key: str, time_ms: int, at_ms: int, stream_ms: int
+    ) -> Work:
+        """Do what is due before a record is taken in."""
+        emits: list[Emit] = []
+        before: StreamRow = rows.get(stream_key(arrived[1])) or _START
+        next_ms = yield from self._settle(rows, before.next_ms, stream_ms, emits)
+        now = stream_ms, next_ms, before.failed + put_aside(rows)
+        return self._take(rows, arrived, key, time_ms, at_ms, before, now, emits)
+
+    def _take(
+        self,
+        rows: Rows[Any],
+        arrived: Arrived,
+        key: str,
+        time_ms: int,
+        at_ms: int,
+        before: StreamRow,
+        now: tuple[int, int, int],
+        emits: list[Emit],
+    ) -> list[Emit]:
+        """Fold a record; *now* are stream time, when something is due next, and how many results have failed."""
+        event, partition, raw = arrived
+        stream_ms, next_ms, failed = now
+        name = stream_key(partition)
+        due_ms, outcome = self._place(rows, key, event, time_ms, stream_ms, emits)
+        if due_ms < next_ms:  # noqa: PLR1730  min() takes a quarter of a microsecond
+            next_ms = due_ms
+        if outcome != TAKEN:
+            late, partly = before.late + (outcome == LATE), before.partly_late + (outcome == PARTLY_LATE)
+            rows[name] = StreamRow(stream_ms, next_ms, late, partly, failed)
+            if outcome == LATE and raw is not None and self._late is not None:
+                emits.append(Emit(self._late, raw[0], raw[1], raw[2]))
+        elif stream_ms != before.stream_ms or next_ms != before.next_ms:
+            rows[name] = StreamRow(stream_ms, next_ms, before.late, before.partly_late, failed)
+        if self._idle_ms is not None and (stream_ms != before.stream_ms or next_ms != before.next_ms):
+            moved_ms = at_ms if stream_ms != before.stream_ms else None
+            self._await(rows, idle_key(partition), stream_ms, next_ms, moved_ms)
+        return emits
+
+    # -- idle partitions
+
+    def _await(
+        self,
+        rows: Rows[Any],
+        name: str,
+        stream_ms: int,
+        next_ms: int,
+        moved_ms: int | None,
+        *,
+        fired: bool = False,
+    ) -> None:
+        """Ask for a tick when the next thing is due by the clock, unless an earlier one is asked for: that one will
+        put it off. *moved_ms* is when stream time has moved, None if it has not.
+        """
+        assert self._idle_ms is not None
+        before: IdleRow | None = rows.get(name)
+        if moved_ms is None:
+            assert before is not None, "stream time moves with the first record"
+            moved_ms = before.moved_ms
+        asked_ms = NEVER if before is None or fired else before.tick_ms
+        if next_ms != NEVER:
+            tick_ms = moved_ms + next_ms - stream_ms + self._idle_ms
+            tick_ms += -tick_ms % TICK_EVERY_MS
+            if tick_ms < asked_ms:
+                rows.wake_at(name, tick_ms, clock="tick")
+                asked_ms = tick_ms
+        after = IdleRow(moved_ms, asked_ms)
+        if after != before:
+            rows[name] = after
+
+    def tick(self, rows: Rows[Any], name: str, at_ms: int) -> Emits:
+        """The clock has passed what was asked for: let stream time go on to the last thing that is due by it."""
+        return begun(self._ticked(rows, name))
+
+    def _ticked(self, rows: Rows[Any], name: str) -> Work:
+        assert self._idle_ms is not None
+        assert rows.ticks is not None
+        emits: list[Emit] = []
+        stream_name = stream_key(int(name.removeprefix(IDLE)))
+        before: StreamRow = rows[stream_name]
+        idle: IdleRow = rows[name]
+        stream_ms, next_ms = before.stream_ms, before.next_ms
+        passed_ms = stream_ms + rows.ticks.now_ms - idle.moved_ms - self._idle_ms
+        while next_ms <= passed_ms:
+            stream_ms = max(stream_ms, next_ms)  # more may have been due than is done at once
+            next_ms = yield from self._settle(rows, next_ms, stream_ms, emits)
+            if next_ms <= stream_ms:
+                break
+        if stream_ms != before.stream_ms:
+            failed = before.failed + put_aside(rows)
+            rows[stream_name] = StreamRow(stream_ms, next_ms, before.late, before.partly_late, failed)
+        self._await(rows, name, stream_ms, next_ms, idle.moved_ms + stream_ms - before.stream_ms, fired=True)
+        return emits
+
+    # -- of each kind of window
+
+    def _place(
+        self, rows: Rows[Any], key: str, event: Any, time_ms: int, stream_ms: int, emits: list[Emit]
+    ) -> tuple[int, int]:
+        """Fold a record into its windows; return when the first thing is due that this has set, and whether
+        it was late.
+        """
+        raise NotImplementedError
+
+    def _closed(self, rows: Rows[Any], window: str) -> None:
+        """Called when *window* is closed, or at the latest when it is dropped."""
+
+    # -- a window changes
+
+    def _add(
+        self, rows: Rows[Any], window: str, end_ms: int, event: Any, stream_ms: int, emits: list[Emit]
+    ) -> int:
+        """Fold a record into a window of fixed times; return when the first thing is due that this has set."""
+        before: AnyWindow | None = rows.get(window)
+        if before is None:
+            after = WindowRow(self._aggregate(None, event), end_ms)
+        else:
+            after = WindowRow(self._aggregate(before.value, event), end_ms)
+            if self._updates is None:
+                if after.value is None:
+                    self._check_none("fold")
+                if self._sent_later is not None:
+                    require_sendable(window, self._sent_later(_result(window, after)))
+                rows[window] = after
+                return NEVER
+        return self._put(rows, window, before, after, stream_ms, emits)
+
+    def _put(
+        self,
+        rows: Rows[Any],
+        window: str,
+        before: AnyWindow | None,
+        after: AnyWindow,
+        stream_ms: int,
+        emits: list[Emit],
+    ) -> int:
+        """Set the row of a window and see to it that it is told, closed and dropped; return when the first of
+        that is due.
+        """
+        due_ms = NEVER
+        if after.value is None:
+            self._check_none("fold")
+        if before is None:
+            due_ms = after.end_ms + self._grace_ms
+            if self._final is not None:
+                add_due(rows, (due_ms, CLOSE, window))
+            else:
+                due_ms += self._retention_ms
+                add_due(rows, (due_ms, DROP, window))
+        updates = self._updates
+        if self._sent_later is not None:
+            require_sendable(window, self._sent_later(_result(window, after)))
+        if updates is not None:
+            if before is not None and before.value == after.value and before.end_ms == after.end_ms:
+                told_ms, waiting = before.told_ms, before.waiting
+            elif before is not None and before.waiting:
+                told_ms, waiting = before.told_ms, True
+            elif before is not None and updates.every_ms and stream_ms < before.told_ms + updates.every_ms:
+                told_ms, waiting = before.told_ms, True
+                tell_ms = told_ms + updates.every_ms
+                add_due(rows, (tell_ms, TELL, window))
+                due_ms = min(due_ms, tell_ms)
+            else:
+                told_ms, waiting = stream_ms, False
+                emits.append(_emit(updates, window, after))
+            after = WindowRow(after.value, after.end_ms, told_ms, waiting, after.first_ms, after.last_ms)
+        rows[window] = after
+        return due_ms
+
+    def _check_none(self, what: str) -> None:
+        """Raise FoldError where None is no aggregate: the next record would begin anew, and what was counted so far be lost."""
+        if not self._none_fits:
+            raise FoldError(f"{what} gives None, which is no aggregate: does it lack a return?")
+
+    def _remove(self, rows: Rows[Any], window: str, row: AnyWindow, emits: list[Emit]) -> None:
+        """Remove a window that has become part of another; if it was told, tell that it is gone."""
+        rows[window] = None
+        if self._updates is not None:
+            emits.append(Emit(self._updates.topic, window, None))
+            if row.waiting:
+                cancel_due(rows, (row.told_ms + self._updates.every_ms, TELL, window))
+
+    # -- stream time passes
+
+    def _settle(
+        self, rows: Rows[Any], next_ms: int, stream_ms: int, emits: list[Emit]
+    ) -> Generator[list[Emit], None, int]:
+        """Do what is due at *stream_ms*, in order of time; return a time before which nothing else is due."""
+        return settle(rows, next_ms, stream_ms, partial(self._due, rows, stream_ms, emits), emits)
+
+    def _due(self, rows: Rows[Any], stream_ms: int, emits: list[Emit], entry: Entry) -> Entry | None:
+        due_ms, kind, window = entry
+        if kind == DROP and self._drops_unseen:
+            rows[window] = None
+            return None
+        row: AnyWindow | None = rows.get(window)
+        if row is None:
+            return None  # it became part of another session
+        if kind == TELL:
+            self._tell(rows, window, row, stream_ms, emits)
+            return None
+        return self._end(rows, due_ms, kind, window, row, emits)
+
+    def _tell(self, rows: Rows[Any], window: str, row: AnyWindow, stream_ms: int, emits: list[Emit]) -> None:
+        if row.waiting and self._updates is not None:
+            rows[window] = WindowRow(row.value, row.end_ms, stream_ms, False, row.first_ms, row.last_ms)
+            _send(rows, emits, self._updates, window, row)
+
+    def _end(
+        self, rows: Rows[Any], due_ms: int, kind: str, window: str, row: AnyWindow, emits: list[Emit]
+    ) -> Entry | None:
+        """Close or drop a window; return what is due with it next.
+
+        A session may have gone on since its entry was made: then the entry moves to when it is due now.
+        """
+        close_ms = row.end_ms + self._grace_ms
+        drop_ms = close_ms + self._retention_ms
+        if kind == CLOSE:
+            if close_ms > due_ms:
+                return close_ms, CLOSE, window
+            if self._final is not None:
+                _send(rows, emits, self._final, window, row)
+            self._closed(rows, window)
+            if self._retention_ms:
+                return drop_ms, DROP, window
+        elif drop_ms > due_ms:
+            return drop_ms, DROP, window
+        elif self._final is None:  # else it was closed before
+            self._closed(rows, window)
+            if row.waiting and self._updates is not None:
+                cancel_due(rows, (row.told_ms + self._updates.every_ms, TELL, window))
+                _send(rows, emits, self._updates, window, row)
+        rows[window] = None
+        return None
+
+
+def _result(window: str, row: AnyWindow) -> WindowResult[Any]:
+    return WindowResult(window[: -DIGITS - 1], int(window[-DIGITS:]), row.end_ms, row.value)
+
+
+def _emit(to: Updates | Final, window: str, row: AnyWindow) -> Emit:
+    return Emit(to.topic, window, to.encode(_result(window, row)))
+
+
+def _send(rows: Rows[Any], emits: list[Emit], to: Updates | Final, window: str, row: AnyWindow) -> None:
+    """Send a result whose time has come: what fails then is put aside, and no other window is the worse for it."""
+    emit_result(rows, emits, f"result of window {window!r} to {row.end_ms}: ", lambda: _emit(to, window, row))

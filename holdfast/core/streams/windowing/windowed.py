@@ -1,0 +1,227 @@
+"""`Windowed`: a processor whose rows are the windows of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from holdfast.core.engine.declared.declaring import why_uncallable
+from holdfast.core.engine.declared.durations import duration_ms
+from holdfast.core.engine.declared.partitioners import by_key
+from holdfast.core.engine.declared.processor import DecoderInput, Processor
+from holdfast.core.engine.declared.serdes import Bytes
+from holdfast.core.engine.declared.sources import FoldColumns, Source
+from holdfast.core.streams.emitting import Final, Updates, check_topics, encode_json
+from holdfast.core.streams.reading import reading
+from holdfast.core.streams.windowing.fold import Arrived, WindowFold
+from holdfast.core.streams.windowing.kinds import HoppingFold, SessionFold, SlidingFold, TumblingFold
+from holdfast.core.streams.windowing.rows import routed, row_type
+from holdfast.core.streams.windowing.windows import Hopping, Session, Sliding, Tumbling, Window
+from holdfast.errors import ConfigError
+
+E = TypeVar("E")
+A = TypeVar("A")
+
+
+class Windowed(Processor[Any, Any], Generic[E, A]):
+    """An aggregate of the records of each key in each window.
+
+    *source* is a `Source`, which tells what lies in the topic and by its `time` the event times, or the name of a topic with *decode* and *time*.
+    *by* gives an event's key, *time* its event time in ms since 1970 (without it: stream time by append time, so that nothing is out of
+    order or late). *fold* gets the aggregate so far, None at first, and the event, and returns the aggregate with it, which is of type
+    *row*. Sessions also need *merge*: it gets the aggregates of an earlier and a later session.
+
+    **Stream time** is the highest event time seen in a partition. A window is closed when stream time >= end + grace, and then takes no
+    more records. A record that none of its windows takes is **late**: it is sent to the topic *late* as it came (key, value, headers), and
+    counted in the row `stream_key(partition)`, a `StreamRow`, in any case. A record whose event time is far in the future closes all
+    windows of its partition; have *decode* or *time* raise for a time that cannot be, and it goes to quarantine.
+
+    A record is refused if it makes a result that could not be encoded, or would be larger than a record may be. A result that fails all the same
+    when its time comes is quarantined alone, at the stage "close", and counted as *failed* in the `StreamRow`.
+
+    *emit* is `updates(topic)`, `final(topic)` or None; results are `WindowResult`s, and their keys are those of the rows. With *in_place*
+    they go to the partition of the record that caused them.
+
+    Rows are `WindowRow`s under `window_key(key, start_ms)`; `TableClient.windows` reads them. They are removed when stream time >=
+    end + grace + *retention* (a duration such as "1d", or ms; of sliding windows, at least their difference + 1 ms). A record closes and removes at most
+    100,000 windows; if more are due, the records behind it, or ticks, go on.
+
+    **Idle.** A partition without traffic has no stream time that passes. With *idle* (a duration; None for never), stream time goes on by the
+    worker's clock once it has not moved for so long, but only to where something is due: a window that ends then tells its final
+    result *idle* after its end and grace, by the append times, and is removed in its time. Such a processor is declared with `on=`, of one
+    source: its ticks are recorded as choices, and replayed.
+
+    ConfigError for what does not fit together, when the declaration is made.
+
+    >>> from holdfast.core.streams.emitting import final
+    >>> views = Windowed(
+    ...     name="views", source="clicks", decode=bytes.decode, by=str, window=Tumbling("1h", grace="5m"),
+    ...     fold=lambda count, page: (count or 0) + 1, row=int, emit=final("hourly-views"),
+    ... )
+    >>> views.table, views.emits
+    ('views.v1', ('hourly-views',))
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        source: str | Source[E],
+        decode: Callable[..., E] | None = None,
+        by: Callable[[E], str],
+        window: Window,
+        fold: Callable[[A | None, E], A],
+        row: type[A] | Any,
+        time: Callable[[E], int] | None = None,
+        merge: Callable[[A, A], A] | None = None,
+        emit: Updates | Final | None = None,
+        late: str | None = None,
+        retention: str | int = "1d",
+        idle: str | int | None = None,
+        version: int = 1,
+        inputs: tuple[DecoderInput, ...] = ("value",),
+        route: Callable[[str, int], int | None] | None = by_key,
+        in_place: bool = False,
+    ) -> None:
+        whose = f"processor {name}"
+        _check_inputs(whose, inputs)
+        topic, reads_event = reading(whose, source, decode, inputs)
+        if time is None and isinstance(source, Source):
+            time = source.time
+        for what, call, takes in (
+            ("decode", reads_event, tuple(inputs)),
+            ("by", by, ("event",)),
+            ("time", time, ("event",)),
+            ("fold", fold, ("aggregate", "event")),
+            ("merge", merge, ("earlier", "later")),
+        ):
+            may_lack = what in ("time", "merge") and call is None
+            if not may_lack and (why := why_uncallable(call, takes)) is not None:
+                raise ConfigError(f"{whose}: {what} {why}")
+        if not isinstance(emit, Updates | Final | None):
+            raise ConfigError(f"{whose}: emit {emit!r:.100}: write updates(topic) or final(topic)")
+        if late is not None and not isinstance(late, str):
+            raise ConfigError(f"{whose}: late {late!r:.100}: give the name of a topic")
+        check_topics(whose, (topic,), None if emit is None else emit.topic, late)
+        retention_ms = duration_ms(retention, f"{whose}: retention", least_ms=0)
+        idle_ms = None if idle is None else duration_ms(idle, f"{whose}: idle")
+        windows = _fold_of(
+            whose,
+            window,
+            merge,
+            by=by,
+            time=time,
+            aggregate=fold,
+            emit=emit,
+            late=late,
+            retention_ms=retention_ms,
+            idle_ms=idle_ms,
+            sent_later=_sent_later(emit, row),
+            none_fits=_takes_none(row),
+        )
+        reads = _carrying(reads_event, len(inputs), raw=late is not None)
+        more: tuple[DecoderInput, ...] = (
+            ("partition",) if late is None else ("key", "value", "headers", "partition")
+        )
+        super().__init__(
+            name=name,
+            **_read_from(topic, windows, reads, (*inputs, *more), ticks=idle_ms is not None),
+            row=row_type(row, idle=idle_ms is not None),
+            version=version,
+            route=routed(route),
+            emits=_topics(None if emit is None else emit.topic, late),
+            in_place=in_place,
+        )
+
+    @property
+    def passing(self) -> bool:
+        return True
+
+
+def _read_from(
+    source: str,
+    fold: WindowFold,
+    decode: Callable[..., Arrived],
+    inputs: tuple[DecoderInput, ...],
+    *,
+    ticks: bool,
+) -> dict[str, Any]:
+    """Return what declares the source of a processor; one that ticks has `on=`."""
+    if ticks:
+        return {"on": {Source(source, Bytes()): FoldColumns(fold, decode, inputs)}, "on_tick": fold.tick}
+    return {"source": source, "fold": fold, "decode": decode, "inputs": inputs}
+
+
+def _takes_none(row: Any) -> bool:
+    """Return whether None is of type *row*; what is no type is refused elsewhere."""
+    try:
+        msgspec.convert(None, row)
+    except (msgspec.ValidationError, TypeError):
+        return False
+    return True
+
+
+def _sent_later(emit: Updates | Final | None, row: Any) -> Callable[[Any], bytes] | None:
+    """Return what encodes the results that are sent later than they change, None if there are none that could fail."""
+    if emit is None or (isinstance(emit, Updates) and not emit.every_ms):
+        return None
+    return None if emit.encode is encode_json and row in (int, float, bool) else emit.encode
+
+
+def _topics(*topics: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(topic for topic in topics if topic is not None))
+
+
+def _check_inputs(whose: str, inputs: object) -> None:
+    if not isinstance(inputs, tuple | list):
+        raise ConfigError(f"{whose}: inputs {inputs!r:.100}; write a tuple, as in ('value',)")
+
+
+def _fold_of(
+    whose: str, window: Window, merge: Callable[[Any, Any], Any] | None, *, retention_ms: int, **common: Any
+) -> WindowFold:
+    if isinstance(window, Session) == (merge is None):
+        raise ConfigError(
+            f"{whose}: sessions merge, so merge= must tell how: a function of (earlier, later)"
+            if merge is None
+            else f"{whose}: only sessions merge; leave out merge="
+        )
+    match window:
+        case Tumbling():
+            return TumblingFold(window, retention_ms=retention_ms, **common)
+        case Hopping():
+            return HoppingFold(window, retention_ms=retention_ms, **common)
+        case Sliding():
+            kept_ms = max(retention_ms, window.difference_ms + 1)  # new windows are made of those before them
+            return SlidingFold(window, retention_ms=kept_ms, **common)
+        case Session():
+            assert merge is not None
+            return SessionFold(window, merge=merge, retention_ms=retention_ms, **common)
+        case _:
+            raise ConfigError(f"{whose}: window {window!r:.100}: take Tumbling, Hopping, Sliding or Session")
+
+
+def _carrying(decode: Callable[..., Any], inputs: int, *, raw: bool) -> Callable[..., Arrived]:
+    """Return a decoder that carries with the event what the fold needs of its record besides."""
+    if raw:
+
+        def with_record(*columns: Any) -> Arrived:
+            key, value, headers, partition = columns[inputs:]
+            return decode(*columns[:inputs]), partition, (key, value, headers)
+
+        return with_record
+    if inputs == 1:
+
+        def with_partition(column: Any, partition: int) -> Arrived:
+            return decode(column), partition, None
+
+        return with_partition
+
+    def of_several(*columns: Any) -> Arrived:
+        return decode(*columns[:inputs]), columns[inputs], None
+
+    return of_several

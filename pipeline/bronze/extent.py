@@ -1,0 +1,186 @@
+"""How much of a source a replay reads: for each partition, from where to where.
+
+Both engines read exactly this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from holdfast.core.engine.fold.skips import kept
+from holdfast.errors import ConfigError, LakeError, LostRecordsError, PipelineError
+from holdfast.pipeline.bronze.lake import Landed
+from holdfast.pipeline.topic import Span, TopicLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Until:
+    """Where to stop: after *offsets* (the last one folded, by partition; the rest goes to its end), or before
+    the first record appended later than *at_ms*.
+
+    Of several sources it is after *sources*: by partition the last offset folded of one source, or of some that the table
+    has come to at once. Whatever was folded before the next record of those is in the state, and a tick later than *at_ms* is not.
+    """
+
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    sources: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    at_ms: int | None = None
+
+
+def parse_until(text: str) -> Until:
+    """Read what `--until` takes: last offsets by partition, or by partition and source, a time with its zone, or ms since
+    the epoch.
+
+    >>> parse_until("0:1500,1:20").offsets
+    {0: 1500, 1: 20}
+    >>> parse_until("0:orders:17,0:customers:3,1:orders:20").sources
+    {0: {'orders': 17, 'customers': 3}, 1: {'orders': 20}}
+    >>> parse_until("2024-05-01T12:00:00Z").at_ms, parse_until("1714564800000").at_ms
+    (1714564800000, 1714564800000)
+    """
+    if re.fullmatch(r"\d+:-?\d+(,\d+:-?\d+)*", text):
+        pairs = [each.split(":") for each in text.split(",")]
+        offsets = {int(partition): int(offset) for partition, offset in pairs}
+        if len(offsets) == len(pairs):
+            return Until(offsets=offsets)
+    if (sources := _sources(text)) is not None:
+        return Until(sources=sources)
+    if re.fullmatch(r"\d{10,}", text):
+        return Until(at_ms=int(text))
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise ConfigError(
+            f"--until {text!r}: write the last offset of each partition (0:1500,1:20; of several sources 0:orders:17), a time with its zone "
+            "(2024-05-01T12:00:00Z), or ms since the epoch"
+        )
+    return Until(at_ms=round((at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000))
+
+
+def _sources(text: str) -> dict[int, dict[str, int]] | None:
+    """Read PARTITION:TOPIC:OFFSET,...; None for anything else, and where one is named twice."""
+    out: dict[int, dict[str, int]] = {}
+    for each in text.split(","):
+        found = re.fullmatch(r"(\d+):([A-Za-z0-9._-]+):(-1|\d+)", each)
+        if found is None:
+            return None
+        named = out.setdefault(int(found[1]), {})
+        if found[2] in named:
+            return None
+        named[found[2]] = int(found[3])
+    return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """The offsets to read, by partition.
+
+    *holes* says in words what is missing before or between them, empty when nothing is.
+    """
+
+    spans: Mapping[int, Span]
+    holes: tuple[str, ...] = ()
+
+    @property
+    def offsets(self) -> int:
+        return sum(span.end - span.first for span in self.spans.values())
+
+    def only(self, partitions: Iterable[int] | None) -> Extent:
+        """Return the extent of some partitions alone."""
+        if partitions is None:
+            return self
+        return Extent(spans={partition: self.spans[partition] for partition in partitions}, holes=self.holes)
+
+
+def check_whole(extent: Extent, *, allow_holes: bool) -> None:
+    """Refuse to fold a log whose beginning or middle is gone, unless holes are allowed: the result is not the
+    state of the whole log.
+    """
+    check_holes(extent.holes, allow_holes=allow_holes)
+
+
+def check_holes(holes: Sequence[str], *, allow_holes: bool) -> None:
+    """Refuse to fold logs with *holes*, unless holes are allowed."""
+    if holes and not allow_holes:
+        raise LostRecordsError(
+            f"{'; '.join(holes)}. Replay from bronze if it reaches further back, or fold what is left: --allow-holes"
+        )
+
+
+def cut(spans: Mapping[int, Span], until: Until | None, where: str) -> dict[int, Span]:
+    """Return *spans* up to the offsets asked for; asking for more than there is would be answered with
+    less, so it is an error.
+    """
+    if until is None or not until.offsets:
+        return dict(spans)
+    unknown = sorted(set(until.offsets) - set(spans))
+    if unknown:
+        raise PipelineError(f"{where} has no partition {unknown[0]}; it has {len(spans)}")
+    out = dict(spans)
+    for partition, last in until.offsets.items():
+        span = spans[partition]
+        if last >= span.end:
+            raise PipelineError(
+                f"{where} partition {partition} ends at offset {span.end}, so it cannot be replayed up to and with {last}"
+            )
+        out[partition] = Span(first=min(span.first, last + 1), end=last + 1)
+    return out
+
+
+def extent_of_topic(log: TopicLog, until: Until | None) -> Extent:
+    """Return what of a topic to read."""
+    spans = log.spans()
+    holes = tuple(
+        f"topic {log.topic} partition {partition} begins at offset {span.first}: earlier records were deleted"
+        for partition, span in spans.items()
+        if span.first > 0
+    )
+    if until is not None and until.at_ms is not None:
+        later = log.first_after(until.at_ms, sorted(spans))
+        spans = {partition: _ending(span, later[partition]) for partition, span in spans.items()}
+    return Extent(spans=cut(spans, until, f"topic {log.topic}"), holes=holes)
+
+
+def _ending(span: Span, end: int | None) -> Span:
+    return span if end is None else Span(first=span.first, end=min(max(span.first, end), span.end))
+
+
+def extent_of_bronze(
+    landed: Landed | None, until: Until | None, path: str, first_after: Mapping[int, int], app: str
+) -> Extent:
+    """Return what of a bronze table to read. *first_after* holds the first offset later than `until.at_ms`
+    where there is one.
+
+    What other applications than *app* skip is missing where they have landed.
+    """
+    if landed is None:
+        raise LakeError(f"{path}: nothing was landed yet (`holdfast pipeline land`)")
+    spans = {
+        partition: Span(first=landed.begins.get(partition, 0), end=end)
+        for partition, end in landed.end.items()
+    }
+    holes = [
+        f"{path} partition {p} begins at offset {span.first}"
+        for p, span in sorted(spans.items())
+        if span.first > 0
+    ]
+    holes += [
+        f"{path} partition {p} lacks offsets {a} to {b - 1}"
+        for p, ranges in sorted(landed.lost.items())
+        for a, b in ranges
+    ]
+    own = landed.skips(app)
+    holes += [
+        f"{path} partition {p} lacks offsets {first} to {last}, which the application that landed them skips"
+        for p, ranges in sorted(landed.left_out.items())
+        for first, last in ranges
+        if kept(own.get(p, ()), first, last + 1)
+    ]
+    if until is not None and until.at_ms is not None:
+        spans = {partition: _ending(span, first_after.get(partition)) for partition, span in spans.items()}
+    return Extent(spans=cut(spans, until, path), holes=tuple(holes))

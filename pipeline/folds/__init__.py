@@ -1,0 +1,1 @@
+"""How a replay folds: from topics or the lake, in this process or as tasks of Spark."""

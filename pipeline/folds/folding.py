@@ -1,0 +1,368 @@
+"""The fold of whole partitions from columns of records: what each Spark task runs, and the local engine too.
+
+Records go in as Arrow batches or as `Batch`es, in offset order within each partition; out come tables of one
+schema: final rows and timers as stored, refused records, transitions when asked for, one summary per
+partition. Executors import this module: it needs the core, pyarrow and numpy, no Spark.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import Any, cast
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.core.engine.declared.processor import Headers, Input, Processor
+from holdfast.core.engine.fold.folding import Batch, Folder, Refused, Transition
+from holdfast.core.engine.fold.skips import OffsetRanges, behind
+from holdfast.core.engine.merge.choices import event_ms_of
+from holdfast.core.engine.merge.positions import Position
+from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_KINDS, digest
+from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.core.engine.state.timers import NEVER
+from holdfast.errors import OrderError
+
+TRANSACTION_RECORDS = 50_000
+TRANSACTION_BYTES = 32 << 20
+OUT_ROWS = 10_000
+
+RESULT = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("at_ms", pa.int64()),
+        ("name", pa.string()),
+        ("before", pa.string()),
+        ("after", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+RESULT_DDL = "kind string, partition int, offset bigint, at_ms bigint, name string, before string, after string, key binary, value binary"
+
+STATE, REFUSED, TRANSITION, SUMMARY = "state", "refused", "transition", "summary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldPlan:
+    """What to fold and what to tell of it.
+
+    *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions* tells every change
+    of a row, or with *of_key*, a table ("" for the processor's own) and a key, only those of one. Folding then goes record by record, about three times slower. *skips* are offsets of
+    each partition that are left out, whatever a reader gives: what is skipped of a source does not exist for
+    its application.
+    """
+
+    processor: Processor[Any, Any]
+    rows: bool = True
+    transitions: bool = False
+    of_key: tuple[str, str] | None = None
+    skips: Mapping[int, OffsetRanges] = field(default_factory=dict)
+
+    def tells(self, each: Transition[Any]) -> bool:
+        """Return whether a transition is one of those asked for."""
+        return self.of_key is None or self.of_key == (each.table, each.key)
+
+
+class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one partition. *applied* is the last offset folded, -1 for none.
+
+    Of several sources *sources* tells it of each, *applied* how many offsets these are in all, less one, and *choices* how many
+    recorded choices were obeyed, *position* is the marker as stored, in base64. *timers* are those of all clocks. *event_ms* is event time
+    where the processor has that.
+    """
+
+    partition: int
+    applied: int = NOTHING_APPLIED
+    stream_ms: int = -1
+    records: int = 0
+    refused: int = 0
+    rows: int = 0
+    timers: int = 0
+    digest: str = digest(())
+    sources: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    choices: int | msgspec.UnsetType = msgspec.UNSET
+    position: str | msgspec.UnsetType = msgspec.UNSET
+    event_ms: int | msgspec.UnsetType = msgspec.UNSET
+
+
+def told_event_time(event_ms: int | None) -> dict[str, Any]:
+    """Return what a summary tells of event time: nothing where a processor has none."""
+    return {} if event_ms is None else {"event_ms": event_ms}
+
+
+def other_event_time(position: Position, replayed: FoldSummary) -> str | None:
+    """Return what event time a state has and what a replay gives, None where they agree."""
+    there = -NEVER if replayed.event_ms is msgspec.UNSET else replayed.event_ms
+    here = event_ms_of(position)
+    return None if here is None or here == there else f"{here}, replayed {there}"
+
+
+def readable(row: Any) -> str | None:
+    """Return a row as JSON, the same text for equal rows; None for no row.
+
+    >>> readable({"b": 1, "a": b"x"})
+    '{"a":"eA==","b":1}'
+    """
+    if row is None:
+        return None
+    try:
+        return msgspec.json.encode(row, order="deterministic").decode()
+    except (TypeError, ValueError, msgspec.MsgspecError):
+        return repr(
+            msgspec.to_builtins(row, order="deterministic")
+        )  # what msgpack can write but JSON cannot: maps with keys of other types
+
+
+class Results:
+    """Collects what partitions tell and gives it out as Arrow batches of bounded size."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Any, ...]] = []
+
+    def refused(self, partition: int, each: Refused) -> None:
+        what = (each.stage, each.error, each.reason)
+        self._rows.append((REFUSED, partition, each.offset, None, *what, _named(each.topic), None))
+
+    def transition(self, partition: int, each: Transition[Any]) -> None:
+        before, after = readable(each.before), readable(each.after)
+        what = (each.key, before, after, _named(each.topic), _named(each.table))
+        self._rows.append((TRANSITION, partition, each.offset, each.at_ms, *what))
+
+    def take(self, at_least: int = OUT_ROWS) -> Iterator[pa.RecordBatch]:
+        """Yield what has gathered, once there are *at_least* so many."""
+        if len(self._rows) < at_least:
+            return
+        rows, self._rows = self._rows, []
+        for start in range(0, len(rows), OUT_ROWS):
+            chunk = rows[start : start + OUT_ROWS]
+            yield _result(dict(zip(RESULT.names, zip(*chunk, strict=True), strict=False)), len(chunk))
+
+
+def _named(name: str) -> bytes | None:
+    """Return what the columns `key` and `value` tell of what was refused or changed: the topic, where there are
+    several, and the named table.
+    """
+    return name.encode() if name else None
+
+
+class PartitionFold:
+    """The state of one partition, in memory, from its first record to its last."""
+
+    def __init__(self, plan: FoldPlan, partition: int, results: Results) -> None:
+        self.partition, self._plan, self._results = partition, plan, results
+        self._skips = plan.skips.get(partition, ())
+        self._store = DictStore()
+        self._folder: Folder[Any] = Folder(
+            plan.processor, self._store, trace=self._trace if plan.transitions else None
+        )
+        self._pending: list[Batch] = []
+        self._pending_records = self._pending_bytes = self._records = self._refused = 0
+        self._last = NOTHING_APPLIED
+
+    def _trace(self, each: Transition[Any]) -> None:
+        if self._plan.tells(each):
+            self._results.transition(self.partition, each)
+
+    def feed(self, batch: Batch, size_bytes: int) -> None:
+        """Take records that follow the last ones; raises OrderError when they do not.
+
+        They are folded in large transactions.
+        """
+        if not batch.offsets:
+            return
+        if batch.offsets[0] <= self._last:
+            raise OrderError(f"partition {self.partition}: offset {batch.offsets[0]} came after {self._last}")
+        self._last = batch.offsets[-1]
+        if self._skips:
+            batch = without(batch, self._skips)
+            if not batch.offsets:
+                return
+        self._pending.append(batch)
+        self._pending_records += len(batch.offsets)
+        self._pending_bytes += size_bytes
+        if self._pending_records >= TRANSACTION_RECORDS or self._pending_bytes >= TRANSACTION_BYTES:
+            self._fold()
+
+    def _fold(self) -> None:
+        if not self._pending:
+            return
+        changes = self._folder.fold(self._pending)
+        self._pending, self._pending_records, self._pending_bytes = [], 0, 0
+        assert changes is not None, "feed() lets nothing through that was folded before"
+        self._store.apply(changes.puts)
+        for each in changes.refused:
+            self._results.refused(self.partition, each)
+        self._records += changes.records
+        self._refused += len(changes.refused)
+        self._folder.commit()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Fold what is pending, then yield all that is left to tell: refused records, final rows, the
+        summary last.
+        """
+        self._fold()
+        yield from self._results.take(1)
+        kinds = Counter(key[:1] for key, _ in self._store.everything())
+        if self._plan.rows:
+            yield from states(self._store, self.partition)
+        summary = FoldSummary(
+            partition=self.partition,
+            applied=self._folder.applied,
+            stream_ms=self._folder.stream_ms,
+            records=self._records,
+            refused=self._refused,
+            rows=sum(kinds[kind] for kind in ROW_KINDS),
+            timers=sum(kinds[kind] for kind in TIMER_KINDS),
+            digest=digest(self._store.everything()),
+            **told_event_time(self._folder.event_ms if self._plan.processor.has_event_time else None),
+        )
+        yield summary_batch(summary)
+
+
+def states(store: DictStore, partition: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows and timers of a partition as stored."""
+    stored = store.everything()
+    while chunk := list(islice(stored, OUT_ROWS)):
+        keys, values = zip(*chunk, strict=True)
+        columns: dict[str, Sequence[Any]] = {
+            "kind": [STATE] * len(keys),
+            "partition": [partition] * len(keys),
+            "key": keys,
+            "value": values,
+        }
+        yield _result(columns, len(keys))
+
+
+def without(batch: Batch, skips: OffsetRanges) -> Batch:
+    """Return the records of *batch* that are not skipped."""
+    offsets = batch.offsets
+    if all(last < offsets[0] or first > offsets[-1] for first, last in skips):
+        return batch
+    left = [at for at, offset in enumerate(offsets) if behind(skips, offset) == offset]
+
+    def of(column: Sequence[Any]) -> list[Any]:
+        return [column[at] for at in left]
+
+    return Batch(of(offsets), of(batch.times_ms), tuple(map(of, batch.columns)))
+
+
+def summary_batch(summary: FoldSummary) -> pa.RecordBatch:
+    """Return a summary as a row of results."""
+    return _result(
+        {
+            "kind": [SUMMARY],
+            "partition": [summary.partition],
+            "after": [msgspec.json.encode(summary).decode()],
+        },
+        1,
+    )
+
+
+def _result(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
+    arrays = [
+        pa.array(columns[each.name], each.type) if each.name in columns else pa.nulls(rows, each.type)
+        for each in RESULT
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=RESULT)
+
+
+# -- Arrow in
+
+
+def columns_needed(inputs: Sequence[Input]) -> list[str]:
+    """Return the bronze columns a fold needs: coordinates, time and its inputs."""
+    return [
+        "partition",
+        "offset",
+        "timestamp",
+        *(name for name in inputs if name not in ("offset", "partition")),
+    ]
+
+
+_PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}
+
+
+def times_ms(column: pa.Array) -> list[int]:
+    """Return timestamps of any unit as whole ms, rounded down.
+
+    The unit is read from the type: a file written as INT96 comes back in nanoseconds, and taking those for
+    microseconds would give other states without any error.
+
+    >>> [times_ms(pa.array([1_999], pa.timestamp(unit, "UTC")))[0] for unit in ("s", "ms", "us", "ns")]
+    [1999000, 1999, 1, 0]
+    """
+    times, per = _PER_MS[column.type.unit]
+    return cast(list[int], (column.cast(pa.int64()).to_numpy() * times // per).tolist())
+
+
+def _headers(column: pa.Array) -> list[Headers]:
+    return [
+        tuple((header["key"], header["value"]) for header in headers or ()) for headers in column.to_pylist()
+    ]
+
+
+_COLUMN: dict[str, Callable[[pa.Array], Sequence[Any]]] = {
+    "value": pa.Array.to_pylist,
+    "key": pa.Array.to_pylist,
+    "headers": _headers,
+}
+
+
+def split(records: pa.RecordBatch, inputs: Sequence[str]) -> Iterator[tuple[int, Batch]]:
+    """Yield (partition, records) for each run of one partition; raises OrderError when offsets do not
+    ascend within a run.
+    """
+    import numpy as np
+
+    if not records.num_rows:
+        return
+    partitions = records.column("partition").to_numpy()
+    cuts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), records.num_rows]
+    for start, stop in pairwise(cuts):
+        run = records.slice(start, stop - start)
+        partition = int(partitions[start])
+        offsets = run.column("offset").to_numpy()
+        steps = np.diff(offsets)
+        if (steps <= 0).any():
+            at = int(np.argmax(steps <= 0))
+            raise OrderError(f"partition {partition}: offset {offsets[at + 1]} came after {offsets[at]}")
+        dense = int(offsets[-1]) - int(offsets[0]) + 1 == len(offsets)
+        places: Sequence[int] = range(int(offsets[0]), int(offsets[-1]) + 1) if dense else offsets.tolist()
+        known: dict[str, Sequence[Any]] = {"offset": places, "partition": [partition] * len(places)}
+        columns = tuple(known[name] if name in known else _COLUMN[name](run.column(name)) for name in inputs)
+        yield partition, Batch(places, times_ms(run.column("timestamp")), columns)
+
+
+def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Fold the partitions found in *batches* and yield what they tell (schema RESULT): the function given
+    to mapInArrow.
+    """
+    results = Results()
+    folds: dict[int, PartitionFold] = {}
+    for records in batches:
+        for partition, batch in split(records, plan.processor.columns):
+            fold = folds.get(partition)
+            if fold is None:
+                fold = folds[partition] = PartitionFold(plan, partition, results)
+            fold.feed(batch, records.nbytes * len(batch.offsets) // records.num_rows)
+            yield from results.take()
+    for partition in sorted(folds):
+        yield from folds.pop(partition).finish()
+
+
+def fold_partition(
+    plan: FoldPlan, partition: int, batches: Iterable[tuple[Batch, int]]
+) -> Iterator[pa.RecordBatch]:
+    """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last."""
+    results = Results()
+    fold = PartitionFold(plan, partition, results)
+    for batch, size_bytes in batches:
+        fold.feed(batch, size_bytes)
+        yield from results.take()
+    yield from fold.finish()

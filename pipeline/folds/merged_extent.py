@@ -1,0 +1,161 @@
+"""How much of the topics of several sources a replay reads: of each source, and of the choices that tell in which
+order they were folded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from holdfast.clock import system_clock
+from holdfast.config import Settings
+from holdfast.core.engine.fold.skips import OffsetRanges, kept
+from holdfast.core.engine.merge.choices import VectorMarker
+from holdfast.errors import BrokerError, LostRecordsError, PipelineError, TopicError
+from holdfast.pipeline.bronze.extent import Until
+from holdfast.pipeline.folds.folding import FoldPlan, FoldSummary
+from holdfast.pipeline.stopping import ReplayEnd, stops
+from holdfast.pipeline.topic import RETRY_S, Span, TopicLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedExtent:
+    """What to read: of each source and of the choices, by partition. *upto* are positions to end at, where given:
+    no choice from theirs on is obeyed. *stops* are places in the order in which it was folded to end at. *globals* are the
+    topics of globals, of which choices tell how much is read.
+    """
+
+    spans: Mapping[str, Mapping[int, Span]]
+    choices: Mapping[int, Span]
+    upto: Mapping[int, VectorMarker] = field(default_factory=dict)
+    stops: Mapping[int, ReplayEnd] = field(default_factory=dict)
+    holes: tuple[str, ...] = ()
+    globals: Mapping[str, Mapping[int, Span]] = field(default_factory=dict)
+
+    @property
+    def partitions(self) -> list[int]:
+        return sorted(self.choices)
+
+    def is_open(self, partition: int) -> bool:
+        """Tell whether a partition ends where its sources do, though choices may know of later records."""
+        return partition not in self.upto
+
+    def skipped(
+        self, skips: Mapping[str, Mapping[int, OffsetRanges]], summaries: Iterable[FoldSummary]
+    ) -> int:
+        """Return how many offsets of what was folded are skipped."""
+        return sum(
+            end
+            - span.first
+            - sum(b - a for a, b in kept(skips[topic].get(each.partition, ()), span.first, end))
+            for each in summaries
+            for topic, applied in (each.sources or {}).items()
+            for span in (self.spans[topic][each.partition],)
+            for end in (self._reached(each.partition, span, applied),)
+        )
+
+    def _reached(self, partition: int, span: Span, applied: int) -> int:
+        return max(span.first, applied + 1) if partition in self.stops else span.end
+
+
+def merged_extent(
+    settings: Settings,
+    plan: FoldPlan,
+    upto: Mapping[int, VectorMarker],
+    wanted: Iterable[int] | None,
+    until: Until | None = None,
+) -> MergedExtent:
+    """Return what of the topics to read: up to the positions in *upto*, or *until*, else all there is.
+
+    Sources first: whatever was folded of them by then is in the order that the choices tell. These may know of later
+    records, where the replay ends. Raises LostRecordsError when choices were deleted, since nothing else tells the order.
+    """
+    processor = plan.processor
+    spans: dict[str, dict[int, Span]] = {}
+    for topic in processor.topics:
+        with TopicLog(settings, topic) as log:
+            spans[topic] = log.spans()
+    with TopicLog(settings, processor.choices(settings.app)) as log:
+        if not settled(log, settings.request_timeout_s):
+            raise BrokerError(
+                f"topic {log.topic}: a transaction is open for more than {settings.request_timeout_s:g} s"
+            )
+        choices = log.spans()
+    check_partitions(choices, spans, processor.choices(settings.app))
+    partitions = set(choices) if wanted is None else set(wanted)
+    for partition in sorted(partitions):
+        if choices[partition].first > 0:
+            raise LostRecordsError(
+                f"choices in {processor.choices(settings.app)} partition {partition} were deleted before offset {choices[partition].first}: "
+                "in which order the sources were folded is not known any more"
+            )
+    tables: dict[str, dict[int, Span]] = {}
+    for topic in dict.fromkeys(each.topic for each in processor.reads):
+        with TopicLog(settings, topic) as log:
+            tables[topic] = log.spans()  # after the choices: these tell of nothing later
+    return MergedExtent(
+        globals=tables,
+        spans={
+            topic: {
+                partition: upto_position(topic, partition, span, number, upto)
+                for partition, span in found.items()
+                if partition in partitions
+            }
+            for number, (topic, found) in enumerate(spans.items())
+        },
+        choices={partition: span for partition, span in choices.items() if partition in partitions},
+        upto=upto,
+        stops=stops(until, processor.topics, spans, processor.name),
+        holes=tuple(
+            f"topic {topic} partition {partition} begins at offset {span.first}: earlier records were deleted"
+            for topic, found in spans.items()
+            for partition, span in found.items()
+            if partition in partitions and span.first > 0
+        )
+        + tuple(
+            f"topic {topic} partition {partition} begins at offset {span.first}: earlier records were deleted, which the global folds"
+            for topic, found in tables.items()
+            for partition, span in found.items()
+            if span.first > 0
+        ),
+    )
+
+
+def upto_position(
+    topic: str, partition: int, span: Span, number: int, upto: Mapping[int, VectorMarker]
+) -> Span:
+    """Return *span* of source *number* up to the position in *upto*, where there is one."""
+    if partition not in upto:
+        return span
+    end = upto[partition].applied[number] + 1
+    if end > span.end:
+        raise PipelineError(
+            f"{topic} partition {partition} ends at offset {span.end}, so it cannot be replayed up to and with {end - 1}"
+        )
+    return Span(first=min(span.first, end), end=end)
+
+
+def check_partitions(
+    choices: Mapping[int, object], spans: Mapping[str, Mapping[int, object]], name: str
+) -> None:
+    """Raise TopicError unless each source has the partitions that the *choices* called *name* have."""
+    for topic, found in spans.items():
+        if set(found) != set(choices):
+            raise TopicError(
+                f"{name} has {len(choices)} partitions, the source {topic} has {len(found)}: "
+                "they must be equal; check with `holdfast topics check`"
+            )
+
+
+def settled(log: TopicLog, timeout_s: float) -> bool:
+    """Wait until all that is written now is committed or aborted, and return whether it is: the markers that end one
+    transaction are written to each of its partitions in its own time.
+    """
+    partitions = log.partitions()
+    written, until_s = log.written(partitions), system_clock.monotonic_s() + timeout_s
+    while any(end < written[partition] for partition, end in log.ends(partitions).items()):
+        if system_clock.monotonic_s() > until_s:
+            return False
+        time.sleep(RETRY_S)
+    return True

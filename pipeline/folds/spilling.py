@@ -1,0 +1,124 @@
+"""The rows of a global table in a replay: in memory, and in a temporary file when they become many.
+
+Each partition that is folded has a copy of its own, since it sees its own positions; a Spark executor folds several at once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.errors import PipelineError
+
+LIMIT_BYTES = 64 << 20
+"""What the rows of a copy may take in memory, about."""
+ROW_BYTES = 200
+"""What a row takes in memory besides its key and value, about."""
+PAGE_ROWS = 1_000
+_CACHE_KIB = 16 << 10
+
+_CREATE = "CREATE TABLE rows (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID"
+_PUT = "INSERT INTO rows VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+_DELETE = "DELETE FROM rows WHERE key = ?"
+_GET = "SELECT value FROM rows WHERE key = ?"
+_FROM = "SELECT key, value FROM rows WHERE key >= ? ORDER BY key LIMIT ?"
+
+
+class SpillingStore:
+    """Rows by key; *limit_bytes* of them in memory, all in a temporary file when there are more. Close it when done.
+
+    PipelineError when the file cannot be written or read.
+    """
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit_bytes, self._bytes = limit_bytes, 0
+        self._memory: DictStore | None = DictStore()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._db: sqlite3.Connection | None = None
+
+    def get(self, key: bytes) -> bytes | None:
+        if self._memory is not None:
+            return self._memory.get(key)
+        try:
+            found = self._file().execute(_GET, (key,)).fetchone()
+        except sqlite3.Error as error:
+            raise _failed(error) from error
+        return None if found is None else bytes(found[0])
+
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) with *prefix* in key order, from *start* on."""
+        if self._memory is None:
+            return self._scan_file(prefix, max(prefix, start))
+        return self._memory.scan(prefix, start)
+
+    def _scan_file(self, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        while True:
+            try:
+                page = self._file().execute(_FROM, (start, PAGE_ROWS)).fetchall()
+            except sqlite3.Error as error:
+                raise _failed(error) from error
+            for key, value in page:
+                if not key.startswith(prefix):
+                    return
+                yield key, value
+            if len(page) < PAGE_ROWS:
+                return
+            start = page[-1][0] + b"\x00"
+
+    def apply(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Take changes, all at once, which name each key once; None removes."""
+        if self._memory is None:
+            self._write(puts)
+            return
+        changes = [*puts]
+        for key, value in changes:
+            before = self._memory.get(key)
+            self._bytes -= 0 if before is None else ROW_BYTES + len(key) + len(before)
+            self._bytes += 0 if value is None else ROW_BYTES + len(key) + len(value)
+        self._memory.apply(changes)
+        if self._bytes > self._limit_bytes:
+            rows, self._memory = self._memory.scan(b""), None
+            self._write(rows)
+
+    def _write(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None:
+        try:
+            db = self._file()
+            with db:
+                for key, value in puts:
+                    if value is None:
+                        db.execute(_DELETE, (key,))
+                    else:
+                        db.execute(_PUT, (key, value))
+        except (sqlite3.Error, OSError) as error:
+            raise _failed(error) from error
+
+    def _file(self) -> sqlite3.Connection:
+        if self._db is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="holdfast-global-")
+            self._db = sqlite3.connect(Path(self._folder.name) / "rows", check_same_thread=False)
+            # Nothing of it outlives the fold.
+            for pragma in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{_CACHE_KIB}"):
+                with closing(self._db.execute(f"PRAGMA {pragma}")):
+                    pass
+            self._db.execute(_CREATE)
+        return self._db
+
+    def close(self) -> None:
+        """Forget the rows, and remove the file."""
+        self._memory = None
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.cleanup()
+
+
+def _failed(error: Exception) -> PipelineError:
+    return PipelineError(
+        f"the rows of a global table cannot be kept in a file in {tempfile.gettempdir()}: {error}; give it room, or set TMPDIR to a folder with more"
+    )

@@ -1,0 +1,1 @@
+"""How records of topics get into the lake."""

@@ -1,0 +1,152 @@
+"""Landing a processor of several sources: a table for each source and one for the choices, so that the lake alone tells
+how they were folded.
+
+Each round notes where the sources end, then reads the choices: whatever was folded of the sources by then is in the
+order that these tell. The sources are landed as far as noted, then the choices. The last commit of the choices says how
+far the sources are, and a replay reads no further: so it never finds records whose order is still to be landed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from holdfast.clock import system_clock
+from holdfast.config import Settings
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.choices import decode_choice
+from holdfast.errors import SparkError
+from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path
+from holdfast.pipeline.folds.merged_extent import check_partitions, settled
+from holdfast.pipeline.landing.land import POLL_S, Landing, LandOptions, LandReport, land
+from holdfast.pipeline.spark.session import SparkOptions, open_session
+from holdfast.pipeline.topic import Span, TopicLog, TopicReader
+
+SETTLE_S = 5.0
+"""How long a round waits for transactions to end. What is open then was not folded: the next round tells of it."""
+_LOOK_BACK = 64
+
+
+def land_processor(
+    settings: Settings,
+    processor: Processor[Any, Any],
+    lake: str,
+    *,
+    options: LandOptions | None = None,
+    spark: SparkOptions | None = None,
+    stop: threading.Event | None = None,
+    progress: Callable[[Landed], None] | None = None,
+) -> list[LandReport]:
+    """Land every source of *processor* and, where there are several, its choices; return what was done of each topic.
+
+    Otherwise as `land`.
+    """
+    options, stop = options or LandOptions(), stop or threading.Event()
+    if processor.on is None:
+        return [
+            land(settings, processor.source, lake, options=options, spark=spark, stop=stop, progress=progress)
+        ]
+    with ExitStack() as stack:
+        tables = (each.topic for each in processor.reads)
+        topics = (*dict.fromkeys((*processor.topics, *tables)), processor.choices(settings.app))
+        logs = [stack.enter_context(TopicLog(settings, topic)) for topic in topics]
+        for log in logs:
+            log.partitions()  # a missing topic is an error before a JVM starts
+        session = stack.enter_context(open_session(spark))
+        landings = [Landing(session, settings, log, bronze_path(lake, log.topic), options) for log in logs]
+        numbers = ChoiceNumbers(stack.enter_context(TopicReader(settings, topics[-1])))
+        rounds = _Rounds(landings, logs, numbers, processor)
+        while not stop.is_set():
+            started_s = system_clock.monotonic_s()
+            try:
+                rounds.land(stop, progress)
+            except SparkError:
+                if stop.is_set():  # see land()
+                    break
+                raise
+            if not options.follow:
+                break
+            _wait(landings, stop, started_s + options.every_s)
+        return [landing.report for landing in landings]
+
+
+def _wait(landings: list[Landing], stop: threading.Event, until_s: float) -> None:
+    """Wait for the time between two rounds, and for something to land."""
+    while not stop.wait(max(POLL_S, until_s - system_clock.monotonic_s())):
+        if any(landing.is_behind(landing.ends()) for landing in landings):
+            return
+
+
+class _Rounds:
+    """Lands the sources and, last, the choices: each time as far as all of them were at once; of the topics of globals, as
+    far as those choices can name.
+    """
+
+    def __init__(
+        self,
+        landings: list[Landing],
+        logs: list[TopicLog],
+        numbers: ChoiceNumbers,
+        processor: Processor[Any, Any],
+    ) -> None:
+        (*self._sources, self._choices), self._log, self._numbers = landings, logs[-1], numbers
+        self._topics = [log.topic for log in logs[:-1]]
+        self._folded, self._tables = set(processor.topics), {each.topic for each in processor.reads}
+
+    def land(self, stop: threading.Event, progress: Callable[[Landed], None] | None) -> None:
+        found = dict(zip(self._topics, self._sources, strict=True))
+        ends = {topic: each.ends() for topic, each in found.items() if topic in self._folded}
+        settled(self._log, SETTLE_S)
+        spans = self._log.spans()
+        check_partitions(spans, ends, self._log.topic)
+        tables = {topic: found[topic].ends() for topic in self._tables}  # behind all that the choices name
+        for topic, each in found.items():
+            if not _reach(each, tables.get(topic) or ends[topic], None, stop, progress):
+                return
+        cut = Cut(sources=ends, numbers={at: self._numbers.up_to(at, span) for at, span in spans.items()})
+        _reach(self._choices, {at: span.end for at, span in spans.items()}, cut, stop, progress)
+
+
+def _reach(
+    landing: Landing,
+    ends: dict[int, int],
+    cut: Cut | None,
+    stop: threading.Event,
+    progress: Callable[[Landed], None] | None,
+) -> bool:
+    """Land up to *ends*, in as many commits as it takes; return whether they were reached."""
+    while not stop.is_set():
+        landed = landing.step(ends, cut)
+        if landed is None:
+            return True
+        if progress is not None:
+            progress(landed)
+    return False
+
+
+class ChoiceNumbers:
+    """Tells how many choices a partition holds up to an offset, by the number of the last one."""
+
+    def __init__(self, reader: TopicReader) -> None:
+        self._reader, self._known = reader, dict[int, tuple[int, int]]()
+
+    def up_to(self, partition: int, span: Span) -> int:
+        """Return the number of the choice after *span*."""
+        end, number = self._known.get(partition, (span.first, 0))
+        back = _LOOK_BACK  # an offset may be the end of a transaction
+        while end < span.end:
+            first = max(end, span.end - back)
+            values = [
+                value
+                for records, _ in self._reader.records(partition, Span(first=first, end=span.end))
+                for value in records.values
+            ]
+            if values:
+                number = decode_choice(values[-1]).number + 1
+            if values or first == end:
+                break
+            back *= _LOOK_BACK
+        self._known[partition] = span.end, number
+        return number

@@ -1,0 +1,1 @@
+"""Spark: its session, its errors, and what travels to its executors."""

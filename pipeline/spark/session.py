@@ -1,0 +1,312 @@
+"""A Spark session that starts quickly and quietly on a small machine, and that has an owner who ends its
+JVM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.class_archive import ClassArchive
+from holdfast.errors import SparkError
+from holdfast.jars import cache_folder, find_java, spark_jars
+from holdfast.pipeline.spark.errors import in_log, session_failed, with_log
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+STOP_DEADLINE_S = 60.0
+ARCHIVE_DEADLINE_S = 300.0
+"""How long a JVM may take to end that writes its archive of classes: 15 s of a core. Cut short, it would leave that
+to the next JVM, and that to the next."""
+ABANDON_DEADLINE_S = 10.0
+LOGS_KEPT = 10
+_LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For the JVM that only puts Spark's command line together: it is over before better code would pay."""
+_INSTALL = "pip install 'holdfast[spark]' (pyspark 4.0.0 and delta-spark 4.0.0), or use --engine local, which needs no JVM"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkOptions:
+    """How to start Spark.
+
+    *master* is a Spark master; `local[*]` takes every core of this machine. *memory* is the driver's heap, which in a local master
+    is all there is. *quick* compiles less: for jobs of seconds, at the price of a lower rate in long ones. *conf* is added last, so
+    it wins. *log_dir* takes all that Spark says; by default a folder of the user's cache.
+    """
+
+    master: str = "local[*]"
+    memory: str = "1g"
+    quick: bool = False
+    app_name: str = "holdfast"
+    conf: Mapping[str, str] = field(default_factory=dict)
+    log_dir: Path | None = None
+
+    @property
+    def in_one_jvm(self) -> bool:
+        return self.master == "local" or self.master.startswith("local[")
+
+
+def cores_of(master: str) -> int:
+    """Return how many tasks a local master runs at once; 2 for a cluster, whose size only its manager knows.
+
+    >>> cores_of("local[3]"), cores_of("local"), cores_of("spark://host:7077")
+    (3, 1, 2)
+    """
+    if master == "local":
+        return 1
+    if not master.startswith("local["):
+        return 2
+    inside = master.removeprefix("local[").partition("]")[0].partition(",")[0]
+    return os.cpu_count() or 1 if inside == "*" else int(inside)
+
+
+@contextlib.contextmanager
+def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
+    """Give a session with Delta Lake and the Kafka connector; its JVM is gone when the block ends.
+
+    A session that is already active in this process (a notebook, spark-submit) is used as it is and left
+    running: its settings are its owner's, who then has to provide the connector and Delta.
+    """
+    options = options or SparkOptions()
+    sql = import_pyspark()
+    active = sql.SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # under spark-submit the JVM exists and belongs to it
+        session = sql.SparkSession.builder.appName(options.app_name).getOrCreate()
+        try:
+            yield session
+        finally:
+            session.stop()
+        return
+    archive = archive_of(options)
+    scratch = Path(tempfile.mkdtemp(prefix="holdfast-spark-"))
+    try:
+        session, gateway = _start(options, archive, scratch)
+        try:
+            # The active session is one of a thread.
+            sql.SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+            yield session
+        except Exception as error:
+            told = with_log(error, _log_path(options))
+            _stop(session, gateway, archive)
+            _keep(archive)
+            if told is error:
+                raise
+            raise told from error
+        except BaseException:
+            _abandon(gateway)
+            raise
+        _stop(session, gateway, archive)
+        _keep(archive)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def import_pyspark() -> Any:
+    """Return `pyspark.sql`; raises SparkError, which says what to install, where there is none."""
+    try:
+        import pyspark.sql
+    except ImportError as error:
+        raise SparkError(f"pyspark is not installed ({error}); {_INSTALL}") from error
+    return pyspark.sql
+
+
+def _start(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -> tuple[SparkSession, Any]:
+    """Return a session and the gateway to its JVM.
+
+    Both are made in a thread of their own, to the end even when this one is interrupted meanwhile: pyspark's
+    launcher, cut short, leaves a JVM that nobody knows and that does not notice the end of this process.
+    Also, pyspark would put a handler of Ctrl-C in place of its caller's, but only in the main thread.
+    """
+    # The workers take PATH's first python3 otherwise; -P keeps this folder's `tables` and `agents` from
+    # shadowing other packages.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", _LAUNCHER)
+    if options.in_one_jvm:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-spark") as pool:
+        starting = pool.submit(_launch, options, archive, scratch)
+        try:
+            session, gateway = starting.result()
+        except BaseException:
+            if not starting.done() or starting.exception() is None:
+                _abandon(starting.result()[1])
+            raise
+    return session, gateway
+
+
+def _launch(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -> tuple[SparkSession, Any]:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    log_path = _new_log(options)
+    conf = SparkConf(loadDefaults=False).setAll(list(settings(options, archive, scratch).items()))
+    with log_path.open("ab") as log:
+        # Everything Spark says goes through the JVM's two streams; only the JVM gets them, this process keeps
+        # its own.
+        try:
+            gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise SparkError(f"Spark's JVM did not start: {error}{in_log(log_path)}") from error
+    try:
+        SparkContext._ensure_initialized(gateway=gateway)
+        return SparkSession.builder.config(conf=conf).getOrCreate(), gateway
+    except Exception as error:  # noqa: BLE001  py4j raises anything
+        told = session_failed(error, log_path)  # while there is a JVM to ask what it was
+        _end(gateway)
+        raise told from None  # with the JVM gone, py4j's own error cannot even be printed
+
+
+def archive_of(options: SparkOptions) -> ClassArchive | None:
+    """Return the archive of Spark's classes that the first session of a user makes; None for a cluster."""
+    if not options.in_one_jvm:
+        return None
+    import pyspark
+
+    folder = cache_folder() / "spark"
+    folder.mkdir(parents=True, exist_ok=True)
+    installed = f"{pyspark.__file__} {pyspark.__version__}"
+    return ClassArchive.of(folder, find_java(), [installed, *spark_jars()])
+
+
+def _keep(archive: ClassArchive | None) -> None:
+    if archive is not None:
+        archive.keep()
+
+
+def settings(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -> dict[str, str]:
+    """Return the configuration of a session: few partitions, no UI, UTC, microsecond timestamps, local
+    paths inside *scratch*.
+    """
+    cores = cores_of(options.master)
+    partitions = str(max(2, cores))
+    jars = [str(path) for path in spark_jars()]
+    conf = {
+        "spark.app.name": options.app_name,
+        "spark.master": options.master,
+        "spark.driver.memory": options.memory,
+        "spark.driver.extraJavaOptions": " ".join(
+            [
+                f"-Djava.io.tmpdir={scratch}",
+                *(["-XX:TieredStopAtLevel=1"] if options.quick else []),
+                *(archive.flags() if archive else []),
+            ]
+        ),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": partitions,
+        "spark.default.parallelism": partitions,
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        # Spark's default is INT96, which other readers take for nanoseconds: a fold by time then differs
+        # without any error.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        # Small enough for records of many KB; a fold runs no faster on larger ones.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
+        "spark.executorEnv.PYTHONSAFEPATH": "1",
+    }
+    if options.in_one_jvm:
+        # The class path starts 1-2 s sooner than spark.jars, but reaches this JVM only.
+        conf["spark.driver.extraClassPath"] = os.pathsep.join(jars)
+        conf["spark.driver.host"] = conf["spark.driver.bindAddress"] = "127.0.0.1"
+        conf["spark.local.dir"] = str(scratch)
+        conf["spark.shuffle.compress"] = "false"
+    else:
+        conf["spark.jars"] = ",".join(jars)
+    return conf | dict(options.conf)
+
+
+def _log_path(options: SparkOptions) -> Path:
+    return (options.log_dir or cache_folder() / "spark" / "logs") / f"spark-{os.getpid()}.log"
+
+
+def _new_log(options: SparkOptions) -> Path:
+    """Return where to write the log of a session; the oldest ones are gone."""
+    path = _log_path(options)
+    folder = path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    by_age = sorted(folder.glob("spark-*.log"), key=lambda path: path.stat().st_mtime)
+    for old in by_age[: max(0, len(by_age) - LOGS_KEPT + 1)]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def _stop(session: SparkSession, gateway: Any, archive: ClassArchive | None) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", RuntimeWarning
+            )  # "unable to cleanly shutdown": a JVM that was killed
+            session.stop()
+    except Exception as error:  # noqa: BLE001  whatever it is, the JVM is ended next
+        # Nearly always a JVM that died before; what it took with it was told where it was missed. It ends now
+        # in any case.
+        logger.info("Spark did not stop by itself: %(cause)r", {"cause": error})
+        _forget()
+    finally:
+        _end(gateway, STOP_DEADLINE_S if archive is None or archive.made_at is None else ARCHIVE_DEADLINE_S)
+
+
+def _end(gateway: Any, deadline_s: float = STOP_DEADLINE_S) -> None:
+    """Close the JVM as its launcher does (end of input), wait for it, and let this process start another
+    one later.
+    """
+    with contextlib.suppress(Exception):  # a JVM that died already has nothing to shut down
+        gateway.shutdown()
+    _close(gateway, deadline_s)
+
+
+def _abandon(gateway: Any) -> None:
+    """End the JVM without another word to it: the answer to a call that was interrupted may still lie in
+    the connection.
+    """
+    _close(gateway, ABANDON_DEADLINE_S)
+    _forget()
+
+
+def _forget() -> None:
+    """Make pyspark forget a session whose JVM is gone, so that another can start."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+def _close(gateway: Any, deadline_s: float) -> None:
+    from pyspark import SparkContext
+
+    process: subprocess.Popen[bytes] = gateway.proc
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    try:
+        process.wait(deadline_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    if SparkContext._gateway is gateway:
+        SparkContext._gateway = SparkContext._jvm = None

@@ -1,0 +1,330 @@
+"""What no worker wrote into a changelog, and what makes the log say again what the last worker left: on
+batches made by hand.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from holdfast.core.engine.merge.choices import VectorMarker, decode_vector_marker, encode_vector_marker
+from holdfast.core.engine.merge.positions import PositionFormat, of_one_source
+from holdfast.core.engine.merge.strays import Audit, ForeignRecords
+from holdfast.core.engine.state.codec import (
+    APPLIED,
+    EventMarker,
+    Marker,
+    decode_marker,
+    encode_due,
+    encode_marker,
+    event_key,
+    row_key,
+    tick_key,
+    wake_key,
+)
+from holdfast.core.engine.state.timers import NEVER
+from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, ControlType, Record, RecordBatch
+from tests.support.marker_batches import marker_batch
+
+A, B = row_key("a"), row_key("b")
+OURS, THEIRS = 7, 8
+Written = tuple[bytes | None, bytes | None]
+
+
+def row(text: str) -> bytes:
+    return b"\x01" + text.encode()
+
+
+class Log:
+    """A partition as it lies on a broker."""
+
+    def __init__(self) -> None:
+        self.batches: list[RecordBatch] = []
+        self.end = 0
+
+    def put(self, *records: Written, producer: int = -1) -> None:
+        attributes = TRANSACTIONAL_BIT if producer >= 0 else 0
+        made = tuple(Record(at, key, value) for at, (key, value) in enumerate(records))
+        self.batches.append(
+            RecordBatch(
+                base_offset=self.end,
+                attributes=attributes,
+                last_offset_delta=len(made) - 1,
+                producer_id=producer,
+                producer_epoch=0,
+                records=made,
+            )
+        )
+        self.end += len(made)
+
+    def finish(self, producer: int = OURS, kind: ControlType = ControlType.COMMIT) -> None:
+        self.batches.append(
+            marker_batch(
+                kind,
+                producer_id=producer,
+                producer_epoch=0,
+                coordinator_epoch=0,
+                base_offset=self.end,
+                timestamp_ms=0,
+            )
+        )
+        self.end += 1
+
+    def work(self, applied: int, *records: Written, producer: int = OURS) -> None:
+        self.put(*records, (APPLIED, encode_marker(Marker(applied, 10 * applied, 1))), producer=producer)
+        self.finish(producer)
+
+    def compacted(self) -> Log:
+        """Return the log after compaction up to its end: the last record of each key is left."""
+        last = {
+            record.key: batch.base_offset + record.offset_delta
+            for batch in self.batches
+            for record in batch.records
+            if not batch.is_control
+        }
+        out = Log()
+        for batch in self.batches:
+            kept = tuple(
+                each
+                for each in batch.records
+                if batch.is_control or last[each.key] == batch.base_offset + each.offset_delta
+            )
+            if kept:
+                out.batches.append(
+                    RecordBatch(
+                        base_offset=batch.base_offset,
+                        attributes=batch.attributes,
+                        last_offset_delta=batch.last_offset_delta,
+                        producer_id=batch.producer_id,
+                        producer_epoch=batch.producer_epoch,
+                        records=kept,
+                    )
+                )
+        return out
+
+    def findings(self) -> ForeignRecords:
+        audit = Audit(1)
+        for batch in self.batches:
+            audit.add(batch)
+        return audit.findings()
+
+
+def test_what_workers_write_is_no_stray_also_when_it_is_compacted_or_aborted() -> None:
+    log = Log()
+    log.work(1, (A, row("1")), (wake_key("a"), encode_due(5)))
+    log.work(2, (A, row("2")), producer=THEIRS)
+    log.put((A, row("3")), (APPLIED, encode_marker(Marker(3, 30, 1))), producer=OURS)
+    log.finish(kind=ControlType.ABORT)
+    log.work(4, (wake_key("a"), None), (B, row("4")))
+    log.work(-1, (A, None), (B, None))
+    for each in (log, log.compacted()):
+        found = each.findings()
+        assert not found.strays
+        assert found.mend().clean
+        assert found.marker == Marker(-1, -10, 1)
+
+
+@pytest.mark.parametrize(
+    ("records", "producer", "why"),
+    [
+        ([(A, row("stray"))], -1, "not written in a transaction"),
+        ([(A, row("stray"))], THEIRS, "no position marker ends its transaction"),
+        ([(b"x", b"stray"), (APPLIED, encode_marker(Marker(2, 20, 1)))], THEIRS, "a key of unknown kind 78"),
+        ([(A, b"stray"), (APPLIED, encode_marker(Marker(2, 20, 1)))], THEIRS, "a row of unknown format 73"),
+        ([(wake_key("a"), b"1"), (APPLIED, encode_marker(Marker(2, 20, 1)))], THEIRS, "a timer of 1 bytes"),
+        (
+            [(b"\x02\xff", row("1")), (APPLIED, encode_marker(Marker(2, 20, 1)))],
+            THEIRS,
+            "a key that is not text",
+        ),
+        ([(None, row("1")), (APPLIED, encode_marker(Marker(2, 20, 1)))], THEIRS, "a record without a key"),
+        ([(A, row("stray")), (APPLIED, b"\xff")], THEIRS, "a position marker that cannot be read"),
+        (
+            [(A, row("stray")), (APPLIED, encode_marker(Marker(0, 20, 1)))],
+            THEIRS,
+            "its position goes back from 1 to 0",
+        ),
+        (
+            [(A, row("stray")), (APPLIED, encode_marker(Marker(9, 20, 2)))],
+            THEIRS,
+            "its position marker is of version 2",
+        ),
+        (
+            [(APPLIED, encode_marker(Marker(9, 20, 1))), (A, row("stray"))],
+            THEIRS,
+            "a position marker that does not end its transaction",
+        ),
+        ([(APPLIED, encode_marker(Marker(9, 20, 1)))], -1, "not written in a transaction"),
+        ([(APPLIED, None)], -1, "not written in a transaction"),
+    ],
+)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_stray_is_told_and_what_it_hid_is_written_again(
+    records: list[Written], producer: int, why: str, later: bool
+) -> None:
+    """*later*: a worker that ran all the while has committed more since, and knows of nothing."""
+    log = Log()
+    log.work(1, (A, row("good")), (wake_key("a"), encode_due(5)))
+    at = log.end
+    log.put(*records, producer=producer)
+    if producer >= 0:
+        log.finish(producer)
+    if later:
+        log.work(2, (B, row("later")))
+    found = log.findings()
+    assert [(each.offset, each.why) for each in found.strays] == [
+        (at + step, why) for step in range(len(records))
+    ]
+    mending = found.mend()
+    assert not mending.unknown
+    assert mending.marker == (Marker(2, 20, 1) if later else Marker(1, 10, 1))
+    wanted: dict[bytes, bytes | None] = {A: row("good"), wake_key("a"): encode_due(5)}
+    assert mending.puts == {key: wanted.get(key) for key, _ in records if key not in (None, APPLIED)}
+    only_position = not mending.puts and later  # the worker's own position is behind the stray's
+    assert mending.clean == only_position
+    marker = mending.marker
+    assert marker is not None
+    log.put(*mending.puts.items(), (APPLIED, encode_marker(marker)), producer=9)
+    log.finish(9)
+    again = log.findings()
+    assert again.mend().clean
+    assert dict(again.state()) == {
+        A: row("good"),
+        wake_key("a"): encode_due(5),
+        **({B: row("later")} if later else {}),
+    }
+
+
+def test_what_a_worker_wrote_after_the_stray_counts() -> None:
+    log = Log()
+    log.work(1, (A, row("1")))
+    log.put((A, row("stray")), (B, row("stray")))
+    log.work(2, (A, row("2")))
+    mending = log.findings().mend()
+    assert mending.puts == {B: None}
+
+
+def test_what_compaction_has_dropped_is_not_guessed() -> None:
+    log = Log()
+    log.work(1, (A, row("1")), (B, row("1")))
+    log.put((A, row("stray")))
+    log.work(2, (B, row("2")))
+    found = log.compacted().findings()
+    assert [each.offset for each in found.strays] == [4]
+    mending = found.mend()
+    assert mending.unknown == (A,)
+    assert mending.marker == Marker(2, 20, 1)
+    log.put((APPLIED, encode_marker(Marker(7, 70, 1))))
+    assert log.findings().mend().marker == Marker(2, 20, 1)
+    assert log.compacted().findings().mend().marker is None
+
+
+def test_an_open_transaction_and_a_log_that_was_disowned_are_told() -> None:
+    log = Log()
+    log.work(1, (A, row("1")))
+    log.put((APPLIED, None), producer=OURS)
+    assert log.findings().open_at == 3
+    log.finish()
+    found = log.findings()
+    assert (found.open_at, found.disowned_at, found.strays) == (None, 3, [])
+
+
+def test_a_log_in_which_only_a_stray_lies_is_made_empty() -> None:
+    log = Log()
+    log.put((A, row("stray")))
+    mending = log.findings().mend()
+    assert (mending.puts, mending.marker) == ({A: None}, Marker(-1, -1, 0))
+
+
+# -- of several sources
+
+
+def position(north: int, east: int, choices: int = 0, version: int = 1) -> VectorMarker:
+    return VectorMarker((north, east), 10, version, 2, (10, 10), 1, -1, choices, 77)
+
+
+SEVERAL = PositionFormat(position(-1, -1), encode_vector_marker, decode_vector_marker)
+
+
+def of_several(log: Log) -> ForeignRecords:
+    audit = Audit(1, SEVERAL)
+    for batch in log.batches:
+        audit.add(batch)
+    return audit.findings()
+
+
+def work(log: Log, marker: VectorMarker, *records: Written, producer: int = OURS) -> None:
+    log.put(*records, (APPLIED, encode_vector_marker(marker)), producer=producer)
+    log.finish(producer)
+
+
+def test_workers_of_several_sources_write_vectors_and_timers_of_ticks() -> None:
+    log = Log()
+    work(log, position(3, -1), (A, row("1")), (tick_key("a"), encode_due(5)))
+    work(log, position(3, 4, 1), (tick_key("a"), None), (B, row("2")))
+    work(log, position(-1, -1), (A, None), (B, None))  # made anew
+    for each in (log, log.compacted()):
+        found = of_several(each)
+        assert not found.strays
+        assert found.marker == position(-1, -1)
+        assert found.mend().clean
+
+
+@pytest.mark.parametrize(
+    ("marker", "why"),
+    [
+        (position(2, 9), r"its position goes back from \(3, 4\) to \(2, 9\)"),
+        (position(3, 4, 1), "its position goes back"),
+        (position(5, 5, 2, version=2), "its position marker is of version 2"),
+    ],
+    ids=["a source", "the choices", "the version"],
+)
+def test_a_position_that_no_worker_of_several_sources_writes_is_a_stray(
+    marker: VectorMarker, why: str
+) -> None:
+    log = Log()
+    work(log, position(3, 4, 2), (A, row("1")))
+    work(log, marker, (A, row("stray")), producer=THEIRS)
+    found = of_several(log)
+    assert [re.match(why, each.why) is not None for each in found.strays] == [True, True]
+    mending = found.mend()
+    assert (mending.puts, mending.marker) == ({A: row("1")}, position(3, 4, 2))
+
+
+def test_a_marker_of_one_source_and_a_broken_tick_timer_are_strays() -> None:
+    log = Log()
+    work(log, position(3, 4), (tick_key("a"), encode_due(5)))
+    log.work(9, producer=THEIRS)
+    work(log, position(4, 4), (tick_key("a"), b"1"), producer=THEIRS)
+    found = of_several(log)
+    assert {each.why for each in found.strays} == {
+        "a position marker that cannot be read",
+        "a timer of 1 bytes",
+    }
+    assert found.mend().puts == {tick_key("a"): encode_due(5)}
+
+
+def test_a_tick_timer_that_compaction_has_dropped_is_not_guessed() -> None:
+    log = Log()
+    work(log, position(1, 0), (tick_key("a"), encode_due(5)))
+    log.put((tick_key("a"), encode_due(9)))
+    work(log, position(2, 0), (B, row("2")))
+    assert of_several(log.compacted()).mend().unknown == (tick_key("a"),)
+
+
+# -- with event time
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_timers_of_event_time_are_written_where_the_position_has_it(timed: bool) -> None:
+    start, said = EventMarker(-1, -1, 1, 4, 0, event_ms=-NEVER), EventMarker(3, 30, 1, 4, 0, event_ms=7)
+    positions = PositionFormat(start, encode_marker, decode_marker) if timed else of_one_source(1)
+    log, audit = Log(), Audit(1, positions)
+    marker = encode_marker(said if timed else Marker(3, 30, 1))
+    log.put((event_key("a"), encode_due(5)), (event_key("b"), b"1"), (APPLIED, marker), producer=OURS)
+    log.finish(OURS)
+    for batch in log.batches:
+        audit.add(batch)
+    why = {each.why for each in audit.findings().strays}
+    assert why == ({"a timer of 1 bytes"} if timed else {"a key of unknown kind 05"})
