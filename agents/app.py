@@ -20,7 +20,7 @@ from holdfast.agents.faust.conductor import AS_IS
 from holdfast.agents.faust.credentials import broker_credentials
 from holdfast.agents.faust.group import FaustGroup
 from holdfast.agents.faust.leaving import Worker, tell_in_one_line
-from holdfast.agents.faust.parts import DerivedStream, FaustParts
+from holdfast.agents.faust.parts import DerivedStream, FaustParts, LeaderOnDemand
 from holdfast.agents.faust.recovery import ManagedTables
 from holdfast.agents.faust.stock_tables import StockTable
 from holdfast.agents.faust.watch import STUCK_EXIT_CODE, ManagerService, exit_within
@@ -184,6 +184,7 @@ def _governed(settings: Settings) -> dict[str, Any]:
         "TableManager": ManagedTables,
         "Stream": DerivedStream,
         "Table": StockTable,
+        "LeaderAssignor": LeaderOnDemand,
         "PartitionAssignor": ReturningAssignor,
         "topic_disable_leader": True,
         "topic_replication_factor": settings.replication_factor,

@@ -8,15 +8,36 @@ from collections.abc import Callable
 from typing import Any
 
 import faust
+from faust.assignor.leader_assignor import LeaderAssignor
 from faust.streams import Stream
+from faust.web.base import (
+    DEBUG_BLUEPRINTS,
+    DEFAULT_BLUEPRINTS,
+    OPTIONAL_BLUEPRINTS,
+    PRODUCTION_BLUEPRINTS,
+)
 from mode.supervisors import CrashingSupervisor
 
 from holdfast.agents.faust.conductor import takes_batches
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError
 
 OWN_PAGES = ("/tables", "/globals", "/health", "/metrics")
+
+
+STOCK_PAGES = (*DEFAULT_BLUEPRINTS, *PRODUCTION_BLUEPRINTS, *DEBUG_BLUEPRINTS, *OPTIONAL_BLUEPRINTS)
+"""Faust's own, which tell of its tables to anybody."""
+
+
+class LeaderOnDemand(LeaderAssignor):
+    """Elects a leader by a topic of its own, where a task, timer or crontab is the leader's."""
+
+    app: Any
+
+    async def on_start(self) -> None:
+        if self.app.has_leader:
+            await self._enable_leader_topic()
 
 
 class DerivedStream(Stream[Any]):
@@ -39,6 +60,7 @@ class FaustParts(faust.App):
     def __init__(self, *args: Any, **options: Any) -> None:
         self.derived: list[Any] = []
         """Channels that streams go through."""
+        self.has_leader = False
         super().__init__(*args, **options)
 
     # -- agents and streams
@@ -81,36 +103,35 @@ class FaustParts(faust.App):
 
     def task(self, fun: Any = None, *, on_leader: bool = False, traced: bool = True) -> Any:  # type: ignore[override]
         """Declare a task; with *on_leader* one worker of all runs it."""
-        self._lead(on_leader)
+        self.has_leader |= on_leader
         return super().task(fun, on_leader=on_leader, traced=traced)
 
-    def timer(self, interval: Any, on_leader: bool = False, **options: Any) -> Any:  # type: ignore[override]
+    def timer(self, interval: Any, on_leader: bool = False, **options: Any) -> Callable[[Any], Any]:  # type: ignore[override]
         """Declare a timer; with *on_leader* one worker of all runs it."""
-        self._lead(on_leader)
-        return super().timer(interval, on_leader, **options)
+        self.has_leader |= on_leader
+        decorator: Callable[[Any], Any] = super().timer(interval, on_leader, **options)
+        return decorator
 
-    def crontab(self, cron_format: str, *, on_leader: bool = False, **options: Any) -> Any:  # type: ignore[override]
+    def crontab(self, cron_format: str, *, on_leader: bool = False, **options: Any) -> Callable[[Any], Any]:  # type: ignore[override]
         """Declare a crontab; with *on_leader* one worker of all runs it."""
-        self._lead(on_leader)
-        return super().crontab(cron_format, on_leader=on_leader, **options)
-
-    def _lead(self, on_leader: bool) -> None:
-        """Have a leader from the first declaration on that needs one: it costs a topic."""
-        if on_leader:
-            self.conf.topic_disable_leader = False
+        self.has_leader |= on_leader
+        decorator: Callable[[Any], Any] = super().crontab(cron_format, on_leader=on_leader, **options)
+        return decorator
 
     # -- pages
 
-    def page(self, path: str, **options: Any) -> Any:
+    def page(self, path: str, **options: Any) -> Callable[[Any], Any]:
         """Declare a page of the worker's web port; ConfigError where holdfast's own are."""
         if any(path == own or path.startswith(own + "/") for own in OWN_PAGES):
             raise ConfigError(
                 f"page {path}: the worker's own pages are {', '.join(OWN_PAGES)} and what is below; give the page another path"
             )
-        return super().page(path, **options)
+        decorator: Callable[[Any], Any] = super().page(path, **options)
+        return decorator
 
     def page_resources(self) -> list[Any]:
         """Return what the pages of agents, and blueprints, have put up, as aiohttp's resources."""
         web: Any = self.web
+        web.blueprints._enabled = [each for each in web.blueprints._enabled if each not in STOCK_PAGES]
         web.init_server()
         return list(web.web_app.router.resources())

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from faust.tables import manager, recovery
 from faust.types import TP
+from faust.types.tables import GlobalTableT
 from mode import Service
 
 from holdfast.agents.faust.stock_tables import StockTable, StockTables
@@ -73,8 +74,8 @@ class FencedRecovery(recovery.Recovery):
     app: Any
     tables: Any
     plan: AssignmentPlan
-    _assigned: frozenset[TP]
-    _standby: frozenset[TP]
+    given_tps: frozenset[TP]
+    followed_tps: frozenset[TP]
 
     @property
     def manager(self) -> PartitionManager:
@@ -131,7 +132,10 @@ class FencedRecovery(recovery.Recovery):
         self.plan = AssignmentPlan(
             manager.epoch, generation_id, frozenset(active), frozenset(standby), manager.membership.term
         )
-        self._assigned, self._standby = frozenset(assigned), frozenset(self.app.assignor.assigned_standbys())
+        self.given_tps, self.followed_tps = (
+            frozenset(assigned),
+            frozenset(self.app.assignor.assigned_standbys()),
+        )
         self._generation_id = generation_id
         self.signal_recovery_start.set()
 
@@ -141,7 +145,7 @@ class FencedRecovery(recovery.Recovery):
             if await self.wait_for_stopped(cast(Any, self.signal_recovery_start)):
                 break
             self.signal_recovery_start.clear()
-            plan, assigned, standby = self.plan, self._assigned, self._standby
+            plan, assigned, standby = self.plan, self.given_tps, self.followed_tps
             try:
                 self._set_recovery_started()
                 await self._wait(self.manager.adoption.adopt(plan))
@@ -189,7 +193,7 @@ class FencedRecovery(recovery.Recovery):
 
 def require_restorable(table: Any) -> None:
     """Raise ConfigError for a table of Faust's of which two workers, or a restart, would make something else."""
-    if table.is_global:
+    if isinstance(table, GlobalTableT):
         why, cure = (
             "workers would undo each other's changes of a global table",
             "declare `Global(...)` of its topic, which processors read by reads=",

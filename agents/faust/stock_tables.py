@@ -43,9 +43,16 @@ class StockTable(faust.Table[Any, Any]):
 
     app: Any
 
-    def send_changelog(self, *args: Any, **options: Any) -> Any:
+    def send_changelog(
+        self,
+        partition: int | None,
+        key: Any,
+        value: Any,
+        key_serializer: Any = None,
+        value_serializer: Any = None,
+    ) -> Any:
         """Send a change, and have the commit of what caused it wait for it."""
-        sent = super().send_changelog(*args, **options)
+        sent = super().send_changelog(partition, key, value, key_serializer, value_serializer)
         self.app.tables.stock.sending(sent)
         return sent
 

@@ -6,6 +6,7 @@ tables with and without windows, timers, crontabs, tasks, pages, and an agent on
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -47,6 +48,8 @@ def market_app(environment: Mapping[str, str]) -> App:
     @app.agent(app.topic(environment["CHAOS_SOURCE"], value_serializer="raw"))
     async def watch(stream: Any) -> None:
         async for event in stream.events():
+            if "MARKET_HOLD" in os.environ:
+                await asyncio.Event().wait()
             seen[str(event.message.partition)] += 1
 
     @app.page("/seen/")

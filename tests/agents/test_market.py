@@ -140,6 +140,24 @@ def test_what_an_agent_fails_at_is_delivered_again(market: Market) -> None:
     wait_for("all counted", lambda: market.short([worker]) == {}, DEADLINE_S, worker.tail)
 
 
+def test_an_agent_that_is_behind_the_processors_of_its_source_gets_every_record(
+    broker: SessionBroker, tmp_path: Path
+) -> None:
+    with running(Market(broker, tmp_path, "memory://", instance_id="only")) as market:
+        assert isinstance(market, Market)
+        worker = market.worker().start()
+        market.source_records(5)
+        everywhere = range(PARTITIONS)
+        market.wait_page(worker, "/seen/", {str(number): 5 for number in everywhere})
+        worker.stop()
+        worker.start(MARKET_HOLD="1")
+        market.source_records(40)
+        market.wait_applied({number: 44 for number in everywhere}, DEADLINE_S)
+        worker.kill()
+        worker.start()
+        market.wait_page(worker, "/seen/", {str(number): 45 for number in everywhere})
+
+
 def test_nothing_is_lost_while_workers_die_and_move(broker: SessionBroker, tmp_path: Path) -> None:
     with running(Market(broker, tmp_path, "memory://", standbys=1)) as market:
         assert isinstance(market, Market)
