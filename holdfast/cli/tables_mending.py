@@ -22,7 +22,7 @@ from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.merge.strays import Audit, ForeignRecords, Mending
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
-from holdfast.errors import ChangelogError, ConfigError, GroupError
+from holdfast.errors import ChangelogError, ConfigError
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.requests.raw_log import RawLog
 from holdfast.kafka.transactions.transactional_client import producers
@@ -67,12 +67,8 @@ class Mender:
 
     def require_stopped(self) -> None:
         """Raise GroupError while a worker of the application is in its group."""
-        app = self._settings.app
-        found = BrokerGroups(self._settings, timeout_s=self._settings.request_timeout_s).describe(app)
-        if found is not None and found[0].members:
-            raise GroupError(
-                f"{found[0].members} workers of {app} run ({found[0].state}): stop all of them, then try again"
-            )
+        settings = self._settings
+        BrokerGroups(settings, timeout_s=settings.request_timeout_s).require_stopped(settings.app)
 
     async def look(self, partition: int) -> ForeignRecords:
         """Return what lies in a partition; ChangelogError while a transaction is open in it."""
