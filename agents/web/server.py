@@ -46,6 +46,7 @@ from holdfast.core.engine import query_wire
 from holdfast.core.engine.declared.processor import Processor, table_name
 from holdfast.core.engine.query_wire import PageReply, Role, RowReply, RowsReply, Staleness, render
 from holdfast.core.engine.state.codec import RowCodec
+from holdfast.core.engine.state.lost_heads import told_lost
 from holdfast.core.streams.windowing.rows import holds_windows
 from holdfast.errors import ConfigError, StoreError
 
@@ -192,10 +193,20 @@ class _Health:
     async def ready(self, request: web.Request) -> web.Response:
         cause = self._serving.unready()
         if cause is None:
-            return respond(request, {"status": "ready"})
+            partial = self._partial()
+            return respond(request, {"status": "ready", **({"partial": partial} if partial else {})})
         return respond(
             request, {"status": "unready", "cause": cause}, status=503, headers={"Retry-After": "1"}
         )
+
+    def _partial(self) -> list[str]:
+        """Return which partitions held here began behind a hole in a source: no reason to be unready, for nothing here mends it."""
+        return [
+            f"{table} partition {partition} began behind a hole: {told_lost(lost)}"
+            for table in sorted(self._serving.tables())
+            for partition in range(self._serving.partitions(table))
+            if (replica := self._serving.lookup(table, partition)) is not None and (lost := replica.partial)
+        ]
 
     async def metrics(self, request: web.Request) -> web.Response:
         body, content_type = self._metrics.exposition(self._serving, request.headers.get("Accept", ""))
@@ -277,6 +288,7 @@ class _Tables:
                     "partition": replica.partition,
                     "role": _role(replica),
                     "serving": replica.serving,
+                    **({} if replica.standing is None else {"standing": replica.standing}),
                     **as_of(replica),
                     "stream_ms": replica.stream_ms,
                     "approximate_rows": replica.approximate_rows(),
@@ -413,7 +425,7 @@ class _Tables:
             504,
             "offset_timeout",
             f"{table}/{partition} is at offset {reached_to}, not yet {shown_offsets(wanted)} after {terms.timeout_ms} ms; "
-            "ask again, or see whether its worker keeps up (kafka_consumergroup_lag)",
+            + (replica.standing or "ask again, or see whether its worker keeps up (kafka_consumergroup_lag)"),
         )
 
     def _declaring(self, asked: str) -> Processor[Any, Any] | None:
