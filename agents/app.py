@@ -31,6 +31,7 @@ from holdfast.core.engine.declared.global_tables import globals_by_name
 from holdfast.core.engine.declared.processor import Processor, by_name
 from holdfast.core.engine.declared.retention import retentions
 from holdfast.errors import ConfigError
+from holdfast.schemas import registry
 
 if TYPE_CHECKING:
     from holdfast.agents.services.harvester import HarvesterService
@@ -196,6 +197,7 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
     globals_by_name(each for processor in processors for each in processor.reads)
     retentions(processors)
     settings = settings_from_environment() if settings is None else settings
+    registry.use(settings)
     app = App(
         settings.app,
         broker="holdfast://" + settings.bootstrap_servers.replace(",", ";"),

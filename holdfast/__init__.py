@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from holdfast.core.engine.state.rows import Rows
     from holdfast.errors import HoldfastError
     from holdfast.outbox.writer.outbox_writer import OutboxRecord, OutboxWriter
+    from holdfast.schemas.avro import Avro
 
 __all__ = [
+    "Avro",
     "BlockingClaimConsumer",
     "BlockingTableClient",
     "Bytes",
@@ -71,6 +73,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Avro": "schemas.avro",
     "BlockingClaimConsumer": "clients.claims.blocking",
     "BlockingTableClient": "clients.tables.blocking",
     "Bytes": "core.engine.declared.serdes",

@@ -11,6 +11,7 @@ HoldfastError
 ├── Later                    what a fold needs is not there yet; its record is folded again, and nothing is lost
 ├── ImpureFoldError          in a test, a fold gave something else after a restart or on replay
 ├── TopologyError            a test of a topology asks for what it does not have, or processors feed themselves
+├── SchemaError              a schema is not registered, is refused, or does not fit what was registered before it
 ├── StateError               local or logged state is not what it must be
 │   ├── StoreError           a RocksDB store cannot be opened or written
 │   │   └── RottenStoreError a store does not hold what was written to it; it is set aside and rebuilt
@@ -131,6 +132,10 @@ class Later(HoldfastError):
     def __init__(self, text: str, *, needs: str) -> None:
         super().__init__(text)
         self.needs = needs
+
+
+class SchemaError(HoldfastError):
+    """A schema is not registered, is refused by its registry, or does not fit what was registered before it."""
 
 
 class ImpureFoldError(HoldfastError):

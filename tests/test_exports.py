@@ -39,6 +39,7 @@ PUBLIC_MODULES = {
 OF_DEVELOPERS = {"DESIGN.md", "GLOSSARY.md", "PROTOCOL.md"}
 """Pages about the inside. All others are for users."""
 FACE = [
+    "Avro",
     "BlockingClaimConsumer",
     "BlockingTableClient",
     "Bytes",
