@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
     from holdfast.outbox.writer.outbox_writer import OutboxRecord, OutboxWriter
     from holdfast.schemas.avro import Avro
+    from holdfast.schemas.json_schema import JsonSchema
+    from holdfast.schemas.protobuf import Protobuf
 
 __all__ = [
     "Avro",
@@ -54,10 +56,12 @@ __all__ = [
     "HoldfastError",
     "Internal",
     "Json",
+    "JsonSchema",
     "Msgpack",
     "OutboxRecord",
     "OutboxWriter",
     "Processor",
+    "Protobuf",
     "RangeConsumer",
     "Rows",
     "SequencedProducer",
@@ -85,10 +89,12 @@ _HOMES = {
     "HoldfastError": "errors",
     "Internal": "core.engine.declared.streams",
     "Json": "core.engine.declared.serdes",
+    "JsonSchema": "schemas.json_schema",
     "Msgpack": "core.engine.declared.serdes",
     "OutboxRecord": "outbox.writer.outbox_writer",
     "OutboxWriter": "outbox.writer.outbox_writer",
     "Processor": "core.engine.declared.processor",
+    "Protobuf": "schemas.protobuf",
     "RangeConsumer": "clients.ranges.consumer",
     "Rows": "core.engine.state.rows",
     "SequencedProducer": "clients.producers.sequenced",

@@ -102,11 +102,15 @@ class SchemaRegistry:
         """Return the id that *schema* was registered with under *subject*; raises NotRegisteredError where it was not."""
         if (found := self._ids.used((subject, schema))) is not None:
             return found
-        answer = self._ask(lambda client: client.lookup_schema(subject, _schema(schema)))
-        found = self._ids[subject, schema] = int(answer.schema_id)
+        found = self._ids[subject, schema] = self.registered(subject, schema).schema_id
         return found
 
     # -- what changes
+
+    def registered(self, subject: str, schema: SchemaText) -> SchemaVersion:
+        """Return the version that *schema* is of *subject*; raises NotRegisteredError where it is none."""
+        found = self._ask(lambda client: client.lookup_schema(subject, _schema(schema)))
+        return SchemaVersion(subject, int(found.version), int(found.schema_id), schema)
 
     def subjects_of(self, schema_id: int) -> list[str]:
         """Return the subjects that have a version of this id."""
@@ -128,10 +132,8 @@ class SchemaRegistry:
 
     def register(self, subject: str, schema: SchemaText) -> SchemaVersion:
         """Register *schema* under *subject*, where it is not yet; raises SchemaError when the registry refuses it."""
-        schema_id = self._ask(lambda client: client.register_schema(subject, _schema(schema)))
-        found = self._ask(lambda client: client.lookup_schema(subject, _schema(schema)))
-        self._ids[subject, schema] = int(schema_id)
-        return SchemaVersion(subject, int(found.version), int(schema_id), schema)
+        self._ask(lambda client: client.register_schema(subject, _schema(schema)))
+        return self.registered(subject, schema)
 
     # -- asking
 
@@ -186,7 +188,9 @@ class SchemaRegistry:
             try:
                 self._client, self._pid = _client(self.settings), os.getpid()
             except (OSError, ValueError) as error:  # of the files that the settings name
-                raise self._later(f"cannot be asked with these settings: {type(error).__name__}: {error}") from error
+                raise self._later(
+                    f"cannot be asked with these settings: {type(error).__name__}: {error}"
+                ) from error
         return self._client
 
     def close(self) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
 
-from holdfast import Avro, Emit, FoldWith, Processor, Rows, Source, Stream
+from holdfast import Avro, Emit, FoldWith, JsonSchema, Processor, Protobuf, Rows, Settings, Source, Stream
+from tests.schemas import shop_pb2
 
 Moment = Annotated[dt.datetime, msgspec.Meta(tz=True)]
 
@@ -71,16 +72,48 @@ FULL = Order(
 )
 
 
-def totals_of(orders: str, big: str, serde: Any = Avro, name: str = "avro_totals") -> Processor[Any, Any]:
-    """Return a processor that sums up the topic *orders*, and tells *big* of who has spent much."""
-    told = Stream(big, serde(Big))
+def told_as_struct(customer: str, total: Total) -> Big:
+    return Big(customer, total)
 
-    def fold(rows: Rows[Total], order: Order, at_ms: int, key: str) -> Iterator[Emit]:
+
+def told_as_message(customer: str, total: Total) -> Any:
+    return shop_pb2.Big(customer=customer, count=total.count, cents=total.cents)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How one format reads orders, and tells of who has spent much."""
+
+    orders: Any
+    big: Any
+    told: Callable[[str, Total], Any] = told_as_struct
+
+
+FORMATS = {
+    "avro": Format(Avro(Order), Avro(Big)),
+    "json": Format(JsonSchema(Order), JsonSchema(Big)),
+    "protobuf": Format(Protobuf(shop_pb2.Order), Protobuf(shop_pb2.Big), told_as_message),
+}
+
+
+def totals_of(orders: str, big: str, name: str = "avro") -> Processor[Any, Any]:
+    """Return a processor that sums up the topic *orders*, and tells *big* of who has spent much."""
+    form = FORMATS[name]
+    told, make = Stream(big, form.big), form.told
+
+    def fold(rows: Rows[Total], order: Any, at_ms: int, key: str) -> Iterator[Emit]:
         before = rows.get(key) or Total()
         after = Total(before.count + 1, before.cents + order.cents)
         rows[key] = after
         if before.cents < 10_000 <= after.cents:
-            yield told.emit(key, Big(key, after))
+            yield told.emit(key, make(key, after))
 
-    source: Source[Order] = Source(orders, serde(Order))
-    return Processor(name=name, on={source: FoldWith(fold, ("key",))}, row=Total, emits=(told,))
+    source = Source(orders, form.orders)
+    return Processor(name=f"{name}_totals", on={source: FoldWith(fold, ("key",))}, row=Total, emits=(told,))
+
+
+def processors(settings: Settings) -> list[Processor[Any, Any]]:
+    """Return a processor for each format, whose topics bear the application's name."""
+    return [
+        totals_of(f"{settings.app}-{name}-orders", f"{settings.app}-{name}-big", name) for name in FORMATS
+    ]

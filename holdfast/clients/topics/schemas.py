@@ -88,8 +88,7 @@ def _is_registered(asked: SchemaRegistry, each: TopicSchema) -> bool:
     """Tell whether a schema is registered; raises SchemaError for one that its subject does not take."""
     subject = str(each.serde.subject)
     try:
-        schema = each.serde.needed(asked, register=False)
-        asked.id_of(subject, schema)
+        asked.registered(subject, each.serde.needed(asked, register=False))
         return True
     except NotRegisteredError:
         pass
