@@ -25,6 +25,7 @@ PUBLIC_MODULES = {
     "holdfast",
     "holdfast.agents.services.bookkeeper",
     "holdfast.clients",
+    "holdfast.dev.databases.schema_registry",
     "holdfast.dev.databases.servers",
     "holdfast.dev.fixtures",
     "holdfast.errors",

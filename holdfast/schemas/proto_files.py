@@ -75,9 +75,10 @@ def _of_descriptor(message: Any) -> MessageType:
 
 
 _TOKEN = re.compile(
-    r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[A-Za-z_][\w.]*|[{};<=]|[^\s{};<="'/\w]+|\d[\w.+-]*|/""",
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?|[A-Za-z_][\w.]*|[{};<=]|[^\s{};<="'/\w]+|\d[\w.+-]*|/""",
     re.DOTALL,
 )
+"""What is never closed ends with the text: nothing is looked at twice."""
 LIMIT_DEPTH = 64
 
 
