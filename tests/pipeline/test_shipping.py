@@ -41,8 +41,8 @@ def test_the_zip_holds_every_room_and_runs_alone(tmp_path: Path) -> None:
     path.write_bytes(pack())
     found = names(path.read_bytes())
     for room, module in (
-        ("core/engine", "folding"),
-        ("pipeline", "folding"),
+        ("core/engine/fold", "folding"),
+        ("pipeline/folds", "folding"),
         ("tables", "store"),
         ("agents", "app"),
         ("outbox", "__init__"),
