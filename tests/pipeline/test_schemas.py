@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,11 @@ import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from holdfast import Avro
+from holdfast import Avro, JsonSchema
 from holdfast.clients.topics.application import create_topics
 from holdfast.dev.databases.schema_registry import SchemaRegistryServer
 from holdfast.dev.fixtures import SessionBroker
@@ -22,6 +24,7 @@ from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.verify import verify
 from holdfast.schemas import registry
 from tests.agents.fleet import Fleet, Writer
+from tests.schemas import shop_pb2
 from tests.schemas.shop import Order, processors
 from tests.support.harness import wait_for
 
@@ -66,7 +69,7 @@ def test_live_local_and_spark_are_one_table(
     ends: dict[tuple[str, int], int] = {}
     for processor in fleet.processors:
         (topic,) = processor.topics
-        for partition, offset in writer.write_all(topic, records(topic, client)):
+        for partition, offset in writer.write_all(topic, records(processor.name, topic, client)):
             ends[processor.name, partition] = max(offset, ends.get((processor.name, partition), -1))
     worker.wait_ready()
     wait_for("all records", lambda: worker.applied() == ends, 60, fleet.tails)
@@ -76,36 +79,66 @@ def test_live_local_and_spark_are_one_table(
         assert here.equal, [each.explain() for each in here.partitions]
         assert here.live_digest == here.replayed_digest == there.replayed_digest
         assert there.equal
-    (big,) = {str(each) for each in fleet.processors[0].emits}
-    read = AvroDeserializer(client)
-    told = [read(value, SerializationContext(big, MessageField.VALUE)) for value in values(broker, big)]
-    assert told == [{"customer": "ada", "total": {"count": 20, "cents": 10_000}}]
-    refused = values(broker, fleet.settings.quarantine_topic)
-    assert len(refused) == 2 * len(fleet.processors)
+        (big,) = map(str, processor.emits)
+        read, wanted = EMITTED[processor.name]
+        told = [
+            read(client)(value, SerializationContext(big, MessageField.VALUE))
+            for value in values(broker, big)
+        ]
+        assert told == [wanted]
+    assert len(values(broker, fleet.settings.quarantine_topic)) == 2 * len(fleet.processors)
 
 
-def records(topic: str, client: SchemaRegistryClient) -> list[tuple[bytes, bytes | None, int, int]]:
-    """Return what producers of two schemas write, and two records that no registry's serializer wrote."""
-    new = AvroSerializer(client, Avro(Order, namespace="com.new").schema.text)
-    old = AvroSerializer(client, Avro(OldOrder, namespace="com.old").schema.text)
+STRUCT = {"customer": "ada", "total": {"count": 20, "cents": 10_000}}
+EMITTED: dict[str, tuple[Callable[[SchemaRegistryClient], Any], Any]] = {
+    "avro_totals": (AvroDeserializer, STRUCT),
+    "json_totals": (lambda client: JSONDeserializer(None, schema_registry_client=client), STRUCT),
+    "protobuf_totals": (
+        lambda client: ProtobufDeserializer(shop_pb2.Big),
+        shop_pb2.Big(customer="ada", count=20, cents=10_000),
+    ),
+}
+"""What Confluent's deserializers read of what each processor has emitted."""
+
+
+def records(
+    name: str, topic: str, client: SchemaRegistryClient
+) -> list[tuple[bytes, bytes | None, int, int]]:
+    """Return what producers write, and two records that no registry's serializer wrote."""
     context = SerializationContext(topic, MessageField.VALUE)
-    filled: dict[str, Any] = {
-        "lines": [],
-        "kind": "FOOD",
-        "weight": None,
-        "notes": {},
-        "seal": b"",
-        "at": None,
-        "day": None,
-        "number": None,
-        "to": None,
-    }
+    write = WRITERS[name](client)
     out: list[tuple[bytes, bytes | None, int, int]] = []
     for at in range(30):
-        order = {"customer": "ada", "cents": 500}
-        value = old(order | {"coupon": "x"}, context) if at % 3 else new(order | filled, context)
+        value = write(at, context)
         out.append((value, b"ada", 0, 0) if at < 20 else (value, b"bo%d" % at, 1, 0))
     return [*out, (b'{"customer": "ada"}', b"ada", 0, 0), (b"\0\0\0\x7f\xff\x02", b"bo", 1, 0)]
+
+
+def avro(client: SchemaRegistryClient) -> Callable[[int, SerializationContext], bytes]:
+    """Write by two schemas, as producers of two releases do."""
+    new = AvroSerializer(client, Avro(Order, namespace="com.new").schema.text)
+    old = AvroSerializer(client, Avro(OldOrder, namespace="com.old").schema.text)
+    filled = {"lines": [], "kind": "FOOD", "notes": {}, "seal": b""}
+    empty = dict.fromkeys(("weight", "at", "day", "number", "to"))
+    order = {"customer": "ada", "cents": 500}
+
+    def write(at: int, context: SerializationContext) -> bytes:
+        return old(order | {"coupon": "x"}, context) if at % 3 else new(order | filled | empty, context)  # type: ignore[no-any-return]
+
+    return write
+
+
+def as_json(client: SchemaRegistryClient) -> Callable[[int, SerializationContext], bytes]:
+    write = JSONSerializer(JsonSchema(Order).schema.text, client)
+    return lambda at, context: write({"customer": "ada", "cents": 500}, context)
+
+
+def protobuf(client: SchemaRegistryClient) -> Callable[[int, SerializationContext], bytes]:
+    write = ProtobufSerializer(shop_pb2.Order, client)
+    return lambda at, context: write(shop_pb2.Order(customer="ada", cents=500), context)
+
+
+WRITERS = {"avro_totals": avro, "json_totals": as_json, "protobuf_totals": protobuf}
 
 
 def values(broker: SessionBroker, topic: str) -> list[bytes]:
