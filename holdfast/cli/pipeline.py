@@ -6,9 +6,10 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -20,7 +21,7 @@ from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.landing.land import LandReport
+    from holdfast.pipeline.landing.options import LandEngine, LandReport
     from holdfast.pipeline.spark.session import SparkOptions
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Land topics in a lake.")
@@ -38,6 +39,14 @@ ConfOption = Annotated[
     list[str] | None,
     typer.Option("--conf", metavar="NAME=VALUE", help="A property of Spark; may be repeated."),
 ]
+
+
+class EngineName(StrEnum):
+    """What `--engine` offers."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    SPARK = "spark"
 
 
 @app.callback()
@@ -78,26 +87,39 @@ def land(
         bool,
         typer.Option("--rebuild", help="Read the table's offsets from its rows, if its history lacks them."),
     ] = False,
+    engine: Annotated[
+        EngineName,
+        typer.Option(
+            help="local: this process, no JVM. spark: tasks of Spark. auto: local where the lake is on this machine and no option of "
+            "Spark is given."
+        ),
+    ] = EngineName.AUTO,
     master: MasterOption = None,
     memory: MemoryOption = None,
     conf: ConfOption = None,
 ) -> None:
     from holdfast.pipeline.bronze.lake import Landed, describe
-    from holdfast.pipeline.landing.land import LandOptions
     from holdfast.pipeline.landing.land import land as land_topic
     from holdfast.pipeline.landing.land_several import land_processor
+    from holdfast.pipeline.landing.options import LandOptions, chosen_engine
 
     if once and follow:
         raise ConfigError("--once and --follow exclude each other")
     settings, output = settings_of(context), output_of(context)
     options = LandOptions(
-        follow=follow, max_records=max_records, every_s=every_s, accept_loss=accept_loss, rebuild=rebuild
+        engine=asked_engine(engine, master, memory, conf),
+        follow=follow,
+        max_records=max_records,
+        every_s=every_s,
+        accept_loss=accept_loss,
+        rebuild=rebuild,
     )
 
     def log(landed: Landed) -> None:
         note(f"landed {landed.topic} up to {describe(landed.end)}")
 
     where, spark = absolute(lake), spark_options(settings, master, memory, conf)
+    note("landing with {}: {}".format(*chosen_engine(options.engine, where, spark)))
     with stopped_by_signals() as stop:
         if topic is not None and processor is None:
             reports = [
@@ -112,6 +134,18 @@ def land(
         else:
             raise ConfigError("say what to land: --topic TOPIC or --processor NAME")
     _show(reports, output)
+
+
+def asked_engine(
+    engine: EngineName, master: str | None, memory: str | None, conf: list[str] | None
+) -> LandEngine:
+    """Return the engine that the options ask for: who configures Spark wants Spark.
+
+    >>> asked_engine(EngineName.AUTO, "local[2]", None, None), asked_engine(EngineName.AUTO, None, None, None)
+    ('spark', 'auto')
+    """
+    named = engine.value if engine is not EngineName.AUTO or not (master or memory or conf) else "spark"
+    return cast("LandEngine", named)
 
 
 def _show(reports: Sequence[LandReport], output: Output) -> None:

@@ -16,6 +16,7 @@ from holdfast.core.engine.fold.folding import Batch, Folder
 from holdfast.core.engine.state.codec import RowCodec, digest, row_key, text_key, wake_key
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.errors import OrderError
+from holdfast.pipeline.bronze.files import whole_ms
 from holdfast.pipeline.folds.folding import (
     OUT_ROWS,
     RESULT,
@@ -25,7 +26,6 @@ from holdfast.pipeline.folds.folding import (
     fold_batches,
     fold_partition,
     split,
-    times_ms,
 )
 from holdfast.pipeline.folds.results import Replayed, gather, present, summaries_of
 from holdfast.tables.rocks import Budget
@@ -139,7 +139,7 @@ def test_nanoseconds_taken_for_microseconds_would_be_noticed() -> None:
 
 
 def test_times_before_1970_round_down() -> None:
-    assert times_ms(pa.array([-1_000, -1, 999], pa.timestamp("us", "UTC"))) == [-1, -1, 0]
+    assert whole_ms(pa.array([-1_000, -1, 999], pa.timestamp("us", "UTC"))).to_pylist() == [-1, -1, 0]
 
 
 @pytest.mark.parametrize("offsets", [[3, 2], [1, 1]])

@@ -10,9 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 import pytest
@@ -25,12 +28,18 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import LakeError, LostRecordsError, TopicError
-from holdfast.pipeline.bronze.lake import Landed, TableCommit, bronze_path, history_of, last_landed
-from holdfast.pipeline.landing.land import Landing, LandOptions, land
+from holdfast.pipeline.bronze.commits import TableCommit, history_of, last_landed
+from holdfast.pipeline.bronze.lake import COLUMNS, Landed, bronze_path
+from holdfast.pipeline.landing.land import land as land_topic
+from holdfast.pipeline.landing.landing import BronzeTable, Landing
+from holdfast.pipeline.landing.local_table import LocalTable
+from holdfast.pipeline.landing.options import LandEngine, LandOptions, LandReport
+from holdfast.pipeline.landing.spark_table import SparkTable
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog
 from tests.pipeline.conftest import FOR_TINY_DATA, MakeTopic
 from tests.pipeline.folds import Log, Record, accounts
+from tests.pipeline.lakes import write_bronze
 from tests.support.harness import wait_for_ends
 
 if TYPE_CHECKING:
@@ -38,7 +47,52 @@ if TYPE_CHECKING:
 
 QUICK = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
 
+MakeTable = Callable[[str], BronzeTable]
+DEFAULT = LandOptions()
+
 TEN: Log = {p: [Record(at, 1_000 + at, b"k", b"add k %d" % at) for at in range(10)] for p in range(2)}
+
+
+ENGINES = [pytest.param("local"), pytest.param("spark", marks=pytest.mark.spark)]
+
+
+class Land(Protocol):
+    def __call__(
+        self,
+        settings: Settings,
+        topic: str,
+        lake: str,
+        *,
+        options: LandOptions = ...,
+        stop: threading.Event | None = None,
+        progress: Callable[[Landed], None] | None = None,
+    ) -> LandReport: ...
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> LandEngine:
+    if request.param == "spark":
+        request.getfixturevalue("spark")
+    return cast(LandEngine, request.param)
+
+
+@pytest.fixture
+def land(engine: LandEngine) -> Land:
+    """Give the landing of each engine in turn: both write one table."""
+
+    def landing(
+        settings: Settings, topic: str, lake: str, *, options: LandOptions = DEFAULT, **more: Any
+    ) -> LandReport:
+        return land_topic(settings, topic, lake, options=replace(options, engine=engine), **more)
+
+    return landing
+
+
+@pytest.fixture
+def table_at(engine: LandEngine, settings: Settings, request: pytest.FixtureRequest) -> MakeTable:
+    if engine == "local":
+        return partial(LocalTable, settings)
+    return partial(SparkTable, request.getfixturevalue("spark"), settings)
 
 
 def rows(path: str) -> list[dict[str, Any]]:
@@ -64,7 +118,7 @@ def delete_before(settings: Settings, topic: str, partition: int, offset: int) -
 
 
 def test_every_field_of_a_record_is_kept(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
+    land: Land, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     log = {
         0: [
@@ -97,8 +151,77 @@ def test_every_field_of_a_record_is_kept(
     }, "INT96 would read as ns"
 
 
-def test_landing_again_adds_only_what_is_new(
+NS = 1_700_000_000_123_456_789
+
+
+def test_times_that_no_calendar_has_are_kept_as_numbers(
+    land: Land,
+    engine: LandEngine,
+    settings: Settings,
+    fresh_topic: FreshTopic,
+    broker: SessionBroker,
+    lake: Path,
+) -> None:
+    limits = {"message.timestamp.type": "CreateTime", "message.timestamp.after.max.ms": str((1 << 63) - 1)}
+    topic = fresh_topic("times", config=limits)
+    times = [1_700_000_000_123, 1 << 62, NS, 300_000_000_000_000, 5]
+    producer = Producer(broker.client_config())
+    for at_ms in times:
+        producer.produce(topic, b"add k 1", b"k", 0, timestamp=at_ms)
+    assert producer.flush(30) == 0
+    got = rows(land(settings, topic, str(lake)).path)
+    assert [row["timestamp_ms"] for row in got] == times
+    last = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
+    assert [row["timestamp"] for row in got[1:4]] == [last] * 3
+    assert [str(row["date"]) for row in got] == ["2023-11-14", *["9999-12-31"] * 3, "1970-01-01"]
+    told = {source: fold_of(topic, settings, source, lake) for source in ("topic", "bronze")}
+    assert told["bronze"] == told["topic"], "a fold sees Kafka's time, not the clamped one"
+
+
+def fold_of(topic: str, settings: Settings, source: Any, lake: Path) -> str:
+    options = ReplayOptions(engine="local", source=source, lake=str(lake))
+    return replay(accounts(topic), settings, options).digest
+
+
+def test_engines_take_turns_on_one_table_with_the_same_columns(
     spark: SparkSession, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
+    topic = make_topic(TEN)
+    for engine in ("local", "spark", "spark", "local"):
+        report = land_topic(settings, topic, str(lake), options=LandOptions(engine=engine))
+        assert (report.commits, report.rows) == (1, report.offsets)
+        send(broker, topic, [b"add k 1"], partition=1)
+    assert places(report.path) == [(0, at) for at in range(10)] + [(1, at) for at in range(13)]
+    last = last_landed(report.path, history_of(DeltaTable(report.path)))
+    assert last is not None
+    assert (last.rows, last.added) == ({0: 10, 1: 12}, {1: 1})
+    assert set(pa.schema(DeltaTable(report.path).schema().to_arrow()).names) == set(COLUMNS)
+    assert {row["leader_epoch"] for row in rows(report.path)} == {0, None}
+
+
+def test_a_table_of_the_first_version_gets_the_newer_columns_and_is_read_as_before(
+    land: Land, settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
+    topic = make_topic(TEN)
+    log = {p: records[:4] for p, records in TEN.items()}
+    with TopicLog(settings, topic) as opened:
+        path = write_bronze(lake, topic, log, topic_id=opened.identity())
+    report = land(settings, topic, str(lake))
+    assert (report.commits, report.rows) == (1, 12)
+    got = rows(path)
+    assert [(row["partition"], row["offset"]) for row in got] == [
+        (p, at) for p in range(2) for at in range(10)
+    ]
+    assert [row["timestamp_ms"] for row in got[:10]] == [None] * 4 + [1_004 + at for at in range(6)]
+    assert fold_of(topic, settings, "bronze", lake) == fold_of(topic, settings, "topic", lake)
+    DeltaTable(path).optimize.compact()
+    assert fold_of(topic, settings, "bronze", lake) == fold_of(topic, settings, "topic", lake), (
+        "in joined files"
+    )
+
+
+def test_landing_again_adds_only_what_is_new(
+    land: Land, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
     first = land(settings, topic, str(lake), options=LandOptions(max_records=11))
@@ -111,7 +234,7 @@ def test_landing_again_adds_only_what_is_new(
 
 
 def test_what_was_aborted_is_not_landed_and_what_is_open_waits(
-    spark: SparkSession, broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
+    land: Land, broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
 ) -> None:
     topic = fresh_topic("transactional")
     producer = Producer(broker.client_config(**{"transactional.id": topic}))
@@ -139,7 +262,7 @@ def test_what_was_aborted_is_not_landed_and_what_is_open_waits(
 
 
 def test_following_lands_what_comes_until_it_is_told_to_stop(
-    spark: SparkSession, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
+    land: Land, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
     stop, seen = threading.Event(), list[Landed]()
@@ -176,18 +299,18 @@ def log_of(settings: Settings) -> Iterator[Any]:
 
 
 def two_landings(
-    spark: SparkSession, settings: Settings, topic: str, lake: Path, log_of: Any
+    table_at: MakeTable, settings: Settings, topic: str, lake: Path, log_of: Any
 ) -> tuple[Landing, Landing]:
     """Return two landings that both read the same vector before either wrote."""
     path = bronze_path(str(lake), topic)
-    one, other = (Landing(spark, settings, log_of(topic), path, LandOptions()) for _ in range(2))
+    one, other = (Landing(table_at(path), settings, log_of(topic), LandOptions()) for _ in range(2))
     return one, other
 
 
 def test_of_two_landings_one_is_refused_and_nothing_is_doubled(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
+    table_at: MakeTable, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
 ) -> None:
-    one, other = two_landings(spark, settings, make_topic(TEN), lake, log_of)
+    one, other = two_landings(table_at, settings, make_topic(TEN), lake, log_of)
     assert one.step({0: 5, 1: 5}) is not None
     with pytest.raises(LakeError, match="another landing extended the table from the same offsets"):
         other.step({0: 7, 1: 7})
@@ -197,20 +320,27 @@ def test_of_two_landings_one_is_refused_and_nothing_is_doubled(
 
 
 def test_without_the_link_of_commits_rows_would_be_doubled(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
+    table_at: MakeTable,
+    settings: Settings,
+    make_topic: MakeTopic,
+    lake: Path,
+    log_of: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one, other = two_landings(spark, settings, make_topic(TEN), lake, log_of)
+    one, other = two_landings(table_at, settings, make_topic(TEN), lake, log_of)
     one.step({0: 5, 1: 5})
     other._link = "forged"
+    # The local engine has a second guard: it looks at what is there before it writes.
+    monkeypatch.setattr(LocalTable, "_judge", lambda self, landed, link: self._table.update_incremental())
     other.step({0: 7, 1: 7})
     assert len(places(one.path)) == 24, "so the test above can fail"
 
 
 def test_landings_racing_in_time_never_double_or_skip(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
+    table_at: MakeTable, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
 ) -> None:
     topic = make_topic(TEN)
-    one, other = two_landings(spark, settings, topic, lake, log_of)
+    one, other = two_landings(table_at, settings, topic, lake, log_of)
     outcomes: list[object] = []
 
     def run(landing: Landing) -> None:
@@ -229,7 +359,7 @@ def test_landings_racing_in_time_never_double_or_skip(
 
 
 def test_a_lost_vector_is_refused_then_rebuilt_from_the_rows(
-    spark: SparkSession, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
+    land: Land, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
     path = land(settings, topic, str(lake)).path
@@ -251,7 +381,7 @@ def test_a_lost_vector_is_refused_then_rebuilt_from_the_rows(
 
 
 def test_upkeep_of_the_table_does_not_lose_the_vector(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
+    land: Land, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
     path = land(settings, topic, str(lake), options=LandOptions(max_records=11)).path
@@ -276,7 +406,7 @@ def test_a_history_cut_off_before_the_last_landing_is_refused() -> None:
 
 
 def test_records_deleted_before_they_were_landed_stop_it_until_the_loss_is_accepted(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
+    land: Land, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
     path = land(settings, topic, str(lake), options=LandOptions(max_records=11)).path
@@ -300,7 +430,7 @@ def test_records_deleted_before_they_were_landed_stop_it_until_the_loss_is_accep
 
 
 def test_records_deleted_while_they_are_read_are_told_from_deep_in_the_causes(
-    spark: SparkSession,
+    land: Land,
     settings: Settings,
     make_topic: MakeTopic,
     lake: Path,
@@ -315,7 +445,7 @@ def test_records_deleted_while_they_are_read_are_told_from_deep_in_the_causes(
 
 
 def test_a_topic_that_is_new_to_the_lake_begins_with_what_it_has(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
+    land: Land, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
     delete_before(settings, topic, 1, 4)
@@ -328,7 +458,7 @@ def test_a_topic_that_is_new_to_the_lake_begins_with_what_it_has(
 
 
 def test_a_topic_made_again_under_its_name_is_refused(
-    spark: SparkSession, broker: SessionBroker, settings: Settings, lake: Path
+    land: Land, broker: SessionBroker, settings: Settings, lake: Path
 ) -> None:
     topic = broker.create_topic("again")
     send(broker, topic, [b"x"])
@@ -351,7 +481,7 @@ def test_a_topic_made_again_under_its_name_is_refused(
         broker.delete_topics([topic])
 
 
-def test_no_such_topic_is_told_before_a_jvm_starts(settings: Settings, lake: Path) -> None:
+def test_no_such_topic_is_told_before_a_jvm_starts(land: Land, settings: Settings, lake: Path) -> None:
     with pytest.raises(TopicError, match="no-such-topic"):
         land(settings, "no-such-topic", str(lake))
 
