@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.errors import LakeError
+from holdfast.pipeline.bronze.files import filesystem_of
 from holdfast.pipeline.bronze.lake import Landed, describe
 
 HISTORY_LIMIT = 1000
@@ -157,16 +158,28 @@ def check_rows(where: str, last: LastLanding | None, counted: Mapping[int, int |
 
 
 def history_of(table: Any, limit: int = HISTORY_LIMIT) -> Sequence[TableCommit]:
-    """Return a delta-rs table's history, newest first."""
-    return [
-        commit_of(
-            int(each.get("version", -1)),
-            str(each.get("operation", "")),
-            each.get("userMetadata"),
-            each.get("operationMetrics") or {},
-        )
-        for each in table.history(limit)
-    ]
+    """Return the history of a delta-rs table, newest first, from the version that the table is read at.
+
+    The commits' own files are read: `DeltaTable.history` begins with those that were made since, and numbers them as if
+    they had not been.
+    """
+    filesystem, version = filesystem_of(str(table.table_uri)), int(table.version())
+    found = list[TableCommit]()
+    for at in range(version, max(-1, version - limit), -1):
+        try:
+            with filesystem.open_input_stream(f"_delta_log/{at:020d}.json") as opened:
+                found.append(_commit_in(at, bytes(opened.read())))
+        except FileNotFoundError:
+            break  # the log was cleaned up to there
+    return found or [TableCommit(version=version, operation="a commit that was cleaned up", metadata=None)]
+
+
+def _commit_in(version: int, content: bytes) -> TableCommit:
+    for line in content.splitlines():
+        if b'"commitInfo"' in line and (told := msgspec.json.decode(line).get("commitInfo")) is not None:
+            operation, metadata = str(told.get("operation", "")), told.get("userMetadata")
+            return commit_of(version, operation, metadata, told.get("operationMetrics") or {})
+    return TableCommit(version=version, operation="a commit that does not tell what it is", metadata=None)
 
 
 def counted_rows(table: Any) -> dict[int, int | None]:

@@ -68,8 +68,8 @@ class BronzeTable(Protocol):
     def history(self, limit: int) -> Sequence[TableCommit]:
         """Return the newest commits, newest first."""
 
-    def counted(self) -> dict[int, int | None]:
-        """Return how many rows the log says each partition has, None where it does not tell."""
+    def counted(self, version: int) -> dict[int, int | None]:
+        """Return how many rows each partition has in the newest version that `history` gave, None where it is not told."""
 
     def below(self, version: int, vector: Mapping[int, int]) -> dict[int, int]:
         """Return how many rows before *vector* each partition had in a version; LakeError when that is gone."""
@@ -114,10 +114,11 @@ class Landing:
         if self._options.rebuild:
             self._rebuild()
         else:
-            last = last_landing(self.path, self._table.history(HISTORY_LIMIT))
+            history = self._table.history(HISTORY_LIMIT)
+            last = last_landing(self.path, history)
             if last is not None:
                 check_identity(self.path, last.landed, self._log.topic, self._topic_id)
-                counted = self._table.counted()
+                counted = self._table.counted(history[0].version)
                 check_rows(self.path, last, counted)
                 self._take(last.landed)
                 self._rows = _all_told(counted)

@@ -73,7 +73,8 @@ class LocalTable:
     def history(self, limit: int) -> Sequence[TableCommit]:
         return history_of(self._table, limit)
 
-    def counted(self) -> dict[int, int | None]:
+    def counted(self, version: int) -> dict[int, int | None]:
+        assert version == self._table.version(), "a handle's history ends at its version"
         return counted_rows(self._table)
 
     def below(self, version: int, vector: Mapping[int, int]) -> dict[int, int]:
@@ -133,7 +134,8 @@ class LocalTable:
     def _commit(self, landed: Landed, link: str, actions: list[AddAction]) -> None:
         properties = CommitProperties(
             custom_metadata={"userMetadata": landed.encode()},
-            app_transactions=[Transaction(_transaction(link), 1)],
+            # Spark forgets transactions that do not tell their time, and would let a second commit through.
+            app_transactions=[Transaction(_transaction(link), 1, system_clock.now_ms())],
         )
         try:
             self._table.create_write_transaction(

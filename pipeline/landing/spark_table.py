@@ -90,9 +90,9 @@ class SparkTable:
         reader = self._session.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
 
-    def counted(self) -> dict[int, int | None]:
+    def counted(self, version: int) -> dict[int, int | None]:
         with explained(self.path):
-            return {row[0]: row[1] for row in self._rows().groupBy("partition").count().collect()}
+            return {row[0]: row[1] for row in self._rows(version).groupBy("partition").count().collect()}
 
     def below(self, version: int, vector: Mapping[int, int]) -> dict[int, int]:
         wanted = " OR ".join(f"(partition = {p} AND offset < {end})" for p, end in sorted(vector.items()))

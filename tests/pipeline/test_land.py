@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -356,6 +357,64 @@ def test_landings_racing_in_time_never_double_or_skip(
         thread.join(120)
     assert sorted(type(each).__name__ for each in outcomes) == ["LakeError", "Landed"]
     assert places(one.path) == [(p, at) for p in range(2) for at in range(10)]
+
+
+def test_many_racing_landings_lose_and_double_nothing(
+    settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
+    topic = make_topic({0: [Record(at, 1_000 + at, b"k", b"add k 1") for at in range(1_500)]})
+    options = LandOptions(engine="local", max_records=20)
+
+    def until_all_is_landed(number: int) -> int:
+        """Land small commits, and begin again where a race was lost; return how often it was."""
+        for lost in range(1_000):
+            try:
+                land_topic(settings, topic, str(lake), options=options)
+            except LakeError as error:
+                if "another landing" not in str(error):
+                    raise
+            else:
+                return lost
+        raise AssertionError("never done")
+
+    with ThreadPoolExecutor(4) as pool:
+        lost = list(pool.map(until_all_is_landed, range(4)))
+    assert places(bronze_path(str(lake), topic)) == [(0, at) for at in range(1_500)]
+    assert fold_of(topic, settings, "bronze", lake) == fold_of(topic, settings, "topic", lake)
+    assert sum(lost) > 10, "they raced"
+
+
+@pytest.mark.parametrize(("first", "second"), [("local", "spark"), ("spark", "local")])
+def test_a_landing_of_one_engine_between_the_judging_and_the_commit_of_another_wins(
+    spark: SparkSession,
+    settings: Settings,
+    make_topic: MakeTopic,
+    lake: Path,
+    log_of: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    first: LandEngine,
+    second: LandEngine,
+) -> None:
+    topic = make_topic(TEN)
+    path = bronze_path(str(lake), topic)
+    tables: dict[str, MakeTable] = {
+        "local": partial(LocalTable, settings),
+        "spark": partial(SparkTable, spark, settings),
+    }
+    one, other = (
+        Landing(tables[each](path), settings, log_of(topic), LandOptions()) for each in (first, second)
+    )
+    where, name = (LocalTable, "_write_files") if first == "local" else (SparkTable, "_read")
+    read = getattr(where, name)
+
+    def after_the_other(*args: Any) -> Any:
+        assert other.step({0: 5, 1: 5}) is not None
+        return read(*args)
+
+    monkeypatch.setattr(where, name, after_the_other)
+    with pytest.raises(LakeError, match="another landing extended the table from the same offsets"):
+        one.step({0: 7, 1: 7})
+    assert places(path) == [(p, at) for p in range(2) for at in range(5)]
 
 
 def test_a_lost_vector_is_refused_then_rebuilt_from_the_rows(
