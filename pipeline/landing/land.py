@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 from holdfast.clock import system_clock
@@ -63,14 +63,22 @@ def land(
 
 
 def run(
-    landing: Landing, options: LandOptions, stop: threading.Event, progress: Progress | None = None
+    landing: Landing,
+    options: LandOptions,
+    stop: threading.Event,
+    progress: Progress | None = None,
+    slot: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Land what is committed now, and with `follow` what comes, until *stop*."""
+    """Land what is committed now, and with `follow` what comes, until *stop*; each commit is made inside *slot*."""
+    slot = slot or nullcontext()
     ends = landing.ends()
     while not stop.is_set():
         started_s = system_clock.monotonic_s()
         try:
-            landed = landing.step(ends)
+            with slot:
+                if stop.is_set():
+                    return
+                landed = landing.step(ends)
         except SparkError:
             if (
                 stop.is_set()

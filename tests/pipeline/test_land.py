@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 QUICK = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
 
+TINY = [part for name, value in FOR_TINY_DATA.items() for part in ("--conf", f"{name}={value}")]
 MakeTable = Callable[[str], BronzeTable]
 DEFAULT = LandOptions()
 
@@ -548,8 +549,15 @@ def test_no_such_topic_is_told_before_a_jvm_starts(land: Land, settings: Setting
 # -- SIGKILL
 
 
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(["--engine", "local"], id="local"),
+        pytest.param(["--master", "local[2]", *TINY], id="spark", marks=pytest.mark.spark),
+    ],
+)
 def test_killed_landings_leave_every_record_once(
-    broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
+    engine: list[str], broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
 ) -> None:
     topic = fresh_topic("killed", partitions=3)
     producer = Producer(broker.client_config(**{"linger.ms": 20}))
@@ -570,14 +578,13 @@ def test_killed_landings_leave_every_record_once(
         "--lake",
         str(lake),
     ]
-    command += ["--max-records", "1500", "--master", "local[2]", "--follow", "--every", "0"]
+    command += ["--max-records", "1500", "--follow", "--every", "0", *engine]
     for name, value in broker.config.items():
         command += ["--set", f"kafka.{name}={value}"]
-    tiny = [part for name, value in FOR_TINY_DATA.items() for part in ("--conf", f"{name}={value}")]
-    with landing([*command, *tiny]) as killed:
+    with landing(command) as killed:
         first = killed.landed_after(commit=2)
         killed.end_group_soon(delay_s=0.2)
-    with landing([*command, *tiny]) as killed:
+    with landing(command) as killed:
         second = killed.landed_after(commit=4)
         killed.end_group_soon(delay_s=0.05)
     assert first < second < 30_000, "both died in the middle, and the second went on where the first was"
