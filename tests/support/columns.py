@@ -8,7 +8,7 @@ from typing import cast
 from confluent_kafka import Message
 
 from holdfast.core.engine.declared.processor import Headers
-from holdfast.kafka.fetching.records import BatchOrigin, Records
+from holdfast.kafka.fetching.records import Records
 
 
 def take(records: Records, messages: Sequence[Message]) -> None:
@@ -22,5 +22,4 @@ def take(records: Records, messages: Sequence[Message]) -> None:
         [message.value() for message in messages],
         [message.key() for message in messages],
         [cast(Headers, tuple(message.headers() or ())) for message in messages],
-        BatchOrigin(broker_time=False, leader_epoch=0),
     )

@@ -29,6 +29,9 @@ class BatchOrigin(NamedTuple):
     leader_epoch: int
 
 
+UNTOLD = BatchOrigin(broker_time=False, leader_epoch=-1)
+
+
 @dataclass(slots=True)
 class Records:
     """Consecutive records of one partition as columns of equal length, offsets ascending. *origins* has for each run of
@@ -55,7 +58,7 @@ class Records:
         values: Iterable[bytes | None],
         keys: Iterable[bytes | None],
         headers: Sequence[Headers] | None,
-        origin: BatchOrigin,
+        origin: BatchOrigin = UNTOLD,
     ) -> None:
         """Append columns of records, at least one, of one *origin* that follow those taken before; *headers* None
         stands for none at all.
