@@ -17,6 +17,7 @@ from holdfast.models.group_coordinator.types import (
     CoordinatorSettings,
     GroupReply,
     GroupState,
+    LeaveGroup,
     Request,
     TimePasses,
 )
@@ -73,6 +74,14 @@ class EmbeddedGroups:
             return own
         waiting = self._waiting[request.request] = asyncio.get_running_loop().create_future()
         return waiting
+
+    def forget_member(self, group_id: str, member_id: str) -> bool:
+        """Forget a member of a classic group; return whether it was there."""
+        group = self._groups.get(group_id)
+        if group is None or group.classic.member(member_id) is None:
+            return False
+        self.take(group, LeaveGroup(request=self.number(), member_id=member_id))
+        return True
 
     def _step(self, group: EmbeddedGroup, request: Request) -> list[GroupReply]:
         before = group.classic

@@ -199,6 +199,15 @@ class PartitionLog:
         floor = [each for each in self.epochs if each[1] <= offset]
         self.epochs = [*((epoch, max(first, offset)) for epoch, first in floor[-1:]), *later]
 
+    def corrupt(self, offset: int) -> bool:
+        """Flip the last bit of the batch that holds *offset*, as a disk may; return whether there is one."""
+        at = bisect_right(self._firsts, offset) - 1
+        if at < 0 or self._batches[at].last_offset < offset:
+            return False
+        data = self._batches[at].data
+        self._batches[at] = self._batches[at]._replace(data=data[:-1] + bytes([data[-1] ^ 1]))
+        return True
+
     # -- reading
 
     def wait(self, told: Callable[[], None]) -> None:
