@@ -22,6 +22,9 @@ from holdfast.models.group_coordinator.types import (
     TimePasses,
 )
 
+LIMIT_HOMES = 100
+"""How many who have left a group are still known, beside twice those who are in it."""
+
 
 class EmbeddedGroups:
     """All groups of a cluster. Each request has a number, by which the model names whom it answers."""
@@ -87,8 +90,17 @@ class EmbeddedGroups:
         before = group.classic
         group.classic, replies = step(before, request, self._now_ms())
         self._note(group, before)
+        self._forget_homes(group)
         self._set_timer(group)
         return replies
+
+    @staticmethod
+    def _forget_homes(group: EmbeddedGroup) -> None:
+        """Forget where those were who are not in the group any more."""
+        classic = group.classic
+        if len(group.homes) > LIMIT_HOMES + 2 * (len(classic.members) + len(classic.pending)):
+            there = {each.member_id for each in classic.members} | dict(classic.pending).keys()
+            group.homes = {name: home for name, home in group.homes.items() if name in there}
 
     def _set_timer(self, group: EmbeddedGroup) -> None:
         if (timer := self._timers.pop(group.group_id, None)) is not None:
