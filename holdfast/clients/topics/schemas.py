@@ -78,7 +78,7 @@ def _behind(decode: object, depth: int = 0) -> Iterator[object]:
 def _of(topic: str, serde: object, key: object = None) -> Iterator[TopicSchema]:
     for each, part in ((serde, "value"), (key, "key")):
         if isinstance(each, SchemaSerde):
-            yield TopicSchema(topic, each.for_topic(topic, part))
+            yield TopicSchema(topic, each if each.subject is not None else each.for_topic(topic, part))
 
 
 def plan_schemas(settings: SchemaRegistrySettings, processors: Processors) -> list[RegisterSchema]:
