@@ -6,6 +6,7 @@ not there is an answer.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -209,6 +210,8 @@ def _client(settings: SchemaRegistrySettings) -> Any:
     except ImportError as error:
         text = f"the schema registry's client is not installed ({error}): pip install 'holdfast[avro]', or protobuf, or jsonschema"
         raise Later(text, needs="package confluent-kafka[schemaregistry]") from error
+    if (requests := logging.getLogger("httpx2")).level == logging.NOTSET:
+        requests.setLevel(logging.WARNING)  # it would tell of each request
     given: dict[str, Any] = {
         "url": settings.schema_registry_url,
         "timeout": settings.schema_registry_timeout_s,

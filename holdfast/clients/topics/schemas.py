@@ -131,7 +131,7 @@ def schema_findings(settings: SchemaRegistrySettings, processors: Processors) ->
         return [*_of_writers(asked, wanted), *_of_readers(asked, read(processors))]
     except Later as error:
         cure = "bring it back, or correct the settings: folds wait for it, and no record is refused meanwhile"
-        return [TopicFinding(severity=Severity.WARNING, topic="-", message=str(error), remedy=cure)]
+        return [_warning("-", str(error), cure)]
 
 
 def _of_writers(asked: SchemaRegistry, wanted: list[TopicSchema]) -> Iterator[TopicFinding]:
@@ -152,10 +152,13 @@ def _of_readers(asked: SchemaRegistry, wanted: list[TopicSchema]) -> Iterator[To
         schema = asked.schema(latest.schema_id, each.serde.form)
         if (why := each.serde.why_unreadable(schema, asked)) is not None:
             text = f"version {latest.version} of subject {latest.subject} (schema {latest.schema_id}) cannot be read as {each.serde}: {why}"
-            yield _error(
-                each.topic, text, "declare the type that fits, with defaults for what may be missing"
-            )
+            cure = "records of it go to the quarantine: declare the type that fits, with defaults for what may be missing"
+            yield _warning(each.topic, text, cure)
 
 
 def _error(topic: str, message: str, remedy: str) -> TopicFinding:
     return TopicFinding(severity=Severity.ERROR, topic=topic, message=message, remedy=remedy)
+
+
+def _warning(topic: str, message: str, remedy: str) -> TopicFinding:
+    return TopicFinding(severity=Severity.WARNING, topic=topic, message=message, remedy=remedy)
