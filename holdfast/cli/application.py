@@ -72,7 +72,8 @@ def load_application(spec: str | None, settings: Settings) -> Application:
         if isinstance(found, Mapping | Sequence)
         else ()
     )
-    if not processors or not all(isinstance(processor, Processor) for processor in processors):
+    is_app = isinstance(own, Settings)  # which may have agents alone
+    if not (processors or is_app) or not all(isinstance(processor, Processor) for processor in processors):
         raise ConfigError(
             f"-A {place}: found {type(found).__name__} instead of an app of create_app or a list of processors"
         )
@@ -82,6 +83,17 @@ def load_application(spec: str | None, settings: Settings) -> Application:
         )
     registry.use(settings)
     return Application(settings=settings, processors=processors, agent_topics=agent_topics)
+
+
+def load_function(place: str) -> Callable[..., Any]:
+    """Return the function that "module:name" names."""
+    module, _, attribute = place.partition(":")
+    found = getattr(_import(module), attribute or "", None)
+    if not callable(found):
+        raise ConfigError(
+            f"{place}: write MODULE:FUNCTION, the name of a function in a module that can be imported here"
+        )
+    return found  # type: ignore[no-any-return]
 
 
 def merge(settings: Settings, own: Settings) -> Settings:

@@ -148,5 +148,8 @@ class TopicFinding:
     chain: bool = False
     """Whether it is versions that do not fit each other."""
 
+    def __str__(self) -> str:
+        return f"topic {self.topic} {self.message}: {self.remedy}"
+
 
 Processors = Sequence[Processor[Any, Any]]
