@@ -146,7 +146,7 @@ class SchemaRegistry:
         """Return what the registry answers within the deadline, which is short while it is silent."""
         answer: Future[T] = Future()
         client = self._opened()
-        deadline_s = self._deadline_s()
+        deadline_s, began_s = self._deadline_s(), system_clock.monotonic_s()
 
         def ask() -> None:
             try:
@@ -154,7 +154,7 @@ class SchemaRegistry:
                 answer.set_result(question(client))
             except BaseException as error:  # noqa: BLE001  whoever asked raises it
                 answer.set_exception(error)
-            self._is_silent = not self._has_answered(answer)
+            self._is_silent = self._was_silent(answer, system_clock.monotonic_s() - began_s)
 
         # A server that sends a byte now and then is within every timeout of the client; this thread may wait for it.
         self._asking = Thread(target=ask, name="holdfast-schema-registry", daemon=True)
@@ -181,10 +181,11 @@ class SchemaRegistry:
         return min(PROBE_S, timeout_s) if self._is_silent else timeout_s
 
     @staticmethod
-    def _has_answered(answer: Future[Any]) -> bool:
+    def _was_silent(answer: Future[Any], spent_s: float) -> bool:
+        """Tell whether a question took its time and got no answer, be it an error of the registry."""
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-        return isinstance(answer.exception(), SchemaRegistryError | None)
+        return spent_s > PROBE_S and not isinstance(answer.exception(), SchemaRegistryError | None)
 
     def _explained(self, error: Exception) -> Later | SchemaError:
         from confluent_kafka.schema_registry.error import SchemaRegistryError
