@@ -74,6 +74,11 @@ class Replica(Protocol):
         ...
 
     @property
+    def standing(self) -> str | None:
+        """Return why an active partition is not folded further: it waits for what its fold needs, or for a person."""
+        ...
+
+    @property
     def applied(self) -> int:
         """Return the last source offset in the state, -1 for none. Of several sources: how many of their
         offsets are in it, less one.

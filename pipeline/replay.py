@@ -37,6 +37,7 @@ from holdfast.pipeline.output import Format, Writer, written_by_spark
 from holdfast.pipeline.spark.pickling import modules_of
 from holdfast.pipeline.spark.session import SparkOptions, cores_of, import_pyspark, open_session
 from holdfast.pipeline.topic import TopicLog
+from holdfast.schemas import registry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,9 +121,14 @@ def replay(
     Raises LostRecordsError for a log with holes, PipelineError when *until* asks for more than there is,
     LakeError, TopicError, BrokerError and SparkError for what they say.
     """
+    registry.use(settings)
     options = options or ReplayOptions()
     plan = FoldPlan(
-        processor=processor, rows=options.rows, transitions=options.transitions, of_key=options.of_key
+        processor=processor,
+        rows=options.rows,
+        transitions=options.transitions,
+        of_key=options.of_key,
+        later_timeout_s=settings.later_timeout_s,
     )
     if processor.on is not None:
         return _from_several(plan, settings, options)

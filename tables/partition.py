@@ -125,6 +125,8 @@ class Partition:
         self._held: dict[bytes, bytes | None] = {}
         self._torn = False
         self._objection: ChangelogError | None = None
+        self.standing: str | None = None
+        """Why its owner does not fold it further, None while it does; kept by its runner."""
         self.restored_records = 0
         """Changelog records read since the store was opened."""
         self._waiting: list[tuple[Reaching, asyncio.Future[bool]]] = []
@@ -279,7 +281,7 @@ class Partition:
     def stand_by(self) -> None:
         """Stop folding: drop the fold's state; what is committed stays. The writer is closed before."""
         assert self._writer is None, "close the writer first"
-        self.role, self._folder, self.recorded = PartitionRole.STANDBY, None, []
+        self.role, self._folder, self.recorded, self.standing = PartitionRole.STANDBY, None, [], None
         self._handover = None  # another may come past it meanwhile
         self.note_source_ends({}, UNKNOWN)
 

@@ -93,6 +93,7 @@ class PartitionManager:
         self._limits = FoldLimits(
             transaction_bytes=settings.inflight_bytes,
             commit_timeout_s=settings.commit_timeout_s,
+            later_timeout_s=settings.later_timeout_s,
             quarantine_topic=settings.quarantine_topic,
             quarantine_limit=settings.quarantine_limit,
         )
@@ -248,6 +249,10 @@ class PartitionManager:
         """Stop answering for *part*, whose write the broker refused."""
         self.losses.fenced(part, epoch, error)
 
+    async def may_refuse(self, topic: str, partition: int, offset: int) -> bool:
+        """Return whether an operator allows that a record is refused where that stops the partition."""
+        return await self.skipping.may_refuse(topic, partition, offset)
+
     def _rotten(self, part: Partition, cause: str) -> None:
         self._loop.call_soon_threadsafe(self.losses.rotten, part, cause)
 
@@ -283,7 +288,7 @@ class PartitionManager:
         self.flow.released(fetched, current=counted and fetched.epoch == self.gate.epoch)
 
     def park(self, event: FoldEvent) -> None:
-        """Count an event no more that waits for another source of its table."""
+        """Count an event no more that waits for another source of its table, or for what its fold needs."""
         if event.value.epoch == self.gate.epoch:
             self.flow.parked(event.value)
 

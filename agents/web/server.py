@@ -8,7 +8,7 @@ says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, cast
 
 from aiohttp import web
@@ -63,10 +63,17 @@ class WebService(Service):
     """Serves *serving* on the web port of *settings* for as long as it runs."""
 
     def __init__(
-        self, settings: Settings, serving: Serving, metrics: Metrics, *, clock: Clock = system_clock
+        self,
+        settings: Settings,
+        serving: Serving,
+        metrics: Metrics,
+        *,
+        pages: Callable[[], Iterable[web.AbstractResource]] = tuple,
+        clock: Clock = system_clock,
     ) -> None:
+        """*pages* gives what the application declares beside, asked for when the port opens."""
         super().__init__()
-        self._settings = settings
+        self._settings, self._pages = settings, pages
         self._application = build_application(settings, serving, metrics, clock)
         self._watch_loop = metrics.watch_loop
         self._troubles = Troubles(metrics.web_refused, clock)
@@ -83,6 +90,8 @@ class WebService(Service):
                 "web_connections=%(web_connections)d",
                 {"connections": connections, "web_connections": settings.web_connections},
             )
+        for resource in self._pages():
+            self._application.router.register_resource(resource)
         runner = PortRunner(self._application, self._troubles, shutdown_timeout_s=SHUTDOWN_S)
         await runner.setup()
         limits = ConnectionLimits(
@@ -115,12 +124,15 @@ def build_application(
     """Return the aiohttp application behind the web port."""
     access, tables = Access(settings), _Tables(settings, serving, metrics, clock)
     copies = GlobalPages(settings.app, serving)
+    own: set[web.AbstractResource] = set()
     health, inspections = _Health(serving, metrics), InspectionPages(tables.find)
 
     @web.middleware
     async def guard(request: web.Request, handler: RouteHandler) -> web.StreamResponse:
         try:
-            check_form(request)
+            resource = request.match_info.route.resource
+            if resource is None or resource in own:  # an application's own page judges its forms itself
+                check_form(request)
             access.check(request)
             return await handler(request)
         except RequestRefused as refused:
@@ -167,6 +179,7 @@ def build_application(
             web.get("/metrics", health.metrics),
         ]
     )
+    own.update(application.router.resources())
     application.on_cleanup.append(inspections.close)
     return application
 
@@ -276,6 +289,7 @@ class _Tables:
                     "partition": replica.partition,
                     "role": _role(replica),
                     "serving": replica.serving,
+                    **({} if replica.standing is None else {"standing": replica.standing}),
                     **as_of(replica),
                     "stream_ms": replica.stream_ms,
                     "approximate_rows": replica.approximate_rows(),
@@ -412,7 +426,7 @@ class _Tables:
             504,
             "offset_timeout",
             f"{table}/{partition} is at offset {reached_to}, not yet {shown_offsets(wanted)} after {terms.timeout_ms} ms; "
-            "ask again, or see whether its worker keeps up (kafka_consumergroup_lag)",
+            + (replica.standing or "ask again, or see whether its worker keeps up (kafka_consumergroup_lag)"),
         )
 
     def _declaring(self, asked: str) -> Processor[Any, Any] | None:

@@ -25,6 +25,8 @@ from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_K
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.errors import OrderError
+from holdfast.pipeline.bronze.files import whole_ms
+from holdfast.pipeline.folds.waiting import fold_whole, waiting
 
 TRANSACTION_RECORDS = 50_000
 TRANSACTION_BYTES = 32 << 20
@@ -55,7 +57,7 @@ class FoldPlan:
     *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions* tells every change
     of a row, or with *of_key*, a table ("" for the processor's own) and a key, only those of one. Folding then goes record by record, about three times slower. *skips* are offsets of
     each partition that are left out, whatever a reader gives: what is skipped of a source does not exist for
-    its application.
+    its application. *later_timeout_s* is how long a record may wait for what its fold needs.
     """
 
     processor: Processor[Any, Any]
@@ -63,6 +65,7 @@ class FoldPlan:
     transitions: bool = False
     of_key: tuple[str, str] | None = None
     skips: Mapping[int, OffsetRanges] = field(default_factory=dict)
+    later_timeout_s: float = 600.0
 
     def tells(self, each: Transition[Any]) -> bool:
         """Return whether a transition is one of those asked for."""
@@ -161,6 +164,8 @@ class PartitionFold:
         self._folder: Folder[Any] = Folder(
             plan.processor, self._store, trace=self._trace if plan.transitions else None
         )
+        self._on_later = waiting(plan.later_timeout_s)
+        self._where = f"replay of {plan.processor.table} partition {partition}"
         self._pending: list[Batch] = []
         self._pending_records = self._pending_bytes = self._records = self._refused = 0
         self._last = NOTHING_APPLIED
@@ -192,7 +197,7 @@ class PartitionFold:
     def _fold(self) -> None:
         if not self._pending:
             return
-        changes = self._folder.fold(self._pending)
+        changes = fold_whole(self._folder, self._pending, self._on_later, self._where)
         self._pending, self._pending_records, self._pending_bytes = [], 0, 0
         assert changes is not None, "feed() lets nothing through that was folded before"
         self._store.apply(changes.puts)
@@ -275,30 +280,16 @@ def _result(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
 # -- Arrow in
 
 
-def columns_needed(inputs: Sequence[Input]) -> list[str]:
-    """Return the bronze columns a fold needs: coordinates, time and its inputs."""
-    return [
-        "partition",
-        "offset",
-        "timestamp",
-        *(name for name in inputs if name not in ("offset", "partition")),
-    ]
+def columns_needed(inputs: Sequence[Input], time: str = "timestamp") -> list[str]:
+    """Return the bronze columns a fold needs: coordinates, *time* (which of the columns that tell it) and its inputs."""
+    return ["partition", "offset", time, *(name for name in inputs if name not in ("offset", "partition"))]
 
 
-_PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}
-
-
-def times_ms(column: pa.Array) -> list[int]:
-    """Return timestamps of any unit as whole ms, rounded down.
-
-    The unit is read from the type: a file written as INT96 comes back in nanoseconds, and taking those for
-    microseconds would give other states without any error.
-
-    >>> [times_ms(pa.array([1_999], pa.timestamp(unit, "UTC")))[0] for unit in ("s", "ms", "us", "ns")]
-    [1999000, 1999, 1, 0]
-    """
-    times, per = _PER_MS[column.type.unit]
-    return cast(list[int], (column.cast(pa.int64()).to_numpy() * times // per).tolist())
+def _times_ms(run: pa.RecordBatch) -> list[int]:
+    """Return Kafka's own timestamps where they are, else those that Spark made of them."""
+    if "timestamp_ms" in run.schema.names:
+        return cast(list[int], run.column("timestamp_ms").to_numpy().tolist())
+    return cast(list[int], whole_ms(run.column("timestamp")).to_numpy().tolist())
 
 
 def _headers(column: pa.Array) -> list[Headers]:
@@ -336,7 +327,7 @@ def split(records: pa.RecordBatch, inputs: Sequence[str]) -> Iterator[tuple[int,
         places: Sequence[int] = range(int(offsets[0]), int(offsets[-1]) + 1) if dense else offsets.tolist()
         known: dict[str, Sequence[Any]] = {"offset": places, "partition": [partition] * len(places)}
         columns = tuple(known[name] if name in known else _COLUMN[name](run.column(name)) for name in inputs)
-        yield partition, Batch(places, times_ms(run.column("timestamp")), columns)
+        yield partition, Batch(places, _times_ms(run), columns)
 
 
 def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -125,7 +125,16 @@ class AlterConfig:
     config: Mapping[str, str]
 
 
-TopicChange = CreateTopic | AlterConfig
+@dataclass(frozen=True, slots=True)
+class RegisterSchema:
+    """Register the schema that folds write to *topic* with, under *subject* of the schema registry; *kind* is its type there."""
+
+    topic: str
+    subject: str
+    kind: str
+
+
+TopicChange = CreateTopic | AlterConfig | RegisterSchema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
