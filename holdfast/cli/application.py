@@ -16,6 +16,7 @@ from holdfast.config import Settings
 from holdfast.config.kafka_properties import suggest
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.schemas import registry
 
 BUILT_IN = "holdfast.agents.services.all:processors"
 NAMES = ("app", "processors")
@@ -80,6 +81,7 @@ def load_application(spec: str | None, settings: Settings) -> Application:
         raise ConfigError(
             f"-A {place}: two processors share a name: {sorted(processor.name for processor in processors)}"
         )
+    registry.use(settings)
     return Application(settings=settings, processors=processors, agent_topics=agent_topics)
 
 

@@ -23,7 +23,7 @@ from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.merge.strays import Audit, ForeignRecords, Mending
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
-from holdfast.errors import ChangelogError, ConfigError, GroupError
+from holdfast.errors import ChangelogError, ConfigError
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.requests.raw_log import RawLog
 from holdfast.kafka.transactions.transactional_client import producers
@@ -242,11 +242,7 @@ async def fenced_writer(
 
 def require_stopped(settings: Settings, app: str) -> None:
     """Raise GroupError while a worker of application *app* is in its group."""
-    found = BrokerGroups(settings, timeout_s=settings.request_timeout_s).describe(app)
-    if found is not None and found[0].members:
-        raise GroupError(
-            f"{found[0].members} workers of {app} run ({found[0].state}): stop all of them, then try again"
-        )
+    BrokerGroups(settings, timeout_s=settings.request_timeout_s).require_stopped(app)
 
 
 def shown(applied: Applied) -> str:
