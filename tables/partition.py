@@ -20,7 +20,14 @@ from holdfast.core.engine.fold.folding import Changes, Folder
 from holdfast.core.engine.merge.choices import VectorMarker, encode_choice, event_ms_of
 from holdfast.core.engine.merge.global_copies import WorkerGlobals
 from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
-from holdfast.core.engine.merge.positions import Position, choices_of, counted, offsets_of, position_format
+from holdfast.core.engine.merge.positions import (
+    Position,
+    choices_of,
+    counted,
+    earlier_format,
+    offsets_of,
+    position_format,
+)
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED, key_in_table
 from holdfast.core.engine.state.handover import HANDOVER, Handover, encode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_lost_heads
@@ -50,6 +57,8 @@ class PartitionRole(StrEnum):
 
     ACTIVE = "active"
     STANDBY = "standby"
+    EARLIER = "earlier"
+    """It keeps readable what an earlier version left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +88,7 @@ class Partition:
     time per partition. Reads show committed state only and are safe from any thread. `serving` tells whether
     reads may be answered; an owner's only while
     *still_ours* says so, since after a pause of the process nothing else tells that another has taken over.
+    An *earlier* one is of a version that nobody folds any more: it is restored and read, and answers as an owner does.
     """
 
     def __init__(
@@ -88,6 +98,8 @@ class Partition:
         environment: Environment,
         notify: PositionListener,
         still_ours: Callable[[], bool],
+        *,
+        earlier: bool = False,
     ) -> None:
         self.processor, self.partition, self._env, self._notify = processor, partition, environment, notify
         self._still_ours = still_ours
@@ -100,7 +112,7 @@ class Partition:
             cluster_id=environment.cluster_id,
             changelog_id=environment.changelog_ids.get(self.changelog, ""),
         )
-        self._positions = position_format(processor)
+        self._positions = earlier_format(processor) if earlier else position_format(processor)
         self._store = PartitionStore(
             environment.data_dir / processor.table / str(partition),
             stamp,
@@ -130,7 +142,8 @@ class Partition:
         self.restored_records = 0
         """Changelog records read since the store was opened."""
         self._waiting: list[tuple[Reaching, asyncio.Future[bool]]] = []
-        self.role, self._serving = PartitionRole.STANDBY, False
+        self.role = PartitionRole.EARLIER if earlier else PartitionRole.STANDBY
+        self._serving = False
         self._source_ends, self._end_asked_ms = (UNKNOWN,) * len(processor.topics), UNKNOWN
         self.current_ms = UNKNOWN
         """For a standby: when its changelog's end was asked for which it has since reached."""

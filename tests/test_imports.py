@@ -149,6 +149,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "declared": frozenset({"batches", "emits", "state"}),
         "fold": frozenset({"batches", "declared", "emits", "state"}),
         "merge": frozenset({"batches", "declared", "emits", "fold", "state"}),
+        "upgrades": frozenset({"declared"}),
     },
     "core.streams": {
         "emitting": frozenset(),
