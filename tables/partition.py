@@ -5,6 +5,7 @@ for a position.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -22,6 +23,7 @@ from holdfast.core.engine.merge.global_copies import WorkerGlobals
 from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED, key_in_table
+from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, encode_row_types, evolved
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_lost_heads
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ChangelogError, OutOfRangeError
@@ -30,6 +32,8 @@ from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.pins import PinnedState
 from holdfast.tables.rocks import Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN = -1
 AnyFolder: TypeAlias = Folder[Any] | MergingFolder[Any]
@@ -112,6 +116,8 @@ class Partition:
         from it any more.
         """
         self._writer: ChangelogWriter | None = None
+        self._new_types: bytes | None = None
+        """The note of row types that the next transaction has to write."""
         self._lost = False
         self._folder: AnyFolder | None = None
         self.recorded: list[bytes] = []
@@ -253,7 +259,8 @@ class Partition:
         self._lost = False
 
     def activate(self) -> None:
-        """Start folding from the restored position."""
+        """Start folding from the restored position; ConfigError where the row type cannot read what is there."""
+        self._compare_types()
         self.role, marker, cache_rows = PartitionRole.ACTIVE, self._store.marker, self._env.cache_rows
         if isinstance(marker, VectorMarker):
             self._folder = MergingFolder(
@@ -268,6 +275,21 @@ class Partition:
             event_ms=event_ms_of(marker),
             cache_rows=cache_rows,
         )
+
+    def _compare_types(self) -> None:
+        """Have the next transaction note the types of rows, where they are not those that are noted."""
+        if self.processor.stateless:
+            return
+        is_empty = counted(offsets_of(self._store.marker)) == NOTHING_APPLIED
+        noted = None if is_empty else decode_row_types(self._store.get(ROW_TYPES))
+        types = evolved(noted, self.processor)
+        self._new_types = None if types == noted else encode_row_types(types)
+        if self._new_types is not None and noted is not None:
+            logger.warning(
+                "%(table)s partition %(partition)d: the row type has changed; rows that were written before keep their bytes, so that `verify` "
+                "tells a difference until the table is rebuilt",
+                {"table": self.processor.table, "partition": self.partition},
+            )
 
     def stand_by(self) -> None:
         """Stop folding: drop the fold's state; what is committed stays. The writer is closed before."""
@@ -328,13 +350,21 @@ class Partition:
     def keep(self, changes: AnyChanges, changelog_next: int) -> None:
         """Apply here what Kafka has committed. Blocks; raises StoreError."""
         self._store.write(changes.puts, changes.marker, changelog_next)
+        if changes.puts and changes.puts[-1][0] == ROW_TYPES:
+            self._new_types = None
 
     def noted(self, changes: AnyChanges) -> AnyChanges:
-        """Return *changes* with a note of the heads that were lost, where they bring the first record of such a source: before
-        `commit` and `keep`.
+        """Return *changes* with the notes that are due: of row types that are new here, and of the heads that were lost, where
+        they bring the first record of such a source. Before `commit` and `keep`.
 
         Raises OutOfRangeError when records between the state and these were deleted.
         """
+        changes = self._noted_heads(changes)
+        if self._new_types is None:
+            return changes
+        return replace(changes, puts=[*changes.puts, (ROW_TYPES, self._new_types)])
+
+    def _noted_heads(self, changes: AnyChanges) -> AnyChanges:
         self._require_no_hole()
         before, now = offsets_of(self._store.marker), offsets_of(changes.marker)
         if NOTHING_APPLIED not in before or before == now:

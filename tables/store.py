@@ -406,7 +406,7 @@ class PartitionStore:
             for key, value in notes.items():
                 batch.put(key, value)
             self._db.write(batch, options)
-            if ordered and ordered[0][0] == LOST_HEADS:  # no other bookkeeping is among a transaction's rows
+            if ordered and ordered[0][0] == LOST_HEADS:  # the first of a transaction's bookkeeping
                 self.lost_heads = decode_lost_heads(ordered[0][1])
         except ChangelogError:
             raise  # what is to be written is at fault, and not the store
