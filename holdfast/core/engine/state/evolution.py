@@ -27,18 +27,18 @@ RowTypes: TypeAlias = Mapping[str, Sequence[RowSchema]]
 """Of each table of a processor ("" for its own) the types of its rows, the one of now last."""
 
 
-class _Note(msgspec.Struct, frozen=True, array_like=True):
+class _TypesNote(msgspec.Struct, frozen=True, array_like=True):
     format: int
     tables: dict[str, list[RowSchema]]
 
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
-_decode = msgspec.msgpack.Decoder(_Note).decode
+_decode = msgspec.msgpack.Decoder(_TypesNote).decode
 
 
 def encode_row_types(types: RowTypes) -> bytes:
     """Return the value of the note."""
-    return _encode(_Note(ROW_TYPES_FORMAT, {name: [*schemas] for name, schemas in types.items()}))
+    return _encode(_TypesNote(ROW_TYPES_FORMAT, {name: [*schemas] for name, schemas in types.items()}))
 
 
 def decode_row_types(value: bytes | None) -> RowTypes | None:

@@ -77,12 +77,12 @@ def schema_of(row: Any) -> RowSchema:
 
 @lru_cache(maxsize=256)
 def _remembered(row: Any) -> RowSchema:
-    writer = _Writer()
+    writer = _SchemaWriter()
     node = writer.node(inspect.type_info(row))
     return RowSchema(node, [each for each in writer.structs if each is not None])
 
 
-class _Writer:
+class _SchemaWriter:
     def __init__(self) -> None:
         self.structs: list[StructSchema | None] = []
         self._numbers: dict[Any, int] = {}
@@ -163,17 +163,17 @@ def why_unreadable(written: RowSchema, read: RowSchema) -> str | None:
     >>> why_unreadable(one, of(a=("count", int), b=("note", str)))
     'field note is new and has no default'
     """
-    return _Reader(written, read).why(written.node, read.node)
+    return _SchemaReader(written, read).why(written.node, read.node)
 
 
 def why_reread(written: RowSchema, before: RowSchema, read: RowSchema) -> str | None:
     """Return why rows *written* as one schema mean another now than they did when they were read as the schema *before*; None
     when they mean the same: a field that is not in them must have the default that it had.
     """
-    return _Reader(written, read, before).why(written.node, read.node, before.node)
+    return _SchemaReader(written, read, before).why(written.node, read.node, before.node)
 
 
-class _Reader:
+class _SchemaReader:
     """Compares two schemas; each pair of classes once, since they may hold themselves."""
 
     def __init__(self, written: RowSchema, read: RowSchema, before: RowSchema | None = None) -> None:
@@ -192,7 +192,7 @@ class _Reader:
         """Return the member of a union that *old* was read as *before*."""
         if before is None or before[0] != "union" or self._before is None:
             return before
-        reader = _Reader(self._written, self._before)
+        reader = _SchemaReader(self._written, self._before)
         return next((each for each in before[1] if reader.why(old, each) is None), None)
 
     def _why_not_alike(self, old: Node, new: Node, before: Node | None) -> str | None:
