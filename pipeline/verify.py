@@ -23,6 +23,7 @@ from holdfast.core.engine.state.codec import (
     digest,
     place_of_row,
 )
+from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, most_types
 from holdfast.core.engine.state.handover import HANDOVER, Handover, decode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, decode_lost_heads, told_lost
 from holdfast.errors import ChangelogError, TopicError
@@ -46,6 +47,8 @@ class LivePartition:
     stored: Mapping[bytes, bytes]
     lost: LostHeads = field(default_factory=dict)
     handover: Handover | None = None
+    row_types: int = 1
+    """As how many types its rows were written, at the most."""
 
     @property
     def applied(self) -> int:
@@ -305,12 +308,14 @@ def _live_partition(
         raise ChangelogError(
             f"{where} holds version {marker.version} of {processor.name}, the code is version {processor.version}"
         )
+    types = notes.get(ROW_TYPES)
     return LivePartition(
         partition=partition,
         marker=marker,
         stored=stored,
         lost=decode_lost_heads(notes.get(LOST_HEADS)),
         handover=decode_handover(notes.get(HANDOVER)),
+        row_types=1 if types is None else most_types(decode_row_types(types)),
     )
 
 
@@ -335,7 +340,13 @@ def _judge(
         return replace(verdict, cause=apart)
     if verdict.live_digest != verdict.replayed_digest:
         difference = first_difference(processor, settings, options, live)
-        return replace(verdict, cause=f"{difference.kind} {difference.key!r} differs", difference=difference)
+        cause = f"{difference.kind} {difference.key!r} differs"
+        if live.row_types > 1:
+            cause += (
+                f"; its rows were written as {live.row_types} types, and keep their bytes until it is rebuilt: `holdfast tables repair "
+                f"{processor.name} --rebuild`, or a higher version"
+            )
+        return replace(verdict, cause=cause, difference=difference)
     if replayed.stream_ms != live.marker.stream_ms:
         return replace(
             verdict, cause=f"live stream time is {live.marker.stream_ms}, replayed {replayed.stream_ms}"

@@ -49,7 +49,9 @@ def worker_grants(settings: Settings, processors: Processors) -> list[Grant]:
         for topic in map(str, processor.internal if settings.trim_internal else ()):
             out += topic_grants(topic, "what all that read it have in their state is deleted", DELETE)
     out += topic_grants(settings.quarantine_topic, "refused records are copied to it", WRITE)
-    out += topic_grants(settings.workers_topic, "workers announce what they serve", WRITE)
+    out += topic_grants(
+        settings.workers_topic, "workers announce what they serve, and which version is current", READ, WRITE
+    )
     out += topic_grants(settings.reset_topic, "a reset that is under way is seen at start", DESCRIBE)
     out += topic_grants(
         settings.skips_topic,

@@ -62,7 +62,8 @@ class Processor(Generic[E, R]):
     needs as many partitions as the source.
 
     Rows of another *version* are never read: each version has its own table and changelog, built from the
-    log's beginning.
+    log's beginning. Within a version, a row type may change as long as it reads all rows that were written (fields with
+    defaults may be added, and fields left out); another is refused when a worker starts.
 
     **Several sources.** `on={customers: keep, orders: enrich}` in place of *source*, *decode* and *fold* names
     up to 8 co-partitioned sources, each a `Source` with its own fold, or `FoldWith` for one that asks for more
@@ -413,9 +414,23 @@ class Processor(Generic[E, R]):
         """
         return f"{app}-{self.name}-choices{''.join(f'.v{each.version}' for each in self.internal)}"
 
+    @property
+    def writes_alone(self) -> bool:
+        """Return whether no other version writes to a topic that this one writes to: it emits to internal topics at most, which bear its
+        version, and makes no choices. Then it can be folded beside other versions.
+        """
+        return self.on is None and all(isinstance(topic, Internal) for topic in self.emits)
+
+    def writer(self, app: str) -> str:
+        """Return what the transactional ids of all partitions begin with. Versions that write to the same topics share it, so that
+        they fence each other.
+        """
+        apart = self.version > 1 and self.writes_alone
+        return f"{app}.{self.name}.v{self.version}" if apart else f"{app}.{self.name}"
+
     def transactional_id(self, app: str, partition: int) -> str:
-        """Return the id whose epoch fences older owners; one per application, processor and partition."""
-        return f"{app}.{self.name}.{partition}"
+        """Return the id whose epoch fences older owners; one for each partition of a writer."""
+        return f"{self.writer(app)}.{partition}"
 
 
 def table_name(processor: Processor[Any, Any], table: str = "") -> str:
