@@ -32,7 +32,7 @@ ANYWHERE = -1
 """The partition of an emit without key and partition: any."""
 
 
-class Content(NamedTuple):
+class EmitContent(NamedTuple):
     """What of a record a fold decides."""
 
     key: bytes | None
@@ -44,12 +44,12 @@ class Content(NamedTuple):
         return f"{self.value!r:.200}{headers}"
 
 
-class Found(NamedTuple):
+class FoundEmit(NamedTuple):
     """A record as it lies in an emitted topic."""
 
     partition: int
     offset: int
-    content: Content
+    content: EmitContent
 
 
 _Key: TypeAlias = tuple[int, bytes | None]
@@ -197,16 +197,16 @@ class _Topic:
         with TopicLog(settings, name) as log:
             spans = log.spans()
         self._count, self.is_cut = len(spans), any(span.first for span in spans.values())
-        self._found: dict[_Key, list[Found]] = {}
-        self._expected: dict[_Key, list[tuple[int, bool, Content]]] = {}
+        self._found: dict[_Key, list[FoundEmit]] = {}
+        self._expected: dict[_Key, list[tuple[int, bool, EmitContent]]] = {}
         with TopicReader(settings, name) as reader:
             for partition, span in sorted(spans.items()):
                 for records, _ in reader.records(partition, span):
                     columns = (records.offsets, records.keys, records.values, records.headers)
                     for offset, key, value, headers in zip(*columns, strict=True):
-                        self._find(Found(partition, offset, Content(key, value, _plain(headers))))
+                        self._find(FoundEmit(partition, offset, EmitContent(key, value, _plain(headers))))
 
-    def _find(self, found: Found) -> None:
+    def _find(self, found: FoundEmit) -> None:
         key = found.content.key
         place = ANYWHERE if key is None else found.partition
         self._found.setdefault((place, key), []).append(found)
@@ -218,7 +218,7 @@ class _Topic:
             place = ANYWHERE
         else:
             place = of_key(key, self._count) if emit.partition is None else emit.partition
-        content = Content(key, emit.value, _plain(emit.headers))
+        content = EmitContent(key, emit.value, _plain(emit.headers))
         self._expected.setdefault((place, key), []).append((source, is_due, content))
 
     def judge(self, *, exact: bool) -> EmittedTopic:
@@ -243,8 +243,8 @@ class _Topic:
     def _compare(
         self,
         place: _Key,
-        found: Sequence[Found],
-        expected: Sequence[tuple[int, bool, Content]],
+        found: Sequence[FoundEmit],
+        expected: Sequence[tuple[int, bool, EmitContent]],
         *,
         exact: bool,
     ) -> tuple[list[EmitDifference], int]:
@@ -260,7 +260,13 @@ class _Topic:
         return self._compare_ends(place, found, contents, due, exact=exact)
 
     def _compare_ends(
-        self, place: _Key, found: Sequence[Found], contents: Sequence[Content], due: int, *, exact: bool
+        self,
+        place: _Key,
+        found: Sequence[FoundEmit],
+        contents: Sequence[EmitContent],
+        due: int,
+        *,
+        exact: bool,
     ) -> tuple[list[EmitDifference], int]:
         """Compare from the end backwards: what lies before may be of earlier versions, or may be gone."""
         counts = range(len(contents), due - 1, -1)
@@ -278,8 +284,8 @@ class _Topic:
     def _compare_alone(
         self,
         place: _Key,
-        found: Sequence[Found],
-        expected: Sequence[tuple[int, bool, Content]],
+        found: Sequence[FoundEmit],
+        expected: Sequence[tuple[int, bool, EmitContent]],
         *,
         exact: bool,
     ) -> tuple[list[EmitDifference], int]:
@@ -298,7 +304,9 @@ class _Topic:
         missing = [self._difference(place, None, content) for content in due.elements()]
         return [*(strange[-1:] if exact else ()), *([] if self.is_cut else missing[:1])], older
 
-    def _difference(self, place: _Key, found: Found | None, expected: Content | None) -> EmitDifference:
+    def _difference(
+        self, place: _Key, found: FoundEmit | None, expected: EmitContent | None
+    ) -> EmitDifference:
         key = place[1]
         return EmitDifference(
             topic=self._name,
@@ -314,14 +322,14 @@ def _plain(headers: Any) -> tuple[tuple[str, bytes | None], ...]:
     return tuple((name, value) for name, value in headers or ())
 
 
-def _ends_with(found: Sequence[Found], contents: Sequence[Content]) -> bool:
+def _ends_with(found: Sequence[FoundEmit], contents: Sequence[EmitContent]) -> bool:
     start = len(found) - len(contents)
     return start >= 0 and all(
         have.content == want for have, want in zip(found[start:], contents, strict=True)
     )
 
 
-def _apart(one: Sequence[Content], other: Sequence[Content]) -> int:
+def _apart(one: Sequence[EmitContent], other: Sequence[EmitContent]) -> int:
     """Return the first place at which the two differ, where one ends too; the length of equal ones.
 
     >>> _apart("abc", "abd"), _apart("ab", "abc"), _apart("ab", "ab")
