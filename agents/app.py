@@ -33,6 +33,7 @@ from holdfast.core.engine.declared.global_tables import globals_by_name
 from holdfast.core.engine.declared.processor import Processor, by_name
 from holdfast.core.engine.declared.retention import retentions
 from holdfast.errors import ConfigError
+from holdfast.schemas import registry
 
 if TYPE_CHECKING:
     from holdfast.agents.services.harvester import HarvesterService
@@ -162,6 +163,7 @@ def create_app(
     globals_by_name(each for processor in processors for each in processor.reads)
     retentions(processors)
     settings = settings_from_environment() if settings is None else settings
+    registry.use(settings)
     options.require_taken(faust)
     app = App(settings.app, **{**BESIDE, **faust, **_governed(settings)})
     app.settings, app.processors, app.bound = settings, named, app.conf.web_bind

@@ -26,16 +26,17 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "config": frozenset({"errors"}),
     "jars": frozenset({"clock", "errors"}),
     "core": frozenset({"errors"}),
+    "schemas": frozenset({"core", "config", "clock", "errors"}),
     "streams": frozenset({"core"}),
     "models": frozenset({"core", "errors"}),
     "kafka": frozenset({"core", "config", "clock", "errors"}),
     "tables": frozenset({"kafka", "core", "clock", "errors"}),
     "outbox": frozenset({"kafka", "core", "config", "clock", "errors"}),
-    "clients": frozenset({"kafka", "core", "config", "clock", "errors", "loop_thread"}),
+    "clients": frozenset({"kafka", "schemas", "core", "config", "clock", "errors", "loop_thread"}),
     "agents": frozenset(
-        {"tables", "outbox", "clients", "kafka", "core", "config", "logs", "clock", "errors"}
+        {"tables", "outbox", "clients", "kafka", "schemas", "core", "config", "logs", "clock", "errors"}
     ),
-    "pipeline": frozenset({"kafka", "core", "config", "clock", "errors", "jars", "loop_thread"}),
+    "pipeline": frozenset({"kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}),
     "cli": None,
     "dev": None,
     "testing": None,
@@ -176,6 +177,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "config": frozenset({"msgspec"}),
     "jars": frozenset({"pyspark"}),
     "core": frozenset({"cramjam", "datasketches", "google_crc32c", "msgspec"}),
+    "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema", "msgspec", "referencing"}),
     "streams": frozenset(),
     "models": frozenset({"msgspec"}),
     "kafka": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "google_crc32c"}),
@@ -229,6 +231,7 @@ INSIDE_FUNCTIONS_ONLY: Mapping[str, frozenset[str]] = {
     "outbox": frozenset({"psycopg"}),
     "pipeline": frozenset({"pyspark", "delta"}),
     "jars": frozenset({"pyspark"}),
+    "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema", "referencing"}),
 }
 
 
@@ -338,7 +341,7 @@ def _why_not(room: str, name: str, inside: bool) -> str | None:
     if room == "core" and top in IMPURE:
         return "core is pure"
     if top in INSIDE_FUNCTIONS_ONLY.get(room, ()) and not inside:
-        return "only inside functions: what imports this module must not need Spark"
+        return "only inside functions: what imports this module must not need it"
     if allowed is not None and top not in sys.stdlib_module_names and top not in PACKAGES[room]:
         return f"not among the packages of {room}"
     return None

@@ -67,6 +67,11 @@ class ApplicationSettings(Section):
         return f"{self.app}-workers"
 
     @property
+    def reset_topic(self) -> str:
+        """Return the topic that exists while a reset of the application is under way; workers do not start then."""
+        return f"{self.app}-reset"
+
+    @property
     def book_topics(self) -> tuple[str, ...]:
         """Return the topics named in `books`."""
         return names_in(self.books)
