@@ -203,7 +203,7 @@ def test_engines_take_turns_on_one_table_with_the_same_columns(
     options = ReplayOptions(engine="spark", source="bronze", lake=str(lake))
     elsewhere = replace(options, spark=SparkOptions(master="spark://elsewhere:7077"))
     told = [replay(accounts(topic), settings, each).digest for each in (options, elsewhere)]
-    assert told == [fold_of(topic, settings, "topic", lake)] * 2, "by tasks that read files, and by Spark"
+    assert told == [fold_of(topic, settings, "bronze", lake)] * 2, "by tasks that read files, and by Spark"
 
 
 def test_a_table_of_the_first_version_gets_the_newer_columns_and_is_read_as_before(
