@@ -14,7 +14,7 @@ from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import DecoderInput, Emit, Emits, Processor
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.state.rows import Rows
-from holdfast.core.streams.emitting import Updates, check_topics, encode_json
+from holdfast.core.streams.emitting import Updates, check_topics, updates
 from holdfast.core.streams.reading import reading
 from holdfast.errors import ConfigError
 
@@ -48,7 +48,7 @@ class _Results(NamedTuple):
     """Where an aggregation's results go, and what makes their values."""
 
     topic: str
-    encode: Callable[[Any], bytes]
+    encode: Callable[[Any], bytes | None]
 
 
 def aggregate(
@@ -366,7 +366,7 @@ def _results(name: str, emits: str | Updates | None) -> _Results | None:
         case None:
             return None
         case str():
-            return _Results(emits, encode_json)
+            return _Results(emits, updates(emits).encode)
         case Updates(every_ms=0):
             return _Results(emits.topic, emits.encode)
         case Updates():

@@ -6,7 +6,7 @@ It is not among what holdfast always needs: `pip install 'holdfast[sketches]'`, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any, Self, TypeVar
 
@@ -15,7 +15,7 @@ import msgspec
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.streams.aggregations import aggregate
-from holdfast.core.streams.emitting import Updates, encode_json
+from holdfast.core.streams.emitting import Updates, updates
 from holdfast.errors import ChangelogError, ConfigError, FoldError
 
 E = TypeVar("E")
@@ -161,9 +161,9 @@ def distinct(
     except ConfigError as error:
         raise ConfigError(f"processor {declared.get('name')}: {error}") from error
     if isinstance(emits, str):
-        emits = Updates(emits, encode=_rounded)
+        emits = Updates(emits, encode=partial(_rounded, updates(emits).encode))
     return aggregate(key=key, fold=fold, row=Distinct, emits=emits, **declared)
 
 
-def _rounded(found: Distinct) -> bytes:
-    return encode_json(round(found.estimate))
+def _rounded(encode: Callable[[Any], bytes | None], found: Distinct) -> bytes | None:
+    return encode(round(found.estimate))
