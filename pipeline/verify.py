@@ -14,6 +14,7 @@ from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
 from holdfast.core.engine.state.codec import (
     APPLIED,
+    META,
     NOTHING_APPLIED,
     ROW_KINDS,
     RowCodec,
@@ -287,10 +288,11 @@ def _live_partition(
                     objection, open_records = error, open_records + 1
             else:
                 open_records += 1
-                if key == LOST_HEADS:
-                    lost = decode_lost_heads(value)
-                elif key == ROW_TYPES:
-                    row_types = most_types(decode_row_types(value))
+                if key[:1] == META:
+                    if key == LOST_HEADS:
+                        lost = decode_lost_heads(value)
+                    elif key == ROW_TYPES:
+                        row_types = most_types(decode_row_types(value))
                 elif value is None:
                     stored.pop(key, None)
                 else:

@@ -70,7 +70,7 @@ def aggregate(
 
     *source* is a `Source`, which tells what lies in the topic, or the name of one with *decode*, which makes an event of the *inputs* of a record.
     *fold* gets the aggregate so far, None at first, and the event, and returns the aggregate with it, of type *row*, or None, which removes it.
-    *emits* is a topic, or `updates(topic, encode=...)`: each change of a row is sent there with its key, and a removal as a tombstone; a record that
+    *emits* is a topic, a `Stream`, or `updates(topic, encode=...)`: each change of a row is sent there with its key, and a removal as a tombstone; a record that
     leaves the aggregate equal sends nothing.
 
     ConfigError for what cannot be, when the declaration is made.
@@ -370,7 +370,7 @@ def _results(name: str, emits: str | Updates | None) -> _Results | None:
         case None:
             return None
         case str():
-            return _Results(emits, updates(emits).encode)
+            return _results(name, updates(emits))
         case Updates(every_ms=0):
             return _Results(emits.topic, emits.encode)
         case Updates():

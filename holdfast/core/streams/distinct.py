@@ -6,7 +6,7 @@ It is not among what holdfast always needs: `pip install 'holdfast[sketches]'`, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from types import ModuleType
 from typing import Any, Self, TypeVar
 
@@ -14,8 +14,9 @@ import msgspec
 
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.streams.aggregations import aggregate
-from holdfast.core.streams.emitting import Updates, updates
+from holdfast.core.streams.emitting import Updates, encode_json
 from holdfast.errors import ChangelogError, ConfigError, FoldError
 
 E = TypeVar("E")
@@ -161,9 +162,8 @@ def distinct(
     except ConfigError as error:
         raise ConfigError(f"processor {declared.get('name')}: {error}") from error
     if isinstance(emits, str):
-        emits = Updates(emits, encode=partial(_rounded, updates(emits).encode))
+        encode: Callable[[int], bytes | None] = (
+            emits.serde.encode if isinstance(emits, Stream) else encode_json
+        )
+        emits = Updates(emits, encode=lambda found: encode(round(found.estimate)))
     return aggregate(key=key, fold=fold, row=Distinct, emits=emits, **declared)
-
-
-def _rounded(encode: Callable[[Any], bytes | None], found: Distinct) -> bytes | None:
-    return encode(round(found.estimate))

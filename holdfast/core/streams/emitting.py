@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.durations import duration_ms
+from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.fold.stepping import LIMIT_BYTES
 from holdfast.errors import ConfigError, FoldError
@@ -39,19 +40,18 @@ def updates(
 ) -> Updates:
     """Send a result to *topic* at each change, with the row's key as its key.
 
-    *encode* makes its value: of a `WindowResult` for windows, of the row for other aggregations. Without it, a `Stream` has its own
-    serde for it, and any other topic gets JSON. With *every*, of
+    *encode* makes its value: of a `WindowResult` for windows, of the row for other aggregations. Without it, the serde of a
+    `Stream` does, or JSON. With *every*, of
     windows only, a window's results are at least so much stream time apart; the last one is always sent.
     """
-    return Updates(
-        topic, _encoder(topic, encode), 0 if every is None else duration_ms(every, "every of updates")
-    )
+    made = _encoder(topic, encode)
+    return Updates(topic, made, 0 if every is None else duration_ms(every, "every of updates"))
 
 
 def final(topic: str, *, encode: Callable[[Any], bytes | None] | None = None) -> Final:
     """Send exactly one result of each window to *topic*, when it is closed, with the row's key as its key.
 
-    *encode* makes its value of a `WindowResult`, as that of `updates` does, and is called at each change too: a record is refused if it makes a result that cannot be sent.
+    *encode* makes its value of a `WindowResult`; without it, the serde of a `Stream` does, or JSON. It is called at each change too: a record is refused if it makes a result that cannot be sent.
     A window is closed by a later record of its partition, whatever its key: a partition without traffic closes nothing, unless the windows are
     declared with `idle=`. Those closed by one record are sent by end, then by row key.
     """
@@ -59,9 +59,13 @@ def final(topic: str, *, encode: Callable[[Any], bytes | None] | None = None) ->
 
 
 def _encoder(topic: str, encode: Callable[[Any], bytes | None] | None) -> Callable[[Any], bytes | None]:
-    """Return what makes the value of a result; ConfigError unless the topic and that are what they must be."""
+    """Return what makes the values of results to *topic*."""
     if not isinstance(topic, str):
-        raise ConfigError(f"results to {topic!r:.100}: give the name of a topic")
+        raise ConfigError(f"results to {topic!r:.100}: give the name of a topic, or a Stream")
+    if isinstance(topic, Stream) and not isinstance(topic.key, Text):
+        raise ConfigError(
+            f"results to {topic}: their keys are those of rows, as text: leave out key= of the stream"
+        )
     if encode is None:
         return topic.serde.encode if isinstance(topic, Stream) else encode_json
     if (why := why_uncallable(encode, ("result",))) is not None:
