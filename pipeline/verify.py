@@ -14,6 +14,7 @@ from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
 from holdfast.core.engine.state.codec import (
     APPLIED,
+    META,
     NOTHING_APPLIED,
     ROW_KINDS,
     RowCodec,
@@ -22,6 +23,7 @@ from holdfast.core.engine.state.codec import (
     digest,
     place_of_row,
 )
+from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, most_types
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, decode_lost_heads, told_lost
 from holdfast.errors import ChangelogError, TopicError
 from holdfast.kafka.fetching.records import Records
@@ -43,6 +45,8 @@ class LivePartition:
     marker: Position
     stored: Mapping[bytes, bytes]
     lost: LostHeads = field(default_factory=dict)
+    row_types: int = 1
+    """As how many types its rows were written, at the most."""
 
     @property
     def applied(self) -> int:
@@ -267,7 +271,7 @@ def _live_partition(
 ) -> LivePartition:
     stored: dict[bytes, bytes] = {}
     positions = position_format(processor)
-    marker, lost = positions.start, dict[str, int]()
+    marker, lost, row_types = positions.start, dict[str, int](), 1
     open_records, objection = 0, None
     for records, _ in read:
         for offset, key, value in zip(records.offsets, records.keys, records.values, strict=True):
@@ -284,8 +288,11 @@ def _live_partition(
                     objection, open_records = error, open_records + 1
             else:
                 open_records += 1
-                if key == LOST_HEADS:
-                    lost = decode_lost_heads(value)
+                if key[:1] == META:
+                    if key == LOST_HEADS:
+                        lost = decode_lost_heads(value)
+                    elif key == ROW_TYPES:
+                        row_types = most_types(decode_row_types(value))
                 elif value is None:
                     stored.pop(key, None)
                 else:
@@ -302,7 +309,7 @@ def _live_partition(
         raise ChangelogError(
             f"{where} holds version {marker.version} of {processor.name}, the code is version {processor.version}"
         )
-    return LivePartition(partition=partition, marker=marker, stored=stored, lost=lost)
+    return LivePartition(partition=partition, marker=marker, stored=stored, lost=lost, row_types=row_types)
 
 
 # -- the comparison
@@ -326,7 +333,13 @@ def _judge(
         return replace(verdict, cause=apart)
     if verdict.live_digest != verdict.replayed_digest:
         difference = first_difference(processor, settings, options, live)
-        return replace(verdict, cause=f"{difference.kind} {difference.key!r} differs", difference=difference)
+        cause = f"{difference.kind} {difference.key!r} differs"
+        if live.row_types > 1:
+            cause += (
+                f"; its rows were written as {live.row_types} types, and keep their bytes until it is rebuilt: `holdfast tables repair "
+                f"{processor.name} --rebuild`, or a higher version"
+            )
+        return replace(verdict, cause=cause, difference=difference)
     if replayed.stream_ms != live.marker.stream_ms:
         return replace(
             verdict, cause=f"live stream time is {live.marker.stream_ms}, replayed {replayed.stream_ms}"

@@ -15,6 +15,7 @@ import pytest
 
 from holdfast import Avro, Source, Stream
 from holdfast.errors import ConfigError, DecodeError, FoldError, Later
+from holdfast.schemas import registry
 from holdfast.schemas.frames import header
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 from tests.schemas.shop import FULL, Big, Line, Order, Total
@@ -276,7 +277,10 @@ def test_a_pickled_serde_opens_no_client_and_takes_its_registry_along(memory: Sc
     memory.register("big-value", stream.serde.schema)  # type: ignore[attr-defined]
     value = stream.emit("ada", Big("ada", Total())).value
     text = pickle.dumps(stream)
+    registry._current = None  # as in another process
     again = pickle.loads(text)
+    assert registry.told() == memory.settings
+    registry._current = memory
     assert again.serde.subject == "big-value"
     assert again.serde._registry is None
     assert again.serde.decode(value) == Big("ada", Total())

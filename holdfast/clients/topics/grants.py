@@ -39,6 +39,11 @@ def worker_grants(settings: Settings, processors: Processors) -> list[Grant]:
         out += topic_grants(
             processor.changelog(settings.app), "its rows are written and restored", READ, WRITE
         )
+        if processor.hands_over:
+            why = "where earlier versions stood is read once"
+            out.append(
+                Grant(Resource.TOPIC, f"{settings.app}-{processor.name}.v", READ, why, Pattern.PREFIXED)
+            )
         for topic in map(str, processor.emits):
             out += topic_grants(topic, "its folds emit to it", WRITE)
         for topic in map(str, processor.internal if settings.trim_internal else ()):

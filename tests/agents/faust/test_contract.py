@@ -291,6 +291,21 @@ PRIVATE: dict[str, set[str]] = {
         "_tp_to_callback",
         "_update_indices",
     },
+    "agents/faust/stock_tables.py": {
+        "_db_for_partition",
+        "_dbs",
+        "_decode_key",
+        "_key_partition",
+        "_maybe_set_key_ttl",
+        "_partition_latest_timestamp",
+        "_partition_timestamp_keys",
+        "_partition_timestamps",
+        "_should_expire_keys",
+        "_to_key",
+        "_visible_keys",
+    },
+    "agents/faust/parts.py": {"_enable_leader_topic", "_enabled", "_get_supervisor_strategy"},
+    "agents/faust/declared_topics.py": {"_ensure_producer", "_topic_config"},
     "holdfast/kafka/fetching/fetcher.py": {"_conns", "_limit", "_reader"},
 }
 """The private names of others that each module mentions."""

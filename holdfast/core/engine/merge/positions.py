@@ -138,6 +138,11 @@ def offsets_of(position: Position) -> tuple[int, ...]:
     return (position.applied,) if isinstance(position, Marker) else position.applied
 
 
+def choices_of(position: Position) -> int:
+    """Return the number of the next choice; 0 of one source, which has none."""
+    return 0 if isinstance(position, Marker) else position.choices
+
+
 def goes_back(before: Position, now: Position) -> bool:
     """Tell whether *now* lies before *before* in any source or, of several, in the choices; the beginning does not: a
     table may be made anew.
