@@ -6,21 +6,23 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import faust
 from faust.app import BootStrategy
-from faust.serializers import codecs
 from faust.transport.drivers import TRANSPORTS
 from yarl import URL
 
+from holdfast.agents.faust import options
 from holdfast.agents.faust.assignor import ReturningAssignor
+from holdfast.agents.faust.conductor import AS_IS
 from holdfast.agents.faust.credentials import broker_credentials
 from holdfast.agents.faust.group import FaustGroup
 from holdfast.agents.faust.leaving import Worker, tell_in_one_line
+from holdfast.agents.faust.parts import DerivedStream, FaustParts, LeaderOnDemand
 from holdfast.agents.faust.recovery import ManagedTables
+from holdfast.agents.faust.stock_tables import StockTable
 from holdfast.agents.faust.watch import STUCK_EXIT_CODE, ManagerService, exit_within
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.manager import PartitionManager
@@ -38,22 +40,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STREAM_BUFFER_EVENTS = 4096
+BESIDE = {"store": "memory://", "agent_supervisor": "mode.CrashingSupervisor", "topic_allow_declare": True}
+"""What an application has of Faust's settings unless it says otherwise."""
 FAUST_DATADIR = "{conf.name}-data"
 """What `faust` exports when nobody says --datadir."""
 
 
-class AsIs(codecs.Codec):
-    """Hands on what the transport delivers; decoding belongs to the processor."""
-
-    def _loads(self, s: Any) -> Any:
-        return s
-
-    def _dumps(self, s: Any) -> Any:
-        return s
-
-
-AS_IS = "holdfast"
-codecs.register(AS_IS, AsIs())
 TRANSPORTS.aliases["holdfast"] = "holdfast.agents.faust.transport:BatchTransport"
 sys.excepthook = tell_in_one_line(sys.excepthook)
 
@@ -66,12 +58,10 @@ class Boot(BootStrategy):
     enable_web = False
 
 
-class App(faust.App):
+class App(FaustParts):
     """A Faust app whose tables are kept by a `PartitionManager`. Made by `create_app`."""
 
     BootStrategy = Boot
-    settings: Settings
-    processors: dict[str, Processor[Any, Any]]
     manager: PartitionManager
     harvesting: HarvesterService | None = None
     """What harvests the outbox in this worker."""
@@ -83,7 +73,7 @@ class App(faust.App):
         self.metrics = Metrics(self.settings.app)
         group = FaustGroup(self, self.settings, self.processors)
         self.manager = PartitionManager(self.settings, self.processors, self.metrics, group)
-        web = WebService(self.settings, self.manager, self.metrics)
+        web = WebService(self.settings, self.manager, self.metrics, pages=self.page_resources)
         services: list[Any] = [web, ManagerService(self.manager)]
         if self.settings.outbox_harvest:
             # Here, since SQLAlchemy is a third of what a worker imports, and most have no outbox.
@@ -94,35 +84,6 @@ class App(faust.App):
             self.metrics.pages.append(HarvesterPage(self.harvesting.harvester))
             services.append(self.harvesting)
         return [*services, *super().on_init_dependencies()]
-
-    def agent(self, channel: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-        """Declare an ordinary agent, which gets records one by one; ConfigError on a topic whose records
-        come in batches for a processor.
-        """
-        self._refuse_folded(channel, "agent")
-        return super().agent(channel, **options)
-
-    actor = agent
-
-    def stream(self, channel: Any, beacon: Any = None, **options: Any) -> Any:
-        """Return a stream of *channel*; ConfigError on a topic whose records come in batches for a
-        processor.
-        """
-        self._refuse_folded(channel, "stream")
-        return super().stream(channel, beacon, **options)
-
-    def _refuse_folded(self, channel: Any, what: str) -> None:
-        if getattr(channel, "value_serializer", None) == AS_IS:
-            return  # a processor's own way in
-        names = (channel,) if isinstance(channel, str) else getattr(channel, "topics", None) or ()
-        pattern = getattr(channel, "pattern", None)
-        for processor in self.processors.values():
-            for topic in (*processor.topics, processor.changelog(self.settings.app)):
-                if topic in names or (pattern is not None and pattern.search(topic)):
-                    raise ConfigError(
-                        f"{what} on topic {topic}: processor {processor.name} folds it in this application, so it comes in batches and not record "
-                        f"by record; have the fold emit what the {what} needs to another topic, or put the {what} into an application of its own"
-                    )
 
     def _refuse_faust_options(self) -> None:
         """Only a part of a worker would obey Faust's own options for what holdfast's settings govern. A
@@ -154,6 +115,7 @@ class App(faust.App):
     async def _on_partitions_revoked(self, revoked: set[Any]) -> None:
         await super()._on_partitions_revoked(revoked)
         await self.manager.adoption.settled()
+        await self.tables.stock.written()  # type: ignore[attr-defined]  # the next owner restores from the changelogs
 
 
 def make_data_dir(folder: Path) -> None:
@@ -184,46 +146,24 @@ def quiet_the_collector() -> None:
     gc.set_threshold(50_000, 4, 2_000)
 
 
-def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | None = None) -> App:
+def create_app(
+    processors: Sequence[Processor[Any, Any]] = (), settings: Settings | None = None, **faust: Any
+) -> App:
     """Return a Faust app that folds *processors* exactly once: `faust -A module worker -l info`.
 
-    Settings come from the environment and `holdfast.toml` unless given. Nothing is contacted before the
-    worker starts. ChainError when one is of another version than those that read what it emits allow, ConfigError when
-    two declare another retention of one topic.
+    Settings come from the environment and `holdfast.toml` unless given. *faust* are Faust's own for agents,
+    tables and pages beside the processors (agents/faust/options.py), such as `topic_partitions` or `store`;
+    ConfigError for one that holdfast's settings govern. Nothing is contacted before the worker starts. ChainError
+    when one is of another version than those that read what it emits allow, ConfigError when two declare another
+    retention of one topic.
     """
     named = by_name(processors)
     require_chains(processors)
     globals_by_name(each for processor in processors for each in processor.reads)
     retentions(processors)
     settings = settings_from_environment() if settings is None else settings
-    app = App(
-        settings.app,
-        broker="holdfast://" + settings.bootstrap_servers.replace(",", ";"),
-        broker_credentials=broker_credentials(settings),
-        datadir=str(settings.data_dir),
-        store="memory://",
-        Worker=Worker,
-        TableManager=ManagedTables,
-        PartitionAssignor=ReturningAssignor,
-        agent_supervisor="mode.CrashingSupervisor",
-        topic_allow_declare=False,
-        topic_disable_leader=True,
-        table_standby_replicas=settings.standbys,
-        consumer_auto_offset_reset="earliest",
-        consumer_group_instance_id=settings.instance_id,
-        consumer_max_fetch_size=1 << 16,
-        broker_session_timeout=settings.session_timeout_s,
-        broker_heartbeat_interval=settings.heartbeat_interval_s,
-        broker_request_timeout=max(settings.session_timeout_s + 1, settings.request_timeout_s),
-        broker_rebalance_timeout=settings.rebalance_timeout_s,
-        broker_commit_interval=1.0,
-        stream_buffer_maxsize=STREAM_BUFFER_EVENTS,
-        stream_recovery_delay=0.0,
-        canonical_url=settings.advertised_url,
-        web_enabled=False,
-        web_tables_enabled=False,
-        web_router_enabled=False,
-    )
+    options.require_taken(faust)
+    app = App(settings.app, **{**BESIDE, **faust, **_governed(settings)})
     app.settings, app.processors, app.bound = settings, named, app.conf.web_bind
     for processor in processors:
         _declare(app, processor)
@@ -232,6 +172,38 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
 
         declare(app)
     return app
+
+
+def _governed(settings: Settings) -> dict[str, Any]:
+    """Return Faust's settings that follow from ours, or that holdfast's parts in it depend on."""
+    return {
+        "broker": "holdfast://" + settings.bootstrap_servers.replace(",", ";"),
+        "broker_credentials": broker_credentials(settings),
+        "datadir": str(settings.data_dir),
+        "Worker": Worker,
+        "TableManager": ManagedTables,
+        "Stream": DerivedStream,
+        "Table": StockTable,
+        "LeaderAssignor": LeaderOnDemand,
+        "PartitionAssignor": ReturningAssignor,
+        "topic_disable_leader": True,
+        "topic_replication_factor": settings.replication_factor,
+        "table_standby_replicas": settings.standbys,
+        "consumer_auto_offset_reset": "earliest",
+        "consumer_group_instance_id": settings.instance_id,
+        "consumer_max_fetch_size": 1 << 16,
+        "broker_session_timeout": settings.session_timeout_s,
+        "broker_heartbeat_interval": settings.heartbeat_interval_s,
+        "broker_request_timeout": max(settings.session_timeout_s + 1, settings.request_timeout_s),
+        "broker_rebalance_timeout": settings.rebalance_timeout_s,
+        "broker_commit_interval": 1.0,
+        "stream_buffer_maxsize": STREAM_BUFFER_EVENTS,
+        "stream_recovery_delay": 0.0,
+        "canonical_url": settings.advertised_url,
+        "web_enabled": False,
+        "web_tables_enabled": False,
+        "web_router_enabled": False,
+    }
 
 
 def _declare(app: App, processor: Processor[Any, Any]) -> None:

@@ -64,7 +64,7 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
         changelog_ids=ids,
         cache_rows=settings.cache_rows,
         tombstones_kept_ms=min(
-            int(found.topics[topic].config["delete.retention.ms"]) for topic in changelogs
+            (int(found.topics[topic].config["delete.retention.ms"]) for topic in changelogs), default=0
         ),
     )
     partitions = {processor.name: found.partitions(processor.topics[0]) or 0 for processor in processors}

@@ -84,6 +84,7 @@ class PartitionMetrics:
         "store_checks",
         "ticks",
         "transactions",
+        "waits",
     )
 
     def __init__(self, table: TableMetrics) -> None:
@@ -91,7 +92,7 @@ class PartitionMetrics:
         self.records = self.transactions = self.rows_written = self.emitted = self.quarantined = (
             self.restored_records
         ) = 0
-        self.store_checks = self.rotten = self.barriers = self.ticks = 0
+        self.store_checks = self.rotten = self.barriers = self.ticks = self.waits = 0
 
     def committed(self, *, records: int, rows: int, emitted: int, quarantined: int, seconds: float) -> None:
         """Count one transaction, once it is durable."""
@@ -174,6 +175,11 @@ class Metrics:
                 "barriers",
                 "Records of several sources that came too late for their place, written down",
                 "barriers",
+            ),
+            (
+                "waits",
+                "Times that a fold could not go on because what it needs was not there (errors.Later)",
+                "waits",
             ),
             ("ticks", "Readings of the clock that were written down for timers", "ticks"),
             ("store_checks", "Stores compared with their changelog and found equal", "store_checks"),
@@ -304,6 +310,11 @@ class _Page(Collector):
     def _replicas(self, replicas: Iterable[Replica]) -> Iterator[Metric]:
         labels = ("table", "partition", "role")
         serving = GaugeMetricFamily("holdfast_serving", "1 while this replica answers queries", labels=labels)
+        standing = GaugeMetricFamily(
+            "holdfast_standing",
+            "1 while a partition waits or stands still; /health/ready says why",
+            labels=labels[:2],
+        )
         applied = GaugeMetricFamily(
             "holdfast_applied_offset",
             "Last source offset in the state, -1 for none; of several sources, how many offsets less one",
@@ -313,6 +324,11 @@ class _Page(Collector):
             "holdfast_stream_time_seconds", "Highest append time in the state, -1 for none", labels=labels
         )
         rows = GaugeMetricFamily("holdfast_rows", "Keys in the store, estimated", labels=labels)
+        partial = GaugeMetricFamily(
+            "holdfast_partial",
+            "1 when records of a source were deleted before this version of the table began",
+            labels=labels,
+        )
         lag = GaugeMetricFamily(
             "holdfast_standby_lag",
             "Offsets of the source not yet in this standby, those of markers included",
@@ -325,17 +341,20 @@ class _Page(Collector):
             place = (replica.processor.name, str(replica.partition))
             labelled = (*place, "active" if replica.active else "standby")
             serving.add_metric(labelled, int(replica.serving))
+            if replica.active:
+                standing.add_metric(place, int(replica.standing is not None))
             applied.add_metric(labelled, replica.applied)
             stream.add_metric(
                 labelled, replica.stream_ms if replica.stream_ms < 0 else replica.stream_ms / 1000
             )
             rows.add_metric(labelled, replica.approximate_rows())
+            partial.add_metric(labelled, int(bool(replica.partial)))
             if not replica.active:
                 if replica.source_end != UNKNOWN:
                     lag.add_metric(place, behind(replica))
                 if (age_ms := age_bound_ms(replica, self._now_ms)) is not None:
                     age.add_metric(place, age_ms / 1000)
-        yield from (serving, applied, stream, rows, lag, age)
+        yield from (serving, standing, applied, stream, rows, partial, lag, age)
 
 
 def _source_positions(replica: Replica) -> Iterator[tuple[str, int, int]]:

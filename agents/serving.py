@@ -74,6 +74,11 @@ class Replica(Protocol):
         ...
 
     @property
+    def standing(self) -> str | None:
+        """Return why an active partition is not folded further: it waits for what its fold needs, or for a person."""
+        ...
+
+    @property
     def applied(self) -> int:
         """Return the last source offset in the state, -1 for none. Of several sources: how many of their
         offsets are in it, less one.
@@ -97,6 +102,11 @@ class Replica(Protocol):
     @property
     def offsets(self) -> Mapping[str, int]:
         """Return the last offset in the state of each source, -1 for none. Asked of tables of several alone."""
+        ...
+
+    @property
+    def partial(self) -> Mapping[str, int]:
+        """Return of each source whose head was deleted before this version began the first offset that was there."""
         ...
 
     @property

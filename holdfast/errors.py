@@ -9,6 +9,8 @@ HoldfastError
 │   └── WireError            bytes in Kafka's own format are cut short or corrupt, and where
 ├── FoldError                a fold broke a rule of the framework (goes to quarantine with its record)
 ├── Later                    what a fold needs is not there yet; its record is folded again, and nothing is lost
+├── StillWaitingError        what a fold needs did not come within later_timeout_s
+├── StoppedError             a record would be refused, and its processor is declared with on_error="stop"
 ├── ImpureFoldError          in a test, a fold gave something else after a restart or on replay
 ├── TopologyError            a test of a topology asks for what it does not have, or processors feed themselves
 ├── StateError               local or logged state is not what it must be
@@ -124,13 +126,39 @@ class FoldError(HoldfastError):
 class Later(HoldfastError):
     """What a fold or a serde needs is not there yet. The record is folded again later, and is never refused.
 
+    Raise it from a decoder, a fold, a timer's function, a serde or a `time`; that is all there is to do. It must tell
+    whether something is there, never what it holds: what a fold makes of a record depends on its arguments alone.
+
     Attributes:
         needs: what is awaited, as an operator knows it, such as ``schema registry http://localhost:8081``.
+        at: where it was raised: the topic ("" for the only source) and the offset of the record, of a tick the number
+            of its choice. holdfast sets it.
     """
 
     def __init__(self, text: str, *, needs: str) -> None:
         super().__init__(text)
         self.needs = needs
+        self.at: tuple[str, int] | None = None
+
+
+class StillWaitingError(HoldfastError):
+    """What a fold needs did not come within `later_timeout_s`. Nothing was refused; *needs* is what was awaited."""
+
+    def __init__(self, text: str, *, needs: str) -> None:
+        super().__init__(text)
+        self.needs = needs
+
+
+class StoppedError(HoldfastError):
+    """A record would be refused, and its processor is declared with ``on_error="stop"``: nothing of it is folded.
+
+    *topic* ("" for the only source) and *offset* tell which, of a tick the number of its choice; *stage*, *error* and
+    *reason* are those of the refusal.
+    """
+
+    def __init__(self, *, topic: str, offset: int, stage: str, error: str, reason: str) -> None:
+        super().__init__(f"at {stage}: {error}: {reason}")
+        self.topic, self.offset, self.stage, self.error, self.reason = topic, offset, stage, error, reason
 
 
 class ImpureFoldError(HoldfastError):

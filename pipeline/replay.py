@@ -122,7 +122,11 @@ def replay(
     """
     options = options or ReplayOptions()
     plan = FoldPlan(
-        processor=processor, rows=options.rows, transitions=options.transitions, of_key=options.of_key
+        processor=processor,
+        rows=options.rows,
+        transitions=options.transitions,
+        of_key=options.of_key,
+        later_timeout_s=settings.later_timeout_s,
     )
     if processor.on is not None:
         return _from_several(plan, settings, options)
@@ -156,9 +160,9 @@ def _from_several(plan: FoldPlan, settings: Settings, options: ReplayOptions) ->
     topics = MergedTopics(settings=settings, plan=plan, extent=extent, skips=by_topic)
     partitions, skipped = extent.partitions, partial(extent.skipped, by_topic)
     if options.engine != "spark":
-        return _told(plan, options, "local", topics.fold(partitions), partitions, skipped)
+        return _told(plan, options, "local", topics.fold(partitions), partitions, skipped, extent.holes)
     what = f"topics {', '.join(processor.topics)}"
-    return _on_spark(plan, options, what, topics.fold_named, partitions, skipped)
+    return _on_spark(plan, options, what, topics.fold_named, partitions, skipped, extent.holes)
 
 
 def _from_several_tables(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
@@ -171,8 +175,8 @@ def _from_several_tables(plan: FoldPlan, settings: Settings, options: ReplayOpti
     partitions, skipped = extent.partitions, partial(extent.skipped, files.skips)
     if options.engine != "spark":
         batches = (batch for partition in partitions for batch in files.fold(partition))
-        return _told(plan, options, "local", batches, partitions, skipped)
-    return _on_spark(plan, options, files.choices.uri, files.fold_named, partitions, skipped)
+        return _told(plan, options, "local", batches, partitions, skipped, extent.holes)
+    return _on_spark(plan, options, files.choices.uri, files.fold_named, partitions, skipped, extent.holes)
 
 
 def _on_spark(
@@ -182,6 +186,7 @@ def _on_spark(
     fold: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     partitions: Sequence[int],
     skipped: Callable[[Sequence[FoldSummary]], int],
+    holes: tuple[str, ...],
 ) -> Replayed:
     """Have each partition folded by a task that reads by itself what it folds."""
     from holdfast.pipeline.folds import on_spark
@@ -192,7 +197,7 @@ def _on_spark(
             plan,
             what,
             lambda sort: on_spark.fold_each(session, partitions, fold),
-            lambda results: _take(plan, options, partitions, results, skipped),
+            lambda results: _take(plan, options, partitions, results, skipped, holes),
         )
 
 
@@ -221,7 +226,9 @@ def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> R
             plan,
             f"topic {plan.processor.topics[0]}",
             make,
-            lambda results: _take(plan, options, extent.spans, results, lambda _: _skipped(plan, extent)),
+            lambda results: _take(
+                plan, options, extent.spans, results, lambda _: _skipped(plan, extent), extent.holes
+            ),
         )
 
 
@@ -250,7 +257,9 @@ def _from_bronze(plan: FoldPlan, app: str, options: ReplayOptions) -> Replayed:
             plan,
             path,
             lambda sort: on_spark.fold_files(session, plan, files, extent),
-            lambda results: _take(plan, options, extent.spans, results, lambda _: _skipped(plan, extent)),
+            lambda results: _take(
+                plan, options, extent.spans, results, lambda _: _skipped(plan, extent), extent.holes
+            ),
         )
 
 
@@ -278,7 +287,9 @@ def _from_far_bronze(plan: FoldPlan, app: str, options: ReplayOptions, path: str
             lambda sort: on_spark.fold_records(
                 table.records(noted, extent), noted, sort=True, partitions=len(extent.spans)
             ),
-            lambda results: _take(noted, options, extent.spans, results, lambda _: _skipped(noted, extent)),
+            lambda results: _take(
+                noted, options, extent.spans, results, lambda _: _skipped(noted, extent), extent.holes
+            ),
         )
 
 
@@ -297,7 +308,7 @@ def _engine(options: ReplayOptions, extent: Extent) -> Literal["local", "spark"]
 def _finish(
     plan: FoldPlan, options: ReplayOptions, extent: Extent, engine: str, batches: Iterable[pa.RecordBatch]
 ) -> Replayed:
-    return _told(plan, options, engine, batches, extent.spans, lambda _: _skipped(plan, extent))
+    return _told(plan, options, engine, batches, extent.spans, lambda _: _skipped(plan, extent), extent.holes)
 
 
 def _told(
@@ -307,6 +318,7 @@ def _told(
     batches: Iterable[pa.RecordBatch],
     partitions: Iterable[int],
     skipped: Callable[[Sequence[FoldSummary]], int],
+    holes: tuple[str, ...],
 ) -> Replayed:
     results: pa.Table | None = None
     if options.out is None:
@@ -322,6 +334,7 @@ def _told(
         partitions=summaries,
         results=results,
         skipped=skipped(summaries),
+        holes=holes,
     )
 
 
@@ -341,6 +354,7 @@ def _take(
     partitions: Collection[int],
     results: DataFrame,
     skipped: Callable[[Sequence[FoldSummary]], int],
+    holes: tuple[str, ...],
 ) -> Replayed:
     """Return the results of a Spark job: through the driver, or written by the executors and only summed up
     here.
@@ -357,6 +371,7 @@ def _take(
         partitions=summaries,
         results=table,
         skipped=skipped(summaries),
+        holes=holes,
     )
 
 

@@ -4,9 +4,9 @@ compared by hash.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
@@ -22,6 +22,7 @@ from holdfast.core.engine.state.codec import (
     digest,
     place_of_row,
 )
+from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, decode_lost_heads, told_lost
 from holdfast.errors import ChangelogError, TopicError
 from holdfast.kafka.fetching.records import Records
 from holdfast.kafka.reading.skip_log import read_skips
@@ -35,12 +36,13 @@ from holdfast.pipeline.topic import TopicLog, TopicReader
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePartition:
     """What a changelog says of one partition: rows and timers as stored, at the position of its last
-    marker.
+    marker. *lost* tells which sources had lost their heads when it began.
     """
 
     partition: int
     marker: Position
     stored: Mapping[bytes, bytes]
+    lost: LostHeads = field(default_factory=dict)
 
     @property
     def applied(self) -> int:
@@ -79,6 +81,7 @@ class PartitionVerdict:
     replayed_digest: str
     cause: str | None = None
     difference: Difference | None = None
+    lost: LostHeads = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
@@ -100,6 +103,7 @@ class PartitionVerdict:
             "equal": self.equal,
             "live_digest": self.live_digest,
             "replayed_digest": self.replayed_digest,
+            "lost": dict(self.lost),
             "cause": self.cause,
             "difference": None if self.difference is None else asdict(self.difference),
         }
@@ -107,7 +111,7 @@ class PartitionVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableVerdict:
-    """Whether a live table is what its source makes it."""
+    """Whether a live table is what its source makes it. *holes* are what the replayed log lacks, in words."""
 
     processor: str
     version: int
@@ -115,10 +119,16 @@ class TableVerdict:
     records: int
     partitions: tuple[PartitionVerdict, ...] = field(default_factory=tuple)
     skipped: int = 0
+    holes: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
         return all(each.equal for each in self.partitions)
+
+    @property
+    def partial(self) -> tuple[str, ...]:
+        """Return, in words, which records neither state can tell of: where there are any, equal states prove nothing of them."""
+        return missing(self.partitions, self.holes)
 
     @property
     def live_digest(self) -> str:
@@ -137,6 +147,7 @@ class TableVerdict:
             "records": self.records,
             "skipped": self.skipped,
             "equal": self.equal,
+            "partial": list(self.partial),
             "live_digest": self.live_digest,
             "replayed_digest": self.replayed_digest,
             "partitions": [each.document() for each in self.partitions],
@@ -151,7 +162,7 @@ def verify(
 
     Workers may go on meanwhile: the changelog is read up to where it ends now. Of *options*, engine, source,
     lake and spark count. A source whose beginning was deleted is replayed from what is left, as a worker that
-    started then would have.
+    started then would have: the verdict is `partial` then, as it is for a table that began so.
     """
     live = read_live(processor, settings)
     asked = replace(
@@ -180,7 +191,28 @@ def verify(
         records=replayed.records,
         partitions=verdicts,
         skipped=replayed.skipped,
+        holes=replayed.holes,
     )
+
+
+class _Began(Protocol):
+    """A verdict on one partition that tells how it began."""
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def lost(self) -> LostHeads: ...
+
+
+def missing(partitions: Iterable[_Began], holes: Sequence[str]) -> tuple[str, ...]:
+    """Return, in words, what live partitions and a replayed log lack."""
+    began = (
+        f"partition {each.partition} began behind a hole: {told_lost(each.lost)}"
+        for each in partitions
+        if each.lost
+    )
+    return (*began, *holes)
 
 
 def upto(
@@ -235,7 +267,7 @@ def _live_partition(
 ) -> LivePartition:
     stored: dict[bytes, bytes] = {}
     positions = position_format(processor)
-    marker = positions.start
+    marker, lost = positions.start, dict[str, int]()
     open_records, objection = 0, None
     for records, _ in read:
         for offset, key, value in zip(records.offsets, records.keys, records.values, strict=True):
@@ -252,7 +284,9 @@ def _live_partition(
                     objection, open_records = error, open_records + 1
             else:
                 open_records += 1
-                if value is None:
+                if key == LOST_HEADS:
+                    lost = decode_lost_heads(value)
+                elif value is None:
                     stored.pop(key, None)
                 else:
                     stored[key] = value
@@ -268,7 +302,7 @@ def _live_partition(
         raise ChangelogError(
             f"{where} holds version {marker.version} of {processor.name}, the code is version {processor.version}"
         )
-    return LivePartition(partition=partition, marker=marker, stored=stored)
+    return LivePartition(partition=partition, marker=marker, stored=stored, lost=lost)
 
 
 # -- the comparison
@@ -286,6 +320,7 @@ def _judge(
         applied=live.applied,
         live_digest=live.digest,
         replayed_digest=replayed.digest,
+        lost=live.lost,
     )
     if (apart := _apart(live, replayed)) is not None:
         return replace(verdict, cause=apart)

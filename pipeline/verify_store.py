@@ -16,11 +16,12 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.merge.positions import Position, position_format
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, Marker, combine_digests, place_of_row
+from holdfast.core.engine.state.lost_heads import LostHeads
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.folds.folding import FoldSummary, other_event_time
 from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.verify import LivePartition, kind_of, last_changed, read_live, shown, upto
+from holdfast.pipeline.verify import LivePartition, kind_of, last_changed, missing, read_live, shown, upto
 
 LOOKS = 3
 """How often a partition is looked at whose changelog alone differs: a row that changed meanwhile may have
@@ -89,6 +90,7 @@ class StorePartitionVerdict:
     differs: tuple[str, ...] = ()
     cause: str | None = None
     difference: StoreDifference | None = None
+    lost: LostHeads = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
@@ -112,6 +114,7 @@ class StorePartitionVerdict:
             "store_digest": self.store_digest,
             "changelog_digest": self.changelog_digest,
             "replayed_digest": self.replayed_digest,
+            "lost": dict(self.lost),
             "differs": list(self.differs),
             "cause": self.cause,
             "difference": None if self.difference is None else asdict(self.difference),
@@ -128,10 +131,16 @@ class StoreVerdict:
     records: int
     partitions: tuple[StorePartitionVerdict, ...] = field(default_factory=tuple)
     skipped: int = 0
+    holes: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
         return all(each.equal for each in self.partitions)
+
+    @property
+    def partial(self) -> tuple[str, ...]:
+        """Return, in words, which records neither state can tell of."""
+        return missing(self.partitions, self.holes)
 
     @property
     def store_digest(self) -> str:
@@ -146,6 +155,7 @@ class StoreVerdict:
             "records": self.records,
             "skipped": self.skipped,
             "equal": self.equal,
+            "partial": list(self.partial),
             "store_digest": self.store_digest,
             "partitions": [each.document() for each in self.partitions],
         }
@@ -187,6 +197,7 @@ def verify_store(
         records=0 if first is None else first.records,
         partitions=partitions,
         skipped=0 if first is None else first.skipped,
+        holes=() if first is None else first.holes,
     )
 
 
@@ -234,6 +245,7 @@ def _judge(
         store_digest=served.digest,
         changelog_digest=changelog.digest,
         replayed_digest=replayed.digest,
+        lost=changelog.lost,
     )
     values = {STORE: served.digest, CHANGELOG: changelog.digest, REPLAY: replayed.digest}
     differs = odd(values)

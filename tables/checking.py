@@ -17,7 +17,7 @@ import rocksdict as R
 from confluent_kafka import KafkaException, Message, TopicPartition
 
 from holdfast.clock import system_clock
-from holdfast.core.engine.state.codec import APPLIED, META, ROW_KINDS, place_of_row
+from holdfast.core.engine.state.codec import META, ROW_KINDS, place_of_row
 from holdfast.errors import BrokerError
 from holdfast.kafka.codes import ends_reading, is_end
 from holdfast.tables.aside import scratch_of
@@ -136,7 +136,7 @@ class _Piece:
             key, value = message.key(), message.value()
             self.records, self.reached = self.records + 1, offset
             self._bytes += len(key or b"") + len(value or b"")
-            if key is None or key == APPLIED:
+            if key is None or key[:1] == META:
                 return
             if offset >= self._upto:
                 self.batch.put(_LATER + key, b"")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -21,9 +21,10 @@ from holdfast.core.engine.merge.choices import VectorMarker, encode_choice, even
 from holdfast.core.engine.merge.global_copies import WorkerGlobals
 from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
-from holdfast.core.engine.state.codec import APPLIED, key_in_table
+from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED, key_in_table
+from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_lost_heads
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.errors import ChangelogError
+from holdfast.errors import ChangelogError, OutOfRangeError
 from holdfast.kafka.transactions.transactional_producer import ProducerFactory
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.pins import PinnedState
@@ -115,11 +116,15 @@ class Partition:
         self._folder: AnyFolder | None = None
         self.recorded: list[bytes] = []
         """Choices that are written and not yet obeyed, those of several sources: from `marker.choices` on."""
+        self.head_of: Callable[[Place], int] = lambda place: 0
+        """Tells where the log of a source began that is read from its beginning and has lost its head; 0 for all others."""
         self.views: WorkerGlobals | None = None
         """What its folds see of globals, where they read any; set before `activate`."""
         self._held: dict[bytes, bytes | None] = {}
         self._torn = False
         self._objection: ChangelogError | None = None
+        self.standing: str | None = None
+        """Why its owner does not fold it further, None while it does; kept by its runner."""
         self.restored_records = 0
         """Changelog records read since the store was opened."""
         self._waiting: list[tuple[Reaching, asyncio.Future[bool]]] = []
@@ -146,6 +151,23 @@ class Partition:
     def offsets(self) -> dict[str, int]:
         """Return the last offset in the committed state of each source; -1 for none."""
         return dict(zip(self.processor.topics, offsets_of(self._store.marker), strict=True))
+
+    @property
+    def partial(self) -> LostHeads:
+        """Return what was deleted of the sources before this table began, and is not in its state: of each such source the
+        first offset that was there.
+        """
+        return {**self._store.lost_heads, **self._heads_before(offsets_of(self._store.marker))}
+
+    def _heads_before(self, offsets: Sequence[int]) -> dict[str, int]:
+        """Return the lost heads of the sources of which nothing is in a state at *offsets*."""
+        if NOTHING_APPLIED not in offsets:
+            return {}
+        return {
+            place[0]: head
+            for place, offset in zip(self.places, offsets, strict=True)
+            if offset == NOTHING_APPLIED and (head := self.head_of(place))
+        }
 
     @property
     def places(self) -> list[Place]:
@@ -250,7 +272,7 @@ class Partition:
     def stand_by(self) -> None:
         """Stop folding: drop the fold's state; what is committed stays. The writer is closed before."""
         assert self._writer is None, "close the writer first"
-        self.role, self._folder, self.recorded = PartitionRole.STANDBY, None, []
+        self.role, self._folder, self.recorded, self.standing = PartitionRole.STANDBY, None, [], None
         self.note_source_ends({}, UNKNOWN)
 
     def lose(self) -> None:
@@ -306,6 +328,39 @@ class Partition:
     def keep(self, changes: AnyChanges, changelog_next: int) -> None:
         """Apply here what Kafka has committed. Blocks; raises StoreError."""
         self._store.write(changes.puts, changes.marker, changelog_next)
+
+    def noted(self, changes: AnyChanges) -> AnyChanges:
+        """Return *changes* with a note of the heads that were lost, where they bring the first record of such a source: before
+        `commit` and `keep`.
+
+        Raises OutOfRangeError when records between the state and these were deleted.
+        """
+        self._require_no_hole()
+        before, now = offsets_of(self._store.marker), offsets_of(changes.marker)
+        if NOTHING_APPLIED not in before or before == now:
+            return changes
+        begun = [
+            topic
+            for topic, was, offset in zip(self.processor.topics, before, now, strict=True)
+            if was != offset
+        ]
+        lost = {topic: head for topic, head in self._heads_before(before).items() if topic in begun}
+        if not lost:
+            return changes
+        note = encode_lost_heads({**self._store.lost_heads, **lost})
+        return replace(changes, puts=[*changes.puts, (LOST_HEADS, note)])
+
+    def _require_no_hole(self) -> None:
+        """Raise OutOfRangeError when a source was read from its beginning, for another table, and that lies behind the
+        next record of this one.
+        """
+        for place, offset in zip(self.places, offsets_of(self._store.marker), strict=True):
+            head = self.head_of(place)
+            if NOTHING_APPLIED < offset < head - 1:
+                raise OutOfRangeError(
+                    f"{place[0]} partition {place[1]} begins at offset {head}, and {self.processor.table} has folded it up to {offset}: records in "
+                    "between were deleted and are lost to it. Raise its version, or delete its changelog and stores, to fold what is left"
+                )
 
     def apply(self, messages: list[Message], options: WriteOptions) -> None:
         """Apply changelog records; readers see whole transactions only."""

@@ -58,6 +58,11 @@ class Budget:
         blocks.set_bloom_filter(10, False)
         blocks.set_cache_index_and_filter_blocks(True)
         blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        # In parts: a large file's index and filter are some 600 kB each, and a cache that cannot hold those of all
+        # files would read one from disk for each row that is looked up.
+        blocks.set_index_type(R.BlockBasedIndexType.two_level_index_search())
+        blocks.set_partition_filters(True)
+        blocks.set_pin_top_level_index_and_filter(True)
         options.set_block_based_table_factory(blocks)
         return options
 

@@ -20,6 +20,7 @@ from holdfast.core.engine.state.codec import (
     key_in_table,
     place_of_row,
 )
+from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, decode_lost_heads
 from holdfast.core.engine.state.timers import Timer
 from holdfast.errors import ChangelogError, RottenStoreError, StateError, StoreError
 from holdfast.tables.aside import scratch_of, set_aside
@@ -104,6 +105,8 @@ class PartitionStore:
         self._pins: WeakSet[Pinned] = WeakSet()
         self.rotten: str | None = None
         """Why nothing that this store says may be believed; None while there is no reason."""
+        self.lost_heads: LostHeads = {}
+        """What was deleted of the sources before this table began."""
         self.on_rotten: Callable[[str], None] = lambda cause: None
         """Called once, by whichever thread finds out."""
         self._open()
@@ -133,6 +136,7 @@ class PartitionStore:
             ) from error
         self.marker: Position
         self.marker, self.changelog_next, self._whole_at = self._positions.start, 0, 0
+        self.lost_heads = {}
 
     def _unfit(self) -> str | None:
         """Open the store found on disk; return why it must not be used, or None when it is open and fits."""
@@ -157,6 +161,7 @@ class PartitionStore:
                 self.marker = self._positions.decode(marker) if marker else self._positions.start
                 self.changelog_next = int(offset) if offset else 0
                 self._whole_at = int(self._db.get(_PIECES) or 0)
+                self.lost_heads = decode_lost_heads(self._db.get(LOST_HEADS))
                 return None
             cause = f"it belongs to {found}"
         except (msgspec.DecodeError, StateError, ValueError) as error:
@@ -401,6 +406,8 @@ class PartitionStore:
             for key, value in notes.items():
                 batch.put(key, value)
             self._db.write(batch, options)
+            if ordered and ordered[0][0] == LOST_HEADS:  # no other bookkeeping is among a transaction's rows
+                self.lost_heads = decode_lost_heads(ordered[0][1])
         except ChangelogError:
             raise  # what is to be written is at fault, and not the store
         except Exception as error:

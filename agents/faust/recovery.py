@@ -14,8 +14,10 @@ from typing import Any, cast
 
 from faust.tables import manager, recovery
 from faust.types import TP
+from faust.types.tables import GlobalTableT
 from mode import Service
 
+from holdfast.agents.faust.stock_tables import StockTable, StockTables
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.partitions.types import AssignmentPlan
 from holdfast.core.engine.declared.processor import Processor
@@ -70,7 +72,10 @@ class FencedRecovery(recovery.Recovery):
     """Turns an assignment into a plan for the manager, and opens the tap when the plan is carried out."""
 
     app: Any
+    tables: Any
     plan: AssignmentPlan
+    given_tps: frozenset[TP]
+    followed_tps: frozenset[TP]
 
     @property
     def manager(self) -> PartitionManager:
@@ -96,7 +101,7 @@ class FencedRecovery(recovery.Recovery):
         # stands still is ended by the manager's watch.
         while not self.should_stop:
             await self.sleep(STAY_EVERY_S)
-            if self.manager.adoption.under_way:
+            if self.manager.adoption.under_way or self.tables.stock.under_way:
                 self.app.consumer.stay_in_group()
 
     async def on_rebalance(
@@ -127,6 +132,10 @@ class FencedRecovery(recovery.Recovery):
         self.plan = AssignmentPlan(
             manager.epoch, generation_id, frozenset(active), frozenset(standby), manager.membership.term
         )
+        self.given_tps, self.followed_tps = (
+            frozenset(assigned),
+            frozenset(self.app.assignor.assigned_standbys()),
+        )
         self._generation_id = generation_id
         self.signal_recovery_start.set()
 
@@ -136,10 +145,11 @@ class FencedRecovery(recovery.Recovery):
             if await self.wait_for_stopped(cast(Any, self.signal_recovery_start)):
                 break
             self.signal_recovery_start.clear()
-            plan = self.plan
+            plan, assigned, standby = self.plan, self.given_tps, self.followed_tps
             try:
                 self._set_recovery_started()
                 await self._wait(self.manager.adoption.adopt(plan))
+                await self._wait(self.tables.stock.adopt(assigned, standby, plan.generation, plan.epoch))
                 await self._open_the_tap(plan)
             except (recovery.RebalanceAgain, RestoreInterrupted):
                 continue
@@ -181,6 +191,28 @@ class FencedRecovery(recovery.Recovery):
             await consumer.rejoin()  # nothing moves, and the other workers learn where this one is now
 
 
+def require_restorable(table: Any) -> None:
+    """Raise ConfigError for a table of Faust's of which two workers, or a restart, would make something else."""
+    if isinstance(table, GlobalTableT):
+        why, cure = (
+            "workers would undo each other's changes of a global table",
+            "declare `Global(...)` of its topic, which processors read by reads=",
+        )
+    elif table.use_partitioner:
+        why, cure = (
+            "with use_partitioner=True a key's store is not the one of its changelog's partition",
+            "group_by the key before the table is changed",
+        )
+    elif not isinstance(table, StockTable):
+        why, cure = (
+            f"{type(table).__name__} does not tell when its changes are on its changelog",
+            "declare it by app.Table(...), with a list for a set",
+        )
+    else:
+        return
+    raise ConfigError(f"table {table.name}: {why}; {cure}, or write what fills it as the fold of a Processor")
+
+
 class ManagedTables(manager.TableManager):
     """Faust's table manager with our recovery; its first call of a revocation or a stop voids what was
     fetched.
@@ -194,15 +226,13 @@ class ManagedTables(manager.TableManager):
             self._recovery = FencedRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
         return self._recovery
 
+    def __init__(self, app: Any, **options: Any) -> None:
+        super().__init__(app, **options)
+        self.stock = StockTables(app)
+
     def add(self, table: Any) -> Any:
-        """Take in the table of a processor; ConfigError for any other: nothing would restore it, so a
-        restart would lose what it holds.
-        """
-        if table.name not in {processor.table for processor in self.app.processors.values()}:
-            raise ConfigError(
-                f"table {table.name}: an application of create_app keeps only the tables of its processors, and this one would be empty after a "
-                f"restart; write what fills it as the fold of a Processor, and give that to create_app"
-            )
+        """Take in a table; ConfigError for one that could not be restored as it was."""
+        require_restorable(table)
         return super().add(table)
 
     async def on_start(self) -> None:

@@ -19,9 +19,12 @@ from aiokafka.structs import TopicPartition as AioTP
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 
+from holdfast.agents.faust.conductor import BATCHES, SharingConductor, batches_of
+from holdfast.agents.faust.declared_topics import DeclaringProducer
 from holdfast.agents.faust.group_watch import watch_group
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.clock import system_clock
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.outbox.pacing import FEW_RECORDS
 from holdfast.kafka.fetching.source_fetcher import Fetched
 
@@ -115,6 +118,11 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         consumer = self._ensure_consumer()
         return {(tp.topic, tp.partition): await consumer.committed(AioTP(*tp)) or 0 for tp in tps}
 
+    async def readable(self, offsets: Mapping[Place, int]) -> dict[Place, int]:
+        """Return *offsets*, moved to the beginning of logs that do not reach back so far."""
+        begins = await self._ensure_consumer().beginning_offsets([AioTP(*place) for place in offsets])
+        return {place: max(offset, begins[AioTP(*place)]) for place, offset in offsets.items()}
+
     async def rejoin(self) -> None:
         """Have the group assign everything anew."""
         self._ensure_consumer()._coordinator.request_rejoin()
@@ -151,6 +159,29 @@ class BatchConsumer(driver.Consumer):
         """Of each partition the offset after the last record that was acked, and all before it; at first
         where reading began.
         """
+        self._folded: set[TP] = set()
+        """Source partitions that this worker folds."""
+        self._agents_next: dict[TP, int] = {}
+        """Where agents go on in partitions that are folded too."""
+        self._failed = False
+
+    def commits_no_more(self) -> None:
+        """Leave committed what is: the worker ends, and what its agents had in hand is delivered again."""
+        self._failed = True
+
+    async def _commit_offsets(self, offsets: Mapping[TP, int], start_new_transaction: bool = True) -> bool:
+        # Stock commits ahead of changes of tables that are still on their way.
+        if self._failed or not await self.app.tables.stock.written() or self._failed:
+            return False
+        return await super()._commit_offsets(offsets, start_new_transaction)
+
+    def ack(self, message: Any) -> bool:
+        if not message.tp.topic.endswith(BATCHES):
+            return super().ack(message)
+        # The committed offset of its partition is that of the agents which read it too.
+        message.acked = True
+        self._unacked_messages.discard(message)
+        return True
 
     def _filter_tps_with_pending_acks(self, topics: Any = None) -> Iterator[TP]:
         # Also those where nothing was acked: markers of transactions and skipped batches have no acks, and
@@ -176,19 +207,38 @@ class BatchConsumer(driver.Consumer):
         """
         assigned = self.assignment()
         await self._thread.call_thread(self._thread.still, assigned)
-        manager = self.manager
-        logs = {processor.changelog(manager.settings.app) for processor in manager.processors.values()}
-        ordinary = {tp for tp in assigned if tp.topic not in manager.sources and tp.topic not in logs}
+        manager, shared = self.manager, self.app.topics.shared
+        stock, app = self.app.tables.stock, manager.settings.app
+        logs = {*stock.by_changelog(), *(each.changelog(app) for each in manager.processors.values())}
+        ordinary = {
+            tp
+            for tp in assigned
+            if tp.topic not in logs and (tp in shared or tp.topic not in manager.sources)
+        }
         committed = await self._thread.call_thread(self._thread.committed_offsets, ordinary)
         positions = manager.holdings.positions()
+        both = {place: offset for place, offset in committed.items() if place in positions}
+        both = await self._thread.call_thread(self._thread.readable, both)
+        self._begin(positions, {**committed, **both})
+        await manager.feed.assign(
+            {place: min(offset, both.get(place, offset)) for place, offset in positions.items()},
+            {**{place: at for place, at in committed.items() if place not in both}, **stock.followed()},
+            manager.skipping.ranges,
+        )
+
+    def _begin(self, positions: Mapping[Place, int], committed: Mapping[Place, int]) -> None:
+        """Count anew what is delivered and acked: from *positions* on in what is folded, from *committed* on in
+        what agents read.
+        """
         self._delivered.clear()
+        self._folded = {TP(*place) for place in positions}
+        self._agents_next = {TP(*place): offset for place, offset in committed.items() if place in positions}
         self._following = {TP(*place): offset for place, offset in {**positions, **committed}.items()}
         # What is committed for a processor tells nobody where to begin, so it is not asked for: its state's
         # position is committed anew.
         self._committed_offset.update(
             {tp: committed.get((tp.topic, tp.partition), 0) for tp in self._following}
         )
-        await manager.feed.assign(positions, committed, manager.skipping.ranges)
 
     def stay_in_group(self) -> None:
         """Count as a live member, although nothing is fetched."""
@@ -205,14 +255,15 @@ class BatchConsumer(driver.Consumer):
         Stock waits for ever: an agent with a long job, or one that never acks, would keep all partitions of
         all workers from moving.
         """
-        giving_up = self.loop.call_later(self.manager.settings.session_timeout_s, self._give_up)
+        limit_s = 0.0 if self._failed else self.manager.settings.session_timeout_s
+        giving_up = self.loop.call_later(limit_s, self._give_up)
         try:
             await super().wait_empty()
         finally:
             giving_up.cancel()
 
     def _give_up(self) -> None:
-        left = {message for message in self._unacked_messages if message.topic not in self.manager.sources}
+        left = {message for message in self._unacked_messages if not isinstance(message.value, Fetched)}
         places = sorted(f"{each.topic}/{each.partition}/{each.offset}" for each in left)
         logger.warning("not acked in time, to be delivered again: %(places)s", {"places": places})
         self._unacked_messages -= left
@@ -251,9 +302,12 @@ class BatchConsumer(driver.Consumer):
         for fetched in fetches:
             if manager.epoch != epoch:
                 return  # revoked meanwhile: the next positions cover these records
-            if fetched.topic in manager.sources:
+            tp = TP(fetched.topic, fetched.partition)
+            if await self.app.tables.stock.follow(fetched):
+                continue
+            if tp in self._folded:
                 await self._deliver(fetched, generation)
-            else:
+            if tp not in self._folded or tp in self._agents_next:
                 await self._deliver_singly(fetched, generation)
         # While few records come they are gathered here, for all partitions at once. Records that come after a
         # pause do not wait.
@@ -264,6 +318,7 @@ class BatchConsumer(driver.Consumer):
 
     async def _deliver(self, fetched: Fetched, generation: int) -> None:
         tp = TP(fetched.topic, fetched.partition)
+        shared = tp in self._agents_next
         message = ConsumerMessage(
             topic=fetched.topic,
             partition=fetched.partition,
@@ -276,17 +331,18 @@ class BatchConsumer(driver.Consumer):
             checksum=None,
             serialized_key_size=0,
             serialized_value_size=len(fetched),
-            tp=tp,
+            tp=batches_of(tp) if shared else tp,
             generation_id=generation,
         )
         self.manager.flow.taken(fetched)
-        self._delivered.setdefault(tp, deque()).append(fetched.last)
+        if not shared:
+            self._delivered.setdefault(tp, deque()).append(fetched.last)
         await self.callback(message)
         self._read_offset[tp] = fetched.last + 1
 
     async def _deliver_singly(self, fetched: Fetched, generation: int) -> None:
-        """Hand records of an ordinary agent's topic on one by one, as Faust does: at least once, by
-        committed offsets.
+        """Hand records that ordinary agents read on one by one, as Faust does: at least once, by committed
+        offsets.
         """
         tp, epoch = TP(fetched.topic, fetched.partition), self.manager.epoch
         delivered = self._delivered.setdefault(tp, deque())
@@ -294,7 +350,10 @@ class BatchConsumer(driver.Consumer):
         columns = zip(
             records.offsets, records.times_ms, records.keys, records.values, records.headers, strict=True
         )
+        begin = self._agents_next.get(tp, 0)
         for offset, at_ms, key, value, headers in columns:
+            if offset < begin:
+                continue  # fetched for a processor that is behind the agents
             message = ConsumerMessage(
                 topic=fetched.topic,
                 partition=fetched.partition,
@@ -322,3 +381,5 @@ class BatchTransport(driver.Transport):
     """Faust transport of scheme `holdfast://`."""
 
     Consumer = BatchConsumer
+    Producer = DeclaringProducer
+    Conductor = SharingConductor

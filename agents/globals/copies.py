@@ -15,10 +15,12 @@ from typing import Any, Protocol
 from confluent_kafka import KafkaException
 
 from holdfast.agents.globals.feed import GlobalFeed, gather, partitions_of, stalled
+from holdfast.agents.globals.waiting import ThreadPause
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.global_tables import Global, globals_by_name
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.patience import Waiting
 from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.core.engine.fold.stepping import Refused
 from holdfast.core.engine.merge.global_copies import GlobalCopy, WorkerGlobals
@@ -101,6 +103,7 @@ class GlobalCopies:
         """Positions that copies must reach before a partition goes on, by the global's name."""
         self.why = ""
         self._applying: asyncio.Future[Any] | None = None
+        self._pause = ThreadPause(self._waits, lambda: host.progressed())
         self.closed = False
 
     async def open(self, environment: Environment) -> None:
@@ -121,7 +124,16 @@ class GlobalCopies:
         shutil.rmtree(self.environment.data_dir / FOLDER, ignore_errors=True)  # of a worker that was killed
         for name, table in self.reads.items():
             store = self._stores[name] = self.store(name)
-            self.copies[name] = GlobalCopy(table, store, _Refusals(table, self.failures[name]), RLock())
+            self.copies[name] = GlobalCopy(
+                table, store, _Refusals(table, self.failures[name]), RLock(), self.patience()
+            )
+
+    def patience(self) -> Waiting:
+        """Return how a copy waits for what its fold needs: on its thread, until the worker stops."""
+        return Waiting(self._host.settings.later_timeout_s, system_clock.monotonic_s, self._pause)
+
+    def _waits(self, why: str) -> None:
+        self._host.held[ALL] = why
 
     def store(self, name: str) -> GlobalStore:
         """Return an empty store for a copy. Blocks."""
@@ -259,6 +271,8 @@ class GlobalCopies:
             if copy.table.topic == fetched.topic and not self.closed:
                 batch = fetched.records.batch(fetched.partition, copy.inputs)
                 self._applying = self._host.thread(copy.apply, fetched.partition, batch)
+                # Whoever waits for it may be gone when it ends.
+                self._applying.add_done_callback(lambda done: done.cancelled() or done.exception())
                 await asyncio.shield(self._applying)
 
     async def _ends(self) -> dict[Place, int]:
@@ -307,6 +321,7 @@ class GlobalCopies:
     async def close(self) -> None:
         """Remove the copies, after all folds have ended."""
         self.closed = True
+        self._pause.stopped.set()
         self._notify()
         if self._applying is not None and not self._applying.done():
             await asyncio.wait([self._applying])

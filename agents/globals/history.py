@@ -93,7 +93,10 @@ class GlobalHistory:
             starts |= {(table.topic, number): 0 for number in range(count)}
         await self._feed.assign(starts)
         self.replay = GlobalReplay(
-            reads, lambda number: {at: log for at, (_, log) in self._buffers[number].items()}, self._stores
+            reads,
+            lambda number: {at: log for at, (_, log) in self._buffers[number].items()},
+            self._stores,
+            self._tables.patience(),
         )
 
     def _make(self) -> None:

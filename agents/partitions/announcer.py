@@ -62,12 +62,18 @@ class Announcer:
 
 
 def announcement_of(
-    processor: Processor[Any, Any], partitions: int, active: Iterable[int], standby: Iterable[int]
+    processor: Processor[Any, Any],
+    partitions: int,
+    active: Iterable[int],
+    standby: Iterable[int],
+    partial: Iterable[int] = (),
 ) -> dict[str, Any]:
-    """Return what is announced of one table."""
+    """Return what is announced of one table; *partial* partitions began behind a hole in a source."""
+    holed = sorted(partial)
     return {
         "version": processor.version,
         "partitions": partitions,
         "active": sorted(active),
         "standby": sorted(standby),
+        **({"partial": holed} if holed else {}),
     }

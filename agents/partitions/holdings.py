@@ -55,6 +55,10 @@ class Holdings:
         """Return every partition held, active and standby, for metrics."""
         return [*(owned.part for owned in self.owned.values()), *self.standby.values()]
 
+    def partial(self) -> list[Partition]:
+        """Return what is held and began behind a hole in a source."""
+        return [part for part in self.served() if part.partial]
+
     def unserved(self) -> list[Held]:
         """Return what is owned and answers nothing: a newer owner has written, or its store is rotten."""
         return [held for held, owned in self.owned.items() if not owned.part.serving]
@@ -69,7 +73,11 @@ class Holdings:
         """Return what is announced of each table; *counts* are the tables' partitions."""
         return {
             name: announcement_of(
-                processor, counts[name], _numbers(self.owned, name), _numbers(self.standby, name)
+                processor,
+                counts[name],
+                _numbers(self.owned, name),
+                _numbers(self.standby, name),
+                [part.partition for part in self.partial() if part.processor.name == name],
             )
             for name, processor in self._processors.items()
         }

@@ -5,7 +5,7 @@ of several in `agents/partitions/merging_intake.py`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
 from holdfast.agents.partitions.types import FoldEvent, IntakeHost
@@ -13,6 +13,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.fold.stepping import Refused
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.kafka.fetching.records import FetchedRecord
 from holdfast.tables.partition import Partition
 
@@ -27,7 +28,7 @@ class Intake(Protocol):
     """The events of one partition between being handed over and being acked.
 
     `draw` chooses what the next transaction may hold, `given` is what a folder makes it of. Then follows `settle`
-    when that is durable (or there was nothing to fold), or `let_go`.
+    when that is durable (or there was nothing to fold), `again` when it was rolled back, or `let_go`.
     """
 
     epoch: int
@@ -39,6 +40,11 @@ class Intake(Protocol):
     @property
     def ready(self) -> bool:
         """Return whether there may be something to fold."""
+        ...
+
+    @property
+    def held(self) -> Collection[Place]:
+        """Return the source partitions of which it wants no more for the time being."""
         ...
 
     def draw(self) -> bool:
@@ -55,6 +61,11 @@ class Intake(Protocol):
 
     def settle(self) -> None:
         """Ack what the state now holds; the rest is for the next transaction."""
+
+    def again(self) -> None:
+        """Keep what was drawn for the next transaction, and count nothing of it, nor of what follows, to what is in hand:
+        it waits, and others are fetched meanwhile.
+        """
 
     def let_go(self) -> None:
         """Drop what was drawn: it is not this worker's any more, or is read again."""
@@ -76,16 +87,38 @@ class SingleIntake:
         self._transaction_bytes = transaction_bytes
         self._pending: deque[FoldEvent] = deque()
         self._drawn: list[FoldEvent] = []
+        self._waits, self._parked = False, set[int]()
         # That of the transaction: the partition has none any more when it is lost, or its store rots, meanwhile.
         self._folder: Folder[Any] | None = None
         self.epoch = -1
 
     def hand(self, event: FoldEvent) -> None:
         self._pending.append(event)
+        if self._waits:
+            self._park(event)
+
+    def _park(self, event: FoldEvent) -> None:
+        if id(event) not in self._parked:
+            self._parked.add(id(event))
+            self._host.park(event)
+
+    def _is_counted(self, event: FoldEvent) -> bool:
+        """Return whether *event*, with which this is done, was counted until now."""
+        if id(event) not in self._parked:
+            return True
+        self._parked.remove(id(event))
+        return False
+
+    def _void(self, event: FoldEvent) -> None:
+        self._host.void(event, counted=self._is_counted(event))
 
     @property
     def ready(self) -> bool:
         return bool(self._pending)
+
+    @property
+    def held(self) -> Collection[Place]:
+        return ()
 
     def draw(self) -> bool:
         self._drawn = self._gather()
@@ -113,7 +146,7 @@ class SingleIntake:
                 events.append(event)
                 size += event.value.size_bytes
             else:
-                self._host.void(event)
+                self._void(event)
         return events
 
     def given(self) -> Iterator[Batch]:
@@ -138,17 +171,23 @@ class SingleIntake:
                 self._pending.appendleft(event)  # the rest of it is the next transaction's
         for event in self._drawn:
             if event.value.last <= applied:
-                self._host.done(event)
-        self._drawn = []
+                self._host.done(event, counted=self._is_counted(event))
+        self._drawn, self._waits = [], False
+
+    def again(self) -> None:
+        self._pending.extendleft(reversed(self._drawn))
+        self._drawn, self._waits = [], True
+        for event in self._pending:
+            self._park(event)
 
     def let_go(self) -> None:
         drawn, self._drawn = self._drawn, []
         for event in drawn:
-            self._host.void(event)
+            self._void(event)
 
     def void(self) -> None:
         while self._pending:
-            self._host.void(self._pending.popleft())
+            self._void(self._pending.popleft())
 
     def revoked(self) -> None:
         """Leave them where they are: the runner finds out one by one."""

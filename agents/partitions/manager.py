@@ -65,6 +65,7 @@ class PartitionManager:
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast")
         self._crashed = False
+        self._announced_partial: frozenset[Held] | None = None
         self._watches: set[asyncio.Task[None]] = set()
         self._make_flow()
         self._make_ownership()
@@ -92,6 +93,7 @@ class PartitionManager:
         self._limits = FoldLimits(
             transaction_bytes=settings.inflight_bytes,
             commit_timeout_s=settings.commit_timeout_s,
+            later_timeout_s=settings.later_timeout_s,
             quarantine_topic=settings.quarantine_topic,
             quarantine_limit=settings.quarantine_limit,
         )
@@ -219,6 +221,7 @@ class PartitionManager:
         part = Partition(self.processors[name], number, environment, self._applied, self.membership.owns)
         part.on_rotten = self._rotten
         part.views = self.globals.views(part.processor)
+        part.head_of = self.feed.head
         expired_ms = self._clock.now_ms() - environment.tombstones_kept_ms
         if part.changelog_next and part.touched_ms < expired_ms and part.stream_ms < expired_ms:
             part.rebuild(
@@ -245,6 +248,10 @@ class PartitionManager:
     def lost(self, part: Partition, epoch: int, error: FencedError) -> None:
         """Stop answering for *part*, whose write the broker refused."""
         self.losses.fenced(part, epoch, error)
+
+    async def may_refuse(self, topic: str, partition: int, offset: int) -> bool:
+        """Return whether an operator allows that a record is refused where that stops the partition."""
+        return await self.skipping.may_refuse(topic, partition, offset)
 
     def _rotten(self, part: Partition, cause: str) -> None:
         self._loop.call_soon_threadsafe(self.losses.rotten, part, cause)
@@ -281,7 +288,7 @@ class PartitionManager:
         self.flow.released(fetched, current=counted and fetched.epoch == self.gate.epoch)
 
     def park(self, event: FoldEvent) -> None:
-        """Count an event no more that waits for another source of its table."""
+        """Count an event no more that waits for another source of its table, or for what its fold needs."""
         if event.value.epoch == self.gate.epoch:
             self.flow.parked(event.value)
 
@@ -346,14 +353,20 @@ class PartitionManager:
         ends = self.feed.ends()
         for owned in self.holdings.owned.values():
             owned.part.note_source_ends(ends, self._clock.now_ms())
+        if self._announced_partial not in (None, self._partial()):
+            self.watch(self.announce())
 
     # -- announcing
 
     async def announce(self) -> None:
         """Announce on the workers topic what this worker holds now."""
+        self._announced_partial = self._partial()
         await self.announcer.announce(
             self.adoption.generation, self.holdings.announced(self.cluster.partitions)
         )
+
+    def _partial(self) -> frozenset[Held]:
+        return frozenset((part.processor.name, part.partition) for part in self.holdings.partial())
 
     # -- the end
 

@@ -13,7 +13,7 @@ more, no further than the ends of all sources allow, asked for once a timer is d
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from holdfast.agents.globals.intake import GlobalIntake
@@ -253,6 +253,20 @@ class MergingIntake:
             return
         self._wait(moved)
         self._throttle()
+
+    @property
+    def held(self) -> Collection[Place]:
+        return [queue.place for queue in self._queues if queue.held]
+
+    def again(self) -> None:
+        self._merging.settle(self._folding.marker)
+        if self._globals is not None:
+            self._globals.settle()
+        self._drawn = False
+        if self._epoch != self._host.epoch:
+            self._drop_stale()
+        else:
+            self._wait(moved=True)
 
     def let_go(self) -> None:
         self._drawn = False

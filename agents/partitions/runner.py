@@ -18,13 +18,16 @@ from holdfast.agents.partitions.types import NOT_IN_GROUP, FoldEvent, FoldLimits
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.fold.folding import Refused
+from holdfast.core.engine.fold.patience import Patience
+from holdfast.core.engine.fold.stepping import TopicOffset
 from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.errors import FencedError, RottenStoreError
+from holdfast.errors import FencedError, Later, RottenStoreError, StoppedError
 from holdfast.kafka.codes import name_of
 from holdfast.kafka.fetching.records import FetchedRecord
 from holdfast.kafka.loop_turn import TURN_S
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
+from holdfast.tables.lived import Stopwatch
 from holdfast.tables.partition import AnyChanges, AnyFolder, Partition
 
 logger = logging.getLogger(__name__)
@@ -85,6 +88,11 @@ class Runner:
         self.job: asyncio.Task[Any] | None = None
         self._failed = False
         self._refused, self._poisoned, self._reported = 0, "", ""
+        self._standing = False
+        self._patience, self._waited = Patience(limits.later_timeout_s), Stopwatch(clock)
+        self._is_waiting = False
+        self._allowed = set[TopicOffset]()
+        """Records that an operator lets be refused, where others stop the partition."""
 
     def hand(self, event: FoldEvent) -> None:
         """Take over one fetched event; it is acked when its records are durable, or dropped when the
@@ -154,6 +162,7 @@ class Runner:
             while self._intake.ready:
                 if self._intake.draw():
                     await self._transact(self._intake.epoch)
+            self._let_on()
         except RottenStoreError:
             self._failed = True  # the host knows, and takes the partition up anew
             self._intake.void()
@@ -169,11 +178,12 @@ class Runner:
     async def _transact(self, epoch: int) -> None:
         part, intake = self.part, self._intake
         if self._poisoned:
-            while await self._hold(self._poisoned, epoch):
+            while await self._hold(f"stands still: {self._poisoned}", epoch):
                 pass
             intake.let_go()
             return
         folder = part.folder  # to the end: a partition that is lost meanwhile has none
+        folder.allowed = self._allowed if part.processor.on_error == "stop" else None
         try:
             await self._fold(folder, epoch)
             changes = folder.changes
@@ -181,6 +191,12 @@ class Runner:
         except FencedError as error:
             intake.let_go()
             self._host.lost(part, epoch, error)
+        except Later as later:
+            intake.again()
+            await self._wait(later, epoch)
+        except StoppedError as stopped:
+            intake.again()
+            await self._stop(stopped, epoch)
         except RottenStoreError:  # what is durable in Kafka is read from there again
             intake.let_go()
             raise
@@ -189,6 +205,41 @@ class Runner:
                 intake.settle()
             else:
                 intake.let_go()
+
+    def _place(self, at: TopicOffset | None) -> tuple[str, int]:
+        """Return the topic and offset of a record as operators know them; of a tick those of its choice."""
+        part = self.part
+        topic, offset = at or ("", part.applied + 1)
+        own = part.processor.topics[0] if part.processor.on is None else part.choices_topic
+        return topic or own, offset
+
+    async def _wait(self, later: Later, epoch: int) -> None:
+        """Wait for what a fold needs before it is tried again; StillWaitingError when that takes too long.
+
+        A restart may put the partition on a worker that has it: so this one ends then.
+        """
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._waited.reset()
+        self._counts.waits += 1
+        topic, offset = self._place(later.at)
+        self._waited.tick()
+        where = f"{self.part.processor.name}: offset {offset} of {topic} partition {self.part.partition}"
+        pause_s = self._patience.pause_s(later, where, self._waited.s)
+        await self._hold(f"waits for {later.needs}, at offset {offset} of {topic}: {later}", epoch, pause_s)
+
+    async def _stop(self, stopped: StoppedError, epoch: int) -> None:
+        """Stand before a record that may not be refused, until an operator lets it be."""
+        (topic, offset), partition = self._place((stopped.topic, stopped.offset)), self.part.partition
+        why = (
+            f'stands still before offset {offset} of {topic} partition {partition} ({stopped}), since on_error is "stop": mend the '
+            f"processor and restart the worker, or have the record quarantined: `holdfast quarantine skip {topic} {partition} {offset} "
+            "--execute`"
+        )
+        while not await self._host.may_refuse(topic, partition, offset):
+            if not await self._hold(why, epoch):
+                return
+        self._allowed.add((stopped.topic, stopped.offset))
 
     async def _commit_folded(self, folder: AnyFolder, changes: AnyChanges, epoch: int) -> bool:
         """Make *changes* durable, then readable; False when the partition was revoked before that."""
@@ -254,62 +305,76 @@ class Runner:
         record is neither quarantined nor left out. A restart would not cure it and would stop all other
         partitions: so this one waits, and says why.
         """
-        held = False
         while True:
             try:
                 await self._write(changes)
             except UndeliverableError as error:
                 if error.why.startswith(MISSING) and self._is_own_log(error.topic):
                     raise  # one made again is another topic: it lacks the rows, or choices, that this state is made of
-                held = True
-                if not await self._hold(str(error), epoch):
+                if not await self._hold(f"stands still: {error}", epoch):
                     return False
             else:
-                if held:
-                    logger.warning(
-                        "partition %(partition)d of %(table)s goes on",
-                        {"partition": self.part.partition, "table": self.part.processor.table},
-                    )
                 return True
 
     def _is_own_log(self, topic: str) -> bool:
         part = self.part
         return topic == part.changelog or (part.processor.on is not None and topic == part.choices_topic)
 
-    async def _hold(self, why: str, epoch: int) -> bool:
+    async def _hold(self, why: str, epoch: int, seconds: float = HOLD_S) -> bool:
         """Stand still for a while, give readiness the reason, and return whether the partition is still this
         worker's.
         """
         part, host = self.part, self._host
-        held, until_s = (part.processor.name, part.partition), self._clock.monotonic_s() + HOLD_S
-        text = f"{part.processor.name} partition {part.partition} stands still: {why}"
+        self._stand(why)
+        until_s = self._clock.monotonic_s() + seconds
+        while host.owns(part, epoch) and self._clock.monotonic_s() < until_s:
+            host.progressed()  # nothing is stuck: neither is the worker to be ended nor the group to be left
+            self._waited.tick()
+            await asyncio.sleep(HOLD_TICK_S)
+        if not host.owns(part, epoch):
+            self._let_on()
+            return False
+        return True
+
+    def _stand(self, why: str) -> None:
+        """Tell why the partition is not folded, and fetch no more of it."""
+        part = self.part
         if self._reported != why:
             logger.error(
-                "%(processor)s partition %(partition)d stands still: %(why)s",
+                "%(processor)s partition %(partition)d %(why)s",
                 {"processor": part.processor.name, "partition": part.partition, "why": why},
             )
             self._reported = why
-        host.held[held] = text
+        part.standing = f"{part.processor.name} partition {part.partition} {why}"
+        self._host.held[part.processor.name, part.partition] = part.standing
+        self._standing = True
         self._rest(True)
-        try:
-            while host.owns(part, epoch) and self._clock.monotonic_s() < until_s:
-                host.progressed()  # nothing is stuck: neither is the worker to be ended nor the group to be left
-                await asyncio.sleep(HOLD_TICK_S)
-            return host.owns(part, epoch)
-        finally:
-            self._rest(False)
-            if not host.owns(part, epoch):
-                host.held.pop(held, None)
+
+    def _let_on(self) -> None:
+        """Take back what `_stand` did: the partition is folded again, or is another's."""
+        if not self._standing:
+            return
+        part = self.part
+        logger.warning(
+            "partition %(partition)d of %(table)s goes on",
+            {"partition": part.partition, "table": part.processor.table},
+        )
+        self._host.held.pop((part.processor.name, part.partition), None)
+        part.standing, self._standing, self._reported = None, False, ""
+        self._patience.over()
+        self._is_waiting = False
+        self._rest(False)
 
     def _rest(self, held: bool) -> None:
+        kept = () if held else self._intake.held
         for topic in self.part.processor.topics:
-            self._host.feed.hold((topic, self.part.partition), held)
+            place = topic, self.part.partition
+            self._host.feed.hold(place, held or place in kept)
 
     def _note_refused(self, changes: AnyChanges) -> None:
         """Count records refused in a row, by transactions of which none was accepted."""
         refused, part = changes.refused, self.part
-        self._host.held.pop((part.processor.name, part.partition), None)
-        self._reported = ""
+        self._let_on()
         if not changes.records:
             return  # a tick, which is no record
         met = ("wake", "tick", "close")  # at a record that was folded all the same
@@ -357,6 +422,7 @@ class Runner:
 
     async def _commit(self, changes: AnyChanges, copies: list[Emit]) -> None:
         part, host = self.part, self._host
+        changes = part.noted(changes)
         changelog_next = await part.commit(changes, copies, self._limits.commit_timeout_s)
         if len(changes.puts) <= FEW_ROWS:
             part.keep(changes, changelog_next)

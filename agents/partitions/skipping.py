@@ -27,6 +27,7 @@ from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.fold.skips import OffsetRanges, Skip, Skips, behind, encode_skip
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
+from holdfast.errors import BrokerError
 from holdfast.kafka.fetching.source_fetcher import SourceFetcher
 from holdfast.kafka.reading.skip_log import PARTITION, read_skips
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
@@ -61,6 +62,7 @@ class Skipping:
         self._settings, self._thread, self._producer, self._clock = settings, thread, producer, clock
         self._gate, self._feed, self._holdings, self._metrics = gate, feed, holdings, metrics
         self._skips = Skips()
+        self._allowed_read_s = float("-inf")
         self.why: dict[Place, str] = {}
         """Why a partition stands though it was to go on."""
 
@@ -70,6 +72,20 @@ class Skipping:
         At an adoption after the fence: from then on nobody else adds to it for these partitions.
         """
         self._skips = await self._thread(read_skips, self._settings)
+
+    async def may_refuse(self, topic: str, partition: int, offset: int) -> bool:
+        """Return whether an operator allows that a record is refused; what is asked for is read anew every ASK_EVERY_S."""
+        if self._skips.allows(topic, partition, offset):
+            return True
+        now_s = self._clock.monotonic_s()
+        if now_s - self._allowed_read_s < ASK_EVERY_S:
+            return False
+        self._allowed_read_s = now_s
+        try:
+            await self.refresh()
+        except BrokerError as error:
+            logger.warning("what operators allow is not known: %(error)s", {"error": error})
+        return self._skips.allows(topic, partition, offset)
 
     def ranges(self, topic: str, partition: int) -> OffsetRanges:
         """Return what is skipped of a partition."""

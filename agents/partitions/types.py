@@ -42,10 +42,12 @@ class FoldLimits:
     """What bounds one transaction of a partition, and what becomes of records that it refuses.
 
     *quarantine_limit* is how many records in a row may be refused before the partition stands still; 0 for any.
+    *later_timeout_s* is how long it may wait for what its fold needs.
     """
 
     transaction_bytes: int
     commit_timeout_s: float
+    later_timeout_s: float
     quarantine_topic: str
     quarantine_limit: int
 
@@ -134,6 +136,10 @@ class IntakeHost(Protocol):
         """Acknowledge an event whose records are durable; not *counted*, one that was parked."""
         ...
 
+    def park(self, event: FoldEvent) -> None:
+        """Count an event no more to what is in hand: it waits for another source, or for what its fold needs."""
+        ...
+
 
 class MergingIntakeHost(IntakeHost, Protocol):
     """What an intake of several sources asks besides: the epoch, and what keeps its sources abreast."""
@@ -150,10 +156,6 @@ class MergingIntakeHost(IntakeHost, Protocol):
     @property
     def share_bytes(self) -> int:
         """Return how much of each source may wait for another source of its table."""
-        ...
-
-    def park(self, event: FoldEvent) -> None:
-        """Count an event no more to what is in hand: it waits for another source."""
         ...
 
     def ask_ends(self) -> None:
@@ -190,6 +192,10 @@ class RunnerHost(Protocol):
 
     def progressed(self) -> None:
         """Note that something moved: the worker is not stuck."""
+        ...
+
+    async def may_refuse(self, topic: str, partition: int, offset: int) -> bool:
+        """Return whether an operator allows that a record is refused where that stops the partition."""
         ...
 
     def lost(self, part: Partition, epoch: int, error: FencedError) -> None:

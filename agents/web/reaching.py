@@ -12,10 +12,13 @@ from holdfast.core.engine.query_wire import AtOffset
 
 
 def as_of(replica: Replica) -> dict[str, Any]:
-    """Return what a reply tells of how far it reaches."""
-    if replica.processor.on is None:
-        return {"as_of_offset": replica.applied}
-    return {"as_of_offset": replica.applied, "as_of": dict(replica.offsets)}
+    """Return what a reply tells of how far it reaches, and from where on if that is not the beginning."""
+    told: dict[str, Any] = {"as_of_offset": replica.applied}
+    if replica.processor.on is not None:
+        told["as_of"] = dict(replica.offsets)
+    if partial := replica.partial:
+        told["partial"] = dict(partial)
+    return told
 
 
 def wanted_of(processor: Processor[Any, Any], asked: AtOffset | None) -> AtOffset | None:

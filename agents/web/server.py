@@ -8,7 +8,7 @@ says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, cast
 
 from aiohttp import web
@@ -46,6 +46,7 @@ from holdfast.core.engine import query_wire
 from holdfast.core.engine.declared.processor import Processor, table_name
 from holdfast.core.engine.query_wire import PageReply, Role, RowReply, RowsReply, Staleness, render
 from holdfast.core.engine.state.codec import RowCodec
+from holdfast.core.engine.state.lost_heads import told_lost
 from holdfast.core.streams.windowing.rows import holds_windows
 from holdfast.errors import ConfigError, StoreError
 
@@ -62,10 +63,17 @@ class WebService(Service):
     """Serves *serving* on the web port of *settings* for as long as it runs."""
 
     def __init__(
-        self, settings: Settings, serving: Serving, metrics: Metrics, *, clock: Clock = system_clock
+        self,
+        settings: Settings,
+        serving: Serving,
+        metrics: Metrics,
+        *,
+        pages: Callable[[], Iterable[web.AbstractResource]] = tuple,
+        clock: Clock = system_clock,
     ) -> None:
+        """*pages* gives what the application declares beside, asked for when the port opens."""
         super().__init__()
-        self._settings = settings
+        self._settings, self._pages = settings, pages
         self._application = build_application(settings, serving, metrics, clock)
         self._watch_loop = metrics.watch_loop
         self._troubles = Troubles(metrics.web_refused, clock)
@@ -82,6 +90,8 @@ class WebService(Service):
                 "web_connections=%(web_connections)d",
                 {"connections": connections, "web_connections": settings.web_connections},
             )
+        for resource in self._pages():
+            self._application.router.register_resource(resource)
         runner = PortRunner(self._application, self._troubles, shutdown_timeout_s=SHUTDOWN_S)
         await runner.setup()
         limits = ConnectionLimits(
@@ -114,12 +124,14 @@ def build_application(
     """Return the aiohttp application behind the web port."""
     access, tables = Access(settings), _Tables(settings, serving, metrics, clock)
     copies = GlobalPages(settings.app, serving)
+    own: set[web.AbstractResource] = set()
     health, inspections = _Health(serving, metrics), InspectionPages(tables.find)
 
     @web.middleware
     async def guard(request: web.Request, handler: RouteHandler) -> web.StreamResponse:
         try:
-            check_form(request)
+            if request.match_info.route.resource in own:
+                check_form(request)
             access.check(request)
             return await handler(request)
         except RequestRefused as refused:
@@ -166,6 +178,7 @@ def build_application(
             web.get("/metrics", health.metrics),
         ]
     )
+    own.update(application.router.resources())
     application.on_cleanup.append(inspections.close)
     return application
 
@@ -180,10 +193,20 @@ class _Health:
     async def ready(self, request: web.Request) -> web.Response:
         cause = self._serving.unready()
         if cause is None:
-            return respond(request, {"status": "ready"})
+            partial = self._partial()
+            return respond(request, {"status": "ready", **({"partial": partial} if partial else {})})
         return respond(
             request, {"status": "unready", "cause": cause}, status=503, headers={"Retry-After": "1"}
         )
+
+    def _partial(self) -> list[str]:
+        """Return which partitions held here began behind a hole in a source: no reason to be unready, for nothing here mends it."""
+        return [
+            f"{table} partition {partition} began behind a hole: {told_lost(lost)}"
+            for table in sorted(self._serving.tables())
+            for partition in range(self._serving.partitions(table))
+            if (replica := self._serving.lookup(table, partition)) is not None and (lost := replica.partial)
+        ]
 
     async def metrics(self, request: web.Request) -> web.Response:
         body, content_type = self._metrics.exposition(self._serving, request.headers.get("Accept", ""))
@@ -265,6 +288,7 @@ class _Tables:
                     "partition": replica.partition,
                     "role": _role(replica),
                     "serving": replica.serving,
+                    **({} if replica.standing is None else {"standing": replica.standing}),
                     **as_of(replica),
                     "stream_ms": replica.stream_ms,
                     "approximate_rows": replica.approximate_rows(),
@@ -401,7 +425,7 @@ class _Tables:
             504,
             "offset_timeout",
             f"{table}/{partition} is at offset {reached_to}, not yet {shown_offsets(wanted)} after {terms.timeout_ms} ms; "
-            "ask again, or see whether its worker keeps up (kafka_consumergroup_lag)",
+            + (replica.standing or "ask again, or see whether its worker keeps up (kafka_consumergroup_lag)"),
         )
 
     def _declaring(self, asked: str) -> Processor[Any, Any] | None:

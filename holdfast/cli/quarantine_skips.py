@@ -1,4 +1,6 @@
-"""`holdfast quarantine skip | skips`: unreadable offsets of a source, which the application leaves out."""
+"""`holdfast quarantine skip | skips`: unreadable offsets of a source, which the application leaves out, and records
+before which a processor has stopped.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from holdfast.cli.context import LAST_OFFSET, LAST_PARTITION, globals_of, output
 from holdfast.cli.output import Cell, Output, note, show, show_json, utc
 
 if TYPE_CHECKING:
-    from holdfast.clients.quarantine.skips import SkipPlan, SkipRequests
+    from holdfast.clients.quarantine.skips import AllowancePlan, SkipPlan, SkipRequests
     from holdfast.core.engine.fold.skips import Skip
 
 TIMEOUT_S = 30.0
@@ -32,7 +34,8 @@ def register_skips(app: typer.Typer) -> None:
     app.command(
         "skip",
         help="Ask the workers to skip an unreadable batch of a source. Without --execute, only show what would be skipped. "
-        "Every table, version and replay of the application leaves out skipped offsets for good.",
+        "Every table, version and replay of the application leaves out skipped offsets for good. Of a record that can be read, "
+        'let it go to the quarantine of the processors that stop before it (on_error="stop").',
     )(skip)
     app.command(
         "skips",
@@ -45,7 +48,13 @@ def _open(context: typer.Context, timeout_s: float) -> SkipRequests:
 
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
-    return SkipRequests(application.settings, application.read_topics, timeout_s=timeout_s)
+    stopping: dict[str, list[str]] = {}
+    for each in application.processors:
+        if each.on_error == "stop":
+            own = [] if each.on is None else [each.choices(application.settings.app)]
+            for topic in (*each.topics, *own):
+                stopping.setdefault(topic, []).append(each.name)
+    return SkipRequests(application.settings, application.read_topics, stopping=stopping, timeout_s=timeout_s)
 
 
 def skip(
@@ -58,7 +67,7 @@ def skip(
             metavar="OFFSET",
             min=0,
             max=LAST_OFFSET,
-            help="The offset at which the partition stands; readiness names it.",
+            help="The offset at which the partition stands; readiness names it. Of a topic of choices, the number of the tick's choice.",
         ),
     ],
     execute: Annotated[
@@ -67,7 +76,12 @@ def skip(
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     skipping = _open(context, timeout)
-    plan = asyncio.run(skipping.plan(topic, partition, offset, skipping.skips()))
+    known = skipping.skips()
+    if (allowance := asyncio.run(skipping.allowance(topic, partition, offset, known))) is not None:
+        allowed = skipping.allow(allowance, by=_person()) if execute else None
+        _tell_allowed(allowance, allowed, output_of(context))
+        return
+    plan = asyncio.run(skipping.plan(topic, partition, offset, known))
     asked = skipping.ask(plan, by=_person()) if execute else None
     _tell(plan, asked, output_of(context))
 
@@ -78,6 +92,32 @@ def _person() -> str:
     except (KeyError, OSError):  # a container's user may have no name
         name = str(os.getuid())
     return f"{name}@{socket.gethostname()}"
+
+
+def _tell_allowed(plan: AllowancePlan, allowed: Skip | None, output: Output) -> None:
+    cells: dict[str, Cell] = {
+        "topic": plan.topic,
+        "partition": plan.partition,
+        "offset": plan.offset,
+        "processors": ",".join(plan.processors),
+        "action": "would allow" if allowed is None else "allowed",
+        "by": None if allowed is None else allowed.by,
+    }
+    if output is Output.JSON:
+        show_json(cells)
+    else:
+        show([{"name": name, "value": cell} for name, cell in cells.items()], ("name", "value"), output)
+    if plan.asked:
+        note("it was allowed before")
+    if allowed is None:
+        note(
+            "nothing was changed; add --execute to let the record go to the quarantine, where a fold refuses it"
+        )
+    else:
+        note(
+            "a partition that has stopped before it goes on within some seconds, and `holdfast quarantine list` shows the record; where a fold "
+            "takes it, as a mended one does, nothing is quarantined"
+        )
 
 
 def _tell(plan: SkipPlan, asked: Skip | None, output: Output) -> None:
@@ -141,7 +181,7 @@ def _record(skip: Skip, output: Output) -> dict[str, Cell]:
         "partition": skip.partition,
         "first": skip.first,
         "last": skip.last,
-        "state": "made" if skip.made else "asked",
+        "state": "made" if skip.made else "allowed" if skip.allowed else "asked",
         "error": skip.error,
         "reason": skip.reason if output is Output.JSON else short,
         "by": skip.by,

@@ -28,7 +28,7 @@ from holdfast.core.engine.query_wire import AtOffset
 from holdfast.core.streams.windowing.rows import WindowResult, why_no_range
 from holdfast.errors import ConfigError
 
-PLACES = ("table", "version", "partition", "owner", "standbys")
+PLACES = ("table", "version", "partition", "owner", "standbys", "partial")
 ROWS = ("key", "partition", "as_of_offset", "role", "value")
 WINDOWS = ("key", "start", "end", "partition", "as_of_offset", "role", "value")
 LIMIT_ROWS = 100
@@ -76,6 +76,8 @@ def list_tables(context: typer.Context, timeout: TimeoutOption = TIMEOUT_S) -> N
     for each in application.processors:
         if not each.stateless and (each.name, each.version) not in announced:
             note(f"no worker has announced {each.name} version {each.version}: start one")
+    if partial := sum(record["partial"] is True for record in records):
+        note(f"{partial} partitions are partial: records of their sources were deleted before they began")
     if unserved := sum(record["owner"] is None for record in records):
         note(f"{unserved} partitions are not served: start workers, or wait until they have restored")
 
@@ -94,6 +96,7 @@ async def _places(application: Application, timeout_s: float) -> list[dict[str, 
             "partition": partition,
             "owner": workers.owner(each.name, each.version, partition),
             "standbys": workers.standbys(each.name, each.version, partition),
+            "partial": workers.is_partial(each.name, each.version, partition),
         }
         for each in application.processors
         for table in _tables_of(each)

@@ -48,6 +48,13 @@ def verify(
             help="Compare what the workers serve as well: replay, changelog and store, at the store's offset.",
         ),
     ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Exit code 1 also where records are missing, so that equal states prove nothing of them.",
+        ),
+    ] = False,
     store_timeout_s: Annotated[
         float,
         typer.Option(metavar="SECONDS", help="With --store: how long a worker may take to read a partition."),
@@ -67,12 +74,21 @@ def verify(
     )
     if store:
         return _of_stores(
-            context, application.processor(name), application.settings, options, store_timeout_s
+            context,
+            application.processor(name),
+            application.settings,
+            options,
+            store_timeout_s,
+            strict=strict,
         )
     verdict = run(application.processor(name), application.settings, options)
-    same = "equal" if verdict.equal else "DIFFERENT"
+    same = f"equal{_partly(verdict)}" if verdict.equal else "DIFFERENT"
     columns = ("partition", "applied", "equal", "live_digest", "replayed_digest")
-    _report(context, verdict, columns, f"{name}: {same}", f"live {verdict.live_digest}")
+    _report(context, verdict, columns, f"{name}: {same}", f"live {verdict.live_digest}", strict=strict)
+
+
+def _partly(verdict: TableVerdict | StoreVerdict) -> str:
+    return " but PARTIAL, as far as the log reaches back," if verdict.partial else ""
 
 
 def _report(
@@ -81,8 +97,10 @@ def _report(
     columns: tuple[str, ...],
     found: str,
     digest: str,
+    *,
+    strict: bool,
 ) -> None:
-    """Print what was compared, and exit with code 1 when it differs."""
+    """Print what was compared, and exit with code 1 when it differs, or is partial and *strict*."""
     document = verdict.document()
     if output_of(context) is Output.JSON:
         show_json(document)
@@ -95,9 +113,11 @@ def _report(
         for each in verdict.partitions:
             if each.cause is not None:
                 note(f"partition {each.partition}: {each.explain()}")
+        for why in verdict.partial:
+            note(f"partial: {why}")
         read = f"{verdict.records} records{left_out(verdict.skipped)} on {verdict.engine}"
         note(f"{found} after {read}; {digest}")
-    if not verdict.equal:
+    if not verdict.equal or (strict and verdict.partial):
         raise typer.Exit(1)
 
 
@@ -124,13 +144,15 @@ def _of_stores(
     settings: Settings,
     options: ReplayOptions,
     timeout_s: float,
+    *,
+    strict: bool,
 ) -> None:
     from holdfast.clients.tables.inspecting import StoreInspector
     from holdfast.pipeline.verify_store import verify_store
 
     with StoreInspector(settings) as inspector:
         verdict = verify_store(processor, settings, _Stores(inspector, timeout_s), options)
-    same = "replay, changelog and store are equal" if verdict.equal else "DIFFERENT"
+    same = f"replay, changelog and store are equal{_partly(verdict)}" if verdict.equal else "DIFFERENT"
     columns = (
         "partition",
         "applied",
@@ -140,4 +162,6 @@ def _of_stores(
         "changelog_digest",
         "replayed_digest",
     )
-    _report(context, verdict, columns, f"{processor.name}: {same}", f"store {verdict.store_digest}")
+    _report(
+        context, verdict, columns, f"{processor.name}: {same}", f"store {verdict.store_digest}", strict=strict
+    )

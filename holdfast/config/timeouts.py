@@ -27,6 +27,12 @@ class TimeoutSettings(Section):
     stall_timeout_s: float = setting(
         60.0, "a worker without progress for this long exits", low=1, high=86_400
     )
+    later_timeout_s: float = setting(
+        600.0,
+        "a worker or replay ends when what a fold needs (errors.Later) is away for this long",
+        low=1,
+        high=2_592_000,
+    )
     quarantine_limit: int = setting(
         10_000,
         "a partition stands still after this many quarantined records in a row; 0: never",

@@ -37,6 +37,8 @@ class MemoryReplica:
     def __init__(self, processor: Processor[Any, Any], partition: int, *, active: bool = True) -> None:
         self.processor, self.partition, self.active, self.serving = processor, partition, active, True
         self.applied, self.stream_ms, self.source_end, self.current_ms = NOTHING_APPLIED, -1, UNKNOWN, UNKNOWN
+        self.standing: str | None = None
+        self.partial: dict[str, int] = {}
         self.rows: dict[str, bytes] = {}
         self.named: dict[str, dict[str, bytes]] = {name: {} for name in processor.tables}
         self.waited_for = asyncio.Event()

@@ -4,6 +4,6 @@
 """
 
 from holdfast.testing.logs import TopicRecord
-from holdfast.testing.topology import RefusedRecord, Topology
+from holdfast.testing.topology import RefusedRecord, Topology, WaitingRecord
 
-__all__ = ["RefusedRecord", "TopicRecord", "Topology"]
+__all__ = ["RefusedRecord", "TopicRecord", "Topology", "WaitingRecord"]

@@ -34,6 +34,10 @@ class KitGlobals:
         """Return the topics that globals are folded from."""
         return {each.table.topic for each in self.copies.values()}
 
+    def named(self, topic: str) -> str:
+        """Return the name of a global that is folded from *topic*."""
+        return next(name for name, each in self.copies.items() if each.table.topic == topic)
+
     def apply(self, record: TopicRecord) -> list[tuple[str, Refused]]:
         """Fold a record into the globals of its topic; return what was refused, by the name of the global."""
         refused: list[tuple[str, Refused]] = []

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.fold.folding import Folder, Refused
-from holdfast.core.engine.fold.stepping import Written
+from holdfast.core.engine.fold.stepping import SteppingFolder, TopicOffset, Written
 from holdfast.core.engine.merge.choices import Choice
 from holdfast.core.engine.merge.global_copies import GlobalReplay
 from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
-from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder, start_of
+from holdfast.core.engine.merge.merging_folder import MergingFolder, start_of
 from holdfast.core.engine.state.codec import (
     EVENT,
     TICK,
@@ -29,9 +30,11 @@ from holdfast.core.engine.state.codec import (
     text_key,
 )
 from holdfast.core.engine.state.memory_store import DictStore
-from holdfast.errors import ImpureFoldError
+from holdfast.errors import ImpureFoldError, Later, StoppedError
 from holdfast.testing.globals import KitGlobals
 from holdfast.testing.logs import TopicRecord, batch_of, batches_of
+
+F = TypeVar("F", bound=SteppingFolder[Any, Any, Any])
 
 REPLAY_CUTS = (7, 1 << 30)
 """How many records, or stretches of them, each transaction of a replay holds: a few, and all of them."""
@@ -67,6 +70,37 @@ class PartitionRun(ABC):
         self.processor, self.partition = processor, partition
         self.outcome, self._restored = FoldOutcome(), FoldOutcome()
         self._folded = self._replayed = 0
+        self.held = deque[TopicRecord | int]()
+        """Records, and times of ticks, that are not folded yet: the first of them waits, or stops the partition."""
+        self.cause: Later | StoppedError | None = None
+        """Why it does."""
+        self._allowed = set[TopicOffset]()
+
+    def offer(self, what: TopicRecord | int) -> None:
+        """Take a record, or the time of a tick: it is folded behind those that are held."""
+        self.held.append(what)
+
+    def step(self) -> Written | None:
+        """Fold the first that is held; None where it must wait, as `cause` tells, or was told to no fold."""
+        first = self.held[0]
+        try:
+            changes = self.tick(first) if isinstance(first, int) else self.fold(first)
+        except (Later, StoppedError) as cause:
+            self.cause = cause
+            return None
+        self.cause = None
+        self.held.popleft()
+        return changes
+
+    def allow(self) -> None:
+        """Let what stops the partition be refused."""
+        if isinstance(self.cause, StoppedError):
+            self._allowed.add((self.cause.topic, self.cause.offset))
+
+    def _folding(self, folder: F) -> F:
+        """Return *folder*, which stops where a worker's would."""
+        folder.allowed = self._allowed if self.processor.on_error == "stop" else None
+        return folder
 
     def fold(self, record: TopicRecord) -> Written:
         """Fold one record and return what it changed; ImpureFoldError when a restart before it would have
@@ -145,11 +179,10 @@ class SingleRun(PartitionRun):
 
     def __init__(self, processor: Processor[Any, Any], partition: int) -> None:
         super().__init__(processor, partition)
-        self._folder: Folder[Any] = Folder(processor, self.outcome.store)
+        self._folder: Folder[Any] = self._folding(Folder(processor, self.outcome.store))
         self._log: list[TopicRecord] = []
 
     def _both(self, record: TopicRecord) -> tuple[Written, Written]:
-        self._log.append(record)
         batch, folder = batch_of(self.processor.columns, [record]), self._folder
         again: Folder[Any] = Folder(
             self.processor,
@@ -158,7 +191,9 @@ class SingleRun(PartitionRun):
             stream_ms=folder.stream_ms,
             event_ms=folder.event_ms,
         )
-        return _one(folder, [batch]), _one(again, [batch])
+        changes = _two((folder, [batch]), (self._folding(again), [batch]))
+        self._log.append(record)
+        return changes
 
     def _again(self, cut: int, store: DictStore) -> Iterator[Written]:
         folder: Folder[Any] = Folder(self.processor, store)
@@ -178,14 +213,17 @@ class MergedRun(PartitionRun):
         self._folds, self._topics = processor.folds, processor.topics
         self._logs: list[list[TopicRecord]] = [[] for _ in self._topics]
         self._tables, self._views = tables, tables.views(processor.reads)
-        self._folder: MergingFolder[Any] = MergingFolder(processor, self.outcome.store, views=self._views)
+        self._folder: MergingFolder[Any] = self._folding(
+            MergingFolder(processor, self.outcome.store, views=self._views)
+        )
         self._merger = Merger(self._folder.marker)
         self.choices: list[Choice] = []
 
     def _both(self, record: TopicRecord) -> tuple[Written, Written]:
         source = self._topics.index(record.topic)
+        changes = self._step(source, batch_of(self._folds[source].inputs, [record]))
         self._logs[source].append(record)
-        return self._step(source, batch_of(self._folds[source].inputs, [record]))
+        return changes
 
     def tick(self, to_ms: int) -> Written | None:
         """Record that the clock says *to_ms*, and fire the timers of ticks that are due."""
@@ -201,8 +239,13 @@ class MergedRun(PartitionRun):
         merger, vectors = Merger(marker), self._views.vectors
         for each in (merger, self._merger):
             each.see(vectors)
-        again = _merged(restarted, merger, source, batch, tick_ms)
-        changes = _merged(self._folder, self._merger, source, batch, tick_ms)
+        try:
+            changes, again = _two(
+                (self._folder, _merged(self._folder, self._merger, source, batch, tick_ms)),
+                (self._folding(restarted), _merged(restarted, merger, source, batch, tick_ms)),
+            )
+        finally:
+            self._merger.settle(self._folder.marker)
         self.choices += changes.choices
         return changes, again
 
@@ -219,21 +262,37 @@ class MergedRun(PartitionRun):
 
 def _merged(
     folder: MergingFolder[Any], merger: Merger, source: int, batch: Batch, tick_ms: int | None
-) -> MergedChanges:
-    """Fold what one record, or one tick, adds to what is folded: nothing is waited for."""
+) -> Iterator[Stretch]:
+    """Return what one record, or one tick, adds to what is folded: nothing is waited for."""
     merger.offer(source, batch)
     if tick_ms is not None:
         merger.tick(tick_ms)
     ends = (0,) * len(folder.marker.applied)
-    changes: MergedChanges = _one(folder, iter(lambda: merger.take(ends), None))
-    merger.settle(folder.marker)
+    return iter(lambda: merger.take(ends), None)
+
+
+def _two(*given: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Fold one transaction twice, and commit both; neither where one of them has to wait, or is stopped."""
+    try:
+        one, other = [_folded(folder, what) for folder, what in given]
+    except (Later, StoppedError):
+        for folder, _ in given:
+            folder.rollback()
+        raise
+    for folder, _ in given:
+        folder.commit()
+    return one, other
+
+
+def _folded(folder: Any, given: Any) -> Any:
+    changes = folder.fold(given)
+    assert changes is not None, "offsets ascend"
     return changes
 
 
 def _one(folder: Any, given: Iterable[Batch] | Iterable[Stretch]) -> Any:
     """Fold one transaction and commit it."""
-    changes = folder.fold(given)
-    assert changes is not None, "offsets ascend"
+    changes = _folded(folder, given)
     folder.commit()
     return changes
 

@@ -18,7 +18,7 @@ from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.fold.stepping import Refused, Written
 from holdfast.core.engine.merge.choices import Choice
 from holdfast.core.streams.windowing.rows import WindowResult, windows_of
-from holdfast.errors import TopologyError
+from holdfast.errors import Later, StoppedError, TopologyError
 from holdfast.testing.globals import KitGlobals
 from holdfast.testing.logs import TopicLogs, TopicRecord, as_bytes
 from holdfast.testing.runs import MergedRun, PartitionRun, open_run
@@ -41,6 +41,19 @@ class RefusedRecord:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingRecord:
+    """A record that is not folded yet, because what its fold needs is not there (`errors.Later`); None for a tick.
+
+    *processor* is the name of the global where it is one of a global's topic.
+    """
+
+    processor: str
+    record: TopicRecord | None
+    needs: str
+    reason: str
+
+
 class Topology:
     """The processors of *app* over topics in memory, all with *partitions* partitions.
 
@@ -51,6 +64,10 @@ class Topology:
     replayed in transactions of other sizes at the end of the `with` block (or by `check`).
     ImpureFoldError when the three differ: then the fold uses a clock, chance or state of its own. All three run in
     one process, so what depends on its hash seed is not seen: sort sets of text, and do not call `hash` on it.
+    What a fold raises Later for is `waiting`, and all that follows it in its partition, until it is folded by `go_on`.
+    Where a processor is declared with `on_error="stop"`, what would be refused is in `stopped` until `skip` has it
+    refused.
+
     ChainError, as when a worker starts, where a processor is of another version than one it depends on.
 
     >>> from holdfast import Processor, by_key
@@ -82,6 +99,8 @@ class Topology:
         for each in self.processors.values():
             for topic in each.topics:
                 self._readers.setdefault(topic, []).append(each)
+        self._held_globals = deque[TopicRecord]()
+        self._global_cause: Later | None = None
         self._now_ms = start_ms
         self.refused: list[RefusedRecord] = []
         """What was refused, in order; a test that expects none says so: `assert not topology.refused`."""
@@ -135,21 +154,50 @@ class Topology:
                 )
             self._fold_globals(record)
             for processor in self._readers.get(record.topic, ()):
-                pending.extend(self._fold(processor, record))
+                pending.extend(self._fold(processor, record, record.partition))
 
     def _fold_globals(self, record: TopicRecord) -> None:
-        for name, each in self._globals.apply(record):
-            self.refused.append(
-                RefusedRecord(
-                    processor=name, record=record, stage=each.stage, error=each.error, reason=each.reason
-                )
-            )
+        if record.topic in self._globals.topics:
+            self._held_globals.append(record)
+            self._go_on_with_globals()
 
-    def _fold(self, processor: Processor[Any, Any], record: TopicRecord) -> list[TopicRecord]:
-        """Fold a record and return what was appended for it."""
-        changes = self._run(processor.name, record.partition).fold(record)
-        self.refused += [self._told(processor, record, each) for each in changes.refused]
-        return self._emitted(processor, record.partition, changes)
+    def _go_on_with_globals(self) -> None:
+        self._global_cause = None
+        while self._held_globals:
+            record = self._held_globals[0]
+            try:
+                refused = self._globals.apply(record)
+            except Later as later:
+                self._global_cause = later
+                return
+            self._held_globals.popleft()
+            for name, each in refused:
+                told = (each.stage, each.error, each.reason)
+                self.refused.append(
+                    RefusedRecord(processor=name, record=record, stage=told[0], error=told[1], reason=told[2])
+                )
+
+    def _fold(
+        self, processor: Processor[Any, Any], what: TopicRecord | int, partition: int
+    ) -> list[TopicRecord]:
+        """Fold a record, or a tick, and what is held before it; return what was appended for that."""
+        run = self._run(processor.name, partition)
+        was_held = bool(run.held)
+        run.offer(what)
+        return [] if was_held else self._go_on(processor, run)
+
+    def _go_on(self, processor: Processor[Any, Any], run: PartitionRun) -> list[TopicRecord]:
+        appended: list[TopicRecord] = []
+        while run.held:
+            first = run.held[0]
+            changes = run.step()
+            if run.cause is not None:
+                break
+            if changes is not None:
+                record = None if isinstance(first, int) else first
+                self.refused += [self._told(processor, record, each) for each in changes.refused]
+                appended += self._emitted(processor, run.partition, changes)
+        return appended
 
     def _emitted(self, processor: Processor[Any, Any], partition: int, changes: Written) -> list[TopicRecord]:
         into = partition if processor.in_place else None
@@ -162,12 +210,57 @@ class Topology:
         if type(to) is not int:
             raise TopologyError(f"tick({to!r:.100}): a time is a whole number of ms")
         self._now_ms = max(self._now_ms, to)
-        for (name, partition), run in sorted(self._runs.items()):
-            if (changes := run.tick(to)) is None:
-                continue
-            processor = self.processors[name]
-            self.refused += [self._told(processor, None, each) for each in changes.refused]
-            self._fold_all(*self._emitted(processor, partition, changes))
+        for name, partition in sorted(self._runs):
+            self._fold_all(*self._fold(self.processors[name], to, partition))
+
+    # -- what waits
+
+    @property
+    def waiting(self) -> list[WaitingRecord]:
+        """Return of each partition that waits the record whose fold raised Later, in the order of names and partitions."""
+        found = [
+            _waiting(name, run.held[0], run.cause)
+            for (name, _), run in sorted(self._runs.items())
+            if isinstance(run.cause, Later)
+        ]
+        if self._global_cause is not None:
+            record = self._held_globals[0]
+            found.append(_waiting(self._globals.named(record.topic), record, self._global_cause))
+        return found
+
+    @property
+    def stopped(self) -> list[RefusedRecord]:
+        """Return of each partition that is stopped (`on_error="stop"`) the record that would be refused."""
+        found = []
+        for (name, _), run in sorted(self._runs.items()):
+            if isinstance(cause := run.cause, StoppedError):
+                first = run.held[0]
+                found.append(
+                    RefusedRecord(
+                        processor=name,
+                        record=None if isinstance(first, int) else first,
+                        stage=cause.stage,
+                        error=cause.error,
+                        reason=cause.reason,
+                    )
+                )
+        return found
+
+    def go_on(self) -> None:
+        """Try again what waits, and fold all that follows: call it when what was needed is there."""
+        self._go_on_with_globals()
+        for (name, _), run in sorted(self._runs.items()):
+            self._fold_all(*self._go_on(self.processors[name], run))
+
+    def skip(self, name: str | Processor[Any, Any], partition: int = 0) -> None:
+        """Have a record refused that stops a partition, as `holdfast quarantine skip` does, and fold all that follows."""
+        for run in self._of(name, partition):
+            if not isinstance(run.cause, StoppedError):
+                raise TopologyError(
+                    f"{run.processor.name} partition {partition} is not stopped: see `stopped`"
+                )
+            run.allow()
+            self._fold_all(*self._go_on(run.processor, run))
 
     def _run(self, name: str, partition: int) -> PartitionRun:
         place = (name, partition)
@@ -303,6 +396,11 @@ class Topology:
     ) -> None:
         if kind is None:
             self.check()
+
+
+def _waiting(name: str, what: TopicRecord | int, cause: Later) -> WaitingRecord:
+    record = None if isinstance(what, int) else what
+    return WaitingRecord(processor=name, record=record, needs=cause.needs, reason=str(cause))
 
 
 def _written(what: str, given: Any, source: str | Source[Any]) -> bytes | None:

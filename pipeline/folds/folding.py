@@ -25,6 +25,7 @@ from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_K
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.errors import OrderError
+from holdfast.pipeline.folds.waiting import fold_whole, waiting
 
 TRANSACTION_RECORDS = 50_000
 TRANSACTION_BYTES = 32 << 20
@@ -55,7 +56,7 @@ class FoldPlan:
     *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions* tells every change
     of a row, or with *of_key*, a table ("" for the processor's own) and a key, only those of one. Folding then goes record by record, about three times slower. *skips* are offsets of
     each partition that are left out, whatever a reader gives: what is skipped of a source does not exist for
-    its application.
+    its application. *later_timeout_s* is how long a record may wait for what its fold needs.
     """
 
     processor: Processor[Any, Any]
@@ -63,6 +64,7 @@ class FoldPlan:
     transitions: bool = False
     of_key: tuple[str, str] | None = None
     skips: Mapping[int, OffsetRanges] = field(default_factory=dict)
+    later_timeout_s: float = 600.0
 
     def tells(self, each: Transition[Any]) -> bool:
         """Return whether a transition is one of those asked for."""
@@ -161,6 +163,8 @@ class PartitionFold:
         self._folder: Folder[Any] = Folder(
             plan.processor, self._store, trace=self._trace if plan.transitions else None
         )
+        self._on_later = waiting(plan.later_timeout_s)
+        self._where = f"replay of {plan.processor.table} partition {partition}"
         self._pending: list[Batch] = []
         self._pending_records = self._pending_bytes = self._records = self._refused = 0
         self._last = NOTHING_APPLIED
@@ -192,7 +196,7 @@ class PartitionFold:
     def _fold(self) -> None:
         if not self._pending:
             return
-        changes = self._folder.fold(self._pending)
+        changes = fold_whole(self._folder, self._pending, self._on_later, self._where)
         self._pending, self._pending_records, self._pending_bytes = [], 0, 0
         assert changes is not None, "feed() lets nothing through that was folded before"
         self._store.apply(changes.puts)

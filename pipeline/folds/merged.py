@@ -43,6 +43,7 @@ from holdfast.pipeline.folds.folding import (
 )
 from holdfast.pipeline.folds.merged_extent import MergedExtent
 from holdfast.pipeline.folds.spilling import SpillingStore
+from holdfast.pipeline.folds.waiting import fold_whole, waiting
 from holdfast.pipeline.stopping import ReplayEnd
 from holdfast.pipeline.topic import TopicReader
 
@@ -153,7 +154,7 @@ def fold_merged(
     """
     with ExitStack() as stack:
         copies = [stack.enter_context(closing(SpillingStore())) for _ in plan.processor.reads]
-        views = GlobalReplay(plan.processor.reads, open_logs, copies)
+        views = GlobalReplay(plan.processor.reads, open_logs, copies, waiting(plan.later_timeout_s))
         yield from _fold_seeing(plan, partition, logs, recorded, ends, stop, views, open_end=open_end)
 
 
@@ -169,6 +170,8 @@ def _fold_seeing(
     open_end: bool,
 ) -> Iterator[pa.RecordBatch]:
     results, store, sizes = Results(), DictStore(), _Sizes()
+    on_later = waiting(plan.later_timeout_s)
+    where = f"replay of {plan.processor.table} partition {partition}"
 
     def trace(each: Transition[object]) -> None:
         if plan.tells(each):
@@ -182,7 +185,7 @@ def _fold_seeing(
         stretches = stop.cut(stretches)
     records = refused = 0
     while taken := sizes.transaction(stretches):
-        changes = folder.fold(taken)
+        changes = fold_whole(folder, taken, on_later, where)
         assert changes is not None, "a stretch is never empty"
         store.apply(changes.puts)
         for each in changes.refused:

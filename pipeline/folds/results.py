@@ -88,6 +88,8 @@ class Replayed:
     results: pa.Table | None
     skipped: int = 0
     """How many offsets of what was read are skipped, since nobody can read what lies there."""
+    holes: tuple[str, ...] = ()
+    """What of the log was missing, in words; nothing of a whole one."""
 
     @property
     def digest(self) -> str:

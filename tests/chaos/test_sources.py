@@ -4,9 +4,16 @@ processors of several.
 
 from __future__ import annotations
 
+import asyncio
+import json
+
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from holdfast import BlockingTableClient
+from holdfast.clients.tables.directory import WorkersTopic
+from holdfast.pipeline.replay import ReplayOptions
+from holdfast.pipeline.verify import verify
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application, wait_for
 from tests.support.proof import last_offsets, prove, read_topic
@@ -28,6 +35,20 @@ def cut(app: Application, before: int, partition: int = 0) -> None:
         future.result(30)
 
 
+def partial_partitions(app: Application) -> list[int]:
+    """Return which partitions of "counts" workers announce as partial."""
+
+    async def ask() -> list[int]:
+        directory = WorkersTopic(app.settings)
+        try:
+            await directory.refresh(20)
+            return [each for each in range(app.partitions) if directory.workers.is_partial("counts", 1, each)]
+        finally:
+            await directory.close()
+
+    return asyncio.run(ask())
+
+
 def test_a_worker_on_an_empty_topic_is_ready_and_folds_the_first_record(application: MakeApplication) -> None:
     app = application(partitions=2)
     worker = app.worker().start().wait_ready()
@@ -36,13 +57,41 @@ def test_a_worker_on_an_empty_topic_is_ready_and_folds_the_first_record(applicat
     assert prove(app).source[0][-1].offset() == 0
 
 
-def test_a_fresh_worker_on_a_topic_whose_beginning_is_gone_folds_what_is_left(
-    application: MakeApplication,
-) -> None:
-    app = application(partitions=2)
+def test_a_table_that_begins_behind_a_hole_says_so_for_good(application: MakeApplication) -> None:
+    app = application(partitions=2, instance_id="only")
     app.load(rate=10_000, limit=4_000, seed=81).wait()
     cut(app, 700)
-    app.worker().start()
+    worker = app.worker().start()
+
+    def check_told() -> None:
+        app.wait_applied(last_offsets(read_topic(app.broker, app.source)), 60)
+        told = json.dumps({"partial": {app.source: 700}}, separators=(",", ":"))[1:-1]
+        assert told in worker.ask("/tables/counts/0/rows/k1")[1]
+        assert "partial" not in worker.ask("/tables/counts/1/rows/k1")[1]
+        status, ready = worker.ask("/health/ready")
+        assert (status, ready.count(f"{app.source} before offset 700")) == (200, 2), "two tables fold it"
+        partial = worker.metric("holdfast_partial")
+        assert {labels: value for labels, value in partial.items() if value} == {
+            f'partition="0",role="active",table="{each.name}"': 1 for each in app.processors
+        }
+        wait_for("the announcement", lambda: partial_partitions(app) == [0], 30, worker.tail)
+
+    check_told()
+    assert worker.said("begins at offset 700, what was before was deleted")
+    worker.kill()
+    worker.wipe()
+    worker.start()  # which restores, and reads nothing of what is gone
+    check_told()
+    assert not worker.said("begins at offset 700")
+    with BlockingTableClient(app.settings, app.processors) as tables:
+        found = [tables.get("counts", "k1", partition=each, timeout_s=30).partial for each in (0, 1)]
+    assert found == [True, False]
+    verdict = verify(app.processors[0], app.settings, ReplayOptions(engine="local"))
+    assert verdict.equal
+    assert verdict.partial == (
+        f"partition 0 began behind a hole: {app.source} before offset 700",
+        f"topic {app.source} partition 0 begins at offset 700: earlier records were deleted",
+    )
     proof = prove(app)
     assert proof.source[0][0].offset() == 700
     assert (proof.source[1][0].offset() or 0) == 0

@@ -125,7 +125,14 @@ def test_each_partition_is_listed_with_who_serves_it(announced: MemoryWorker, ru
     code, out, said = run("list", "--output", "json")
     assert (code, said) == (0, "")
     assert json.loads(out) == [
-        {"table": "totals", "version": 1, "partition": each, "owner": announced.url, "standbys": []}
+        {
+            "table": "totals",
+            "version": 1,
+            "partition": each,
+            "owner": announced.url,
+            "standbys": [],
+            "partial": False,
+        }
         for each in range(PARTITIONS)
     ]
 
@@ -147,7 +154,7 @@ def test_named_tables_are_listed_and_steps_which_have_none_are_not(
 
 def test_a_table_that_nobody_serves_is_said(worker: MemoryWorker, run: Run) -> None:
     code, out, said = run("list")
-    assert (code, out.split()) == (0, ["TABLE", "VERSION", "PARTITION", "OWNER", "STANDBYS"])
+    assert (code, out.split()) == (0, ["TABLE", "VERSION", "PARTITION", "OWNER", "STANDBYS", "PARTIAL"])
     assert "no worker has announced totals version 1" in said
 
 

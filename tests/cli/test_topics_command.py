@@ -178,7 +178,10 @@ def test_describe_shows_each_partition_with_kafkas_columns(shop: Shop) -> None:
 
 def test_check_tells_errors_from_warnings_by_the_exit_code(shop: Shop, broker: SessionBroker) -> None:
     broker.create_topic(
-        f"{shop.app}-orders", partitions=2, config={"message.timestamp.type": "CreateTime"}, exact=True
+        f"{shop.app}-orders",
+        partitions=2,
+        config={"message.timestamp.type": "CreateTime", "retention.ms": "-1"},
+        exact=True,
     )
     created = shop.run("create", "-A", "shop")
     assert created.returncode == 0

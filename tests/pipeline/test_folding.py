@@ -12,10 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Batch, Folder
 from holdfast.core.engine.state.codec import RowCodec, digest, row_key, text_key, wake_key
 from holdfast.core.engine.state.memory_store import DictStore
-from holdfast.errors import OrderError
+from holdfast.core.engine.state.rows import Rows
+from holdfast.errors import Later, OrderError, StillWaitingError
 from holdfast.pipeline.folds.folding import (
     OUT_ROWS,
     RESULT,
@@ -242,3 +244,38 @@ def test_a_dict_store_scans_in_key_order_whatever_came_and_went(
         assert list(store.scan(b"\x02")) == sorted((k, v) for k, v in model.items() if k[:1] == b"\x02")
         assert list(store.everything()) == sorted(model.items())
         assert store.get(stored) == model.get(stored)
+
+
+def test_a_replay_waits_for_what_a_fold_needs_and_ends_when_that_does_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("holdfast.pipeline.folds.waiting.time.sleep", slept.append)
+
+    def needy(away: int) -> Processor[bytes, int]:
+        left = [away]
+
+        def fold(rows: Rows[int], event: bytes, at_ms: int) -> None:
+            rows["all"] = (rows.get("all") or 0) + 1
+            if event == b"needs" and left[0]:
+                left[0] -= 1
+                raise Later("nobody answers", needs="registry http://r:8081")
+
+        return Processor(name="needy", source="words", decode=bytes, fold=fold, row=int)
+
+    def told(processor: Processor[bytes, int], timeout_s: float) -> Replayed:
+        batch = Batch([0, 1, 2], [5, 6, 7], ([b"a", b"needs", b"b"],))
+        plan = FoldPlan(processor=processor, transitions=True, later_timeout_s=timeout_s)
+        summaries, results = gather(fold_partition(plan, 3, [(batch, 10)]), [3])
+        return Replayed(processor="needy", version=1, engine="test", partitions=summaries, results=results)
+
+    there, waited = told(needy(0), 60), told(needy(3), 60)
+    assert slept == [0.1, 0.2, 0.4]
+    assert waited.partitions == there.partitions
+    assert waited.results is not None
+    assert waited.results.equals(there.results), "no transition is told twice"
+    with pytest.raises(
+        StillWaitingError, match=r"replay of needy\.v1 partition 3: offset 1 has waited"
+    ) as caught:
+        told(needy(1 << 30), 0)
+    assert caught.value.needs == "registry http://r:8081"

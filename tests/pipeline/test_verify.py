@@ -24,6 +24,7 @@ from holdfast.core.engine.state.codec import (
     row_key,
     wake_key,
 )
+from holdfast.core.engine.state.lost_heads import LOST_HEADS, encode_lost_heads
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ChangelogError, PipelineError
@@ -243,6 +244,14 @@ def test_the_exit_code_tells_whether_they_are_equal(
     assert run("verify", "accounts", "--engine", "local", *options(live, tmp_path)) == 0
     said = capsys.readouterr()
     assert "accounts: equal after 90 records on local" in said.err
+    lost = encode_lost_heads({live[0].source: 5})
+    tamper(live, 0, {LOST_HEADS: lost}, Marker(49, 1_490, 1))
+    assert run("verify", "accounts", "--engine", "local", *options(live, tmp_path)) == 0
+    said = capsys.readouterr()
+    assert "accounts: equal but PARTIAL" in said.err
+    assert f"partial: partition 0 began behind a hole: {live[0].source} before offset 5" in said.err
+    assert run("verify", "accounts", "--engine", "local", "--strict", *options(live, tmp_path)) == 1
+    capsys.readouterr()
     tamper(live, 0, {row_key("k3"): None}, Marker(49, 1_490, 1))
     assert run("verify", "accounts", "--engine", "local", "--output", "json", *options(live, tmp_path)) == 1
     document = json.loads(capsys.readouterr().out)

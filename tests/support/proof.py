@@ -138,8 +138,9 @@ def logged_state(messages: Sequence[Message]) -> tuple[State, Marker | None]:
             state.pop(key, None)
         else:
             state[key] = value
-    marker = state.pop(APPLIED, None)
-    return state, decode_marker(marker) if marker else None
+    marker = state.get(APPLIED)
+    rows = {key: value for key, value in state.items() if key[:1] != META}
+    return rows, decode_marker(marker) if marker else None
 
 
 def stored_state(path: Path) -> tuple[State, Marker | None]:

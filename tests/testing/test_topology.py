@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import Emit, Processor, Rows, Source, by_key
+from holdfast import Emit, Global, Processor, Rows, Source, Stream, by_key
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.streams import Internal
-from holdfast.errors import ChainError, ImpureFoldError, TopologyError
+from holdfast.errors import ChainError, ImpureFoldError, Later, TopologyError
 from holdfast.streams import Rekey, count
 from holdfast.testing import Topology
 from tests.support.visits import Visit, Visitor, visits
@@ -268,3 +268,164 @@ def test_a_named_table_s_route_is_checked_too() -> None:
         topology.pipe("visits", "enter ann home", key="somebody else", partition=2)
         with pytest.raises(TopologyError, match=r"visitors\.open has the row of 'ann' in partition"):
             topology.table("visitors.open")
+
+
+class Registry:
+    """What serdes need: it answers while it is `there`."""
+
+    def __init__(self) -> None:
+        self.there = True
+
+    def decode(self, value: bytes | None) -> str:
+        if not self.there:
+            raise Later("nobody answers", needs="the registry")
+        return (value or b"").decode()
+
+    def encode(self, value: str) -> bytes:
+        if not self.there:
+            raise Later("nobody answers", needs="the registry")
+        return value.encode()
+
+
+def pair_of(registry: Registry) -> tuple[Source[str], Processor[Any, str]]:
+    """Return a source that needs the registry, and a processor of it and of another that does not."""
+    words = Source("words", registry)
+
+    def note(rows: Rows[str], event: str, at_ms: int) -> Iterator[Emit]:
+        rows["all"] = (rows.get("all") or "") + event
+        rows.wake_at("all", at_ms + 5, clock="tick")
+        yield Emit("noted", "all", event.encode())
+
+    def on_tick(rows: Rows[str], key: str, at_ms: int) -> None:
+        rows["ticks"] = (rows.get("ticks") or "") + "!"
+
+    return words, Processor(
+        name="notes",
+        on={words: note, Source("others", Text()): note},
+        row=str,
+        on_tick=on_tick,
+        emits=("noted",),
+    )
+
+
+def test_what_has_to_wait_holds_its_partition_alone_until_it_goes_on() -> None:
+    registry = Registry()
+    words, notes = pair_of(registry)
+    with Topology([notes]) as topology:
+        topology.pipe(words, "a", partition=0, at=10)
+        registry.there = False
+        topology.pipe("words", b"b", partition=0)
+        topology.pipe("others", b"c", partition=0)
+        topology.pipe("others", b"x", partition=1)
+        topology.tick(20)
+        (waiting,) = topology.waiting
+        assert (waiting.processor, waiting.needs, waiting.reason) == (
+            "notes",
+            "the registry",
+            "nobody answers",
+        )
+        assert waiting.record is not None
+        assert (waiting.record.topic, waiting.record.partition, waiting.record.offset) == ("words", 0, 1)
+        assert topology.table("notes", partition=0) == {"all": "a"}
+        assert topology.table("notes", partition=1) == {"all": "x", "ticks": "!"}, "others go on"
+        topology.go_on()
+        assert topology.waiting, "it is not there yet"
+        registry.there = True
+        topology.go_on()
+        assert not topology.waiting
+        assert not topology.refused
+        assert topology.table("notes", partition=0) == {"all": "abc", "ticks": "!"}
+        assert [each.value for each in topology.read("noted")] == [b"a", b"x", b"b", b"c"]
+
+
+def test_what_follows_an_emit_that_waits_follows_it_when_it_goes_on() -> None:
+    registry = Registry()
+    words = Source("words", Text())
+    sent = Stream("sent", registry)
+
+    def send(rows: Rows[int], event: str, at_ms: int) -> Iterator[Emit]:
+        rows["sent"] = (rows.get("sent") or 0) + 1
+        yield sent.emit("k", event)
+
+    sending: Processor[Any, int] = Processor(name="sending", on={words: send}, row=int, emits=(sent,))
+    tallied = Processor(name="tallied", source="sent", decode=bytes.decode, fold=tally, row=int)
+    with Topology([sending, tallied]) as topology:
+        registry.there = False
+        for word in ("a", "b", "a"):
+            topology.pipe(words, word)
+        assert [each.processor for each in topology.waiting] == ["sending"]
+        assert topology.table("sending") == {}
+        registry.there = True
+        topology.go_on()
+        assert (topology.table("sending"), topology.table("tallied")) == ({"sent": 3}, {"a": 2, "b": 1})
+
+
+def test_a_global_waits_for_itself() -> None:
+    registry = Registry()
+
+    def keep(rows: Rows[str], event: str, at_ms: int) -> None:
+        rows["rate"] = event
+
+    rates = Global("rates", Source("rates", registry), fold=keep, row=str)
+
+    def look(rows: Rows[str], event: str, at_ms: int) -> None:
+        rows[event] = rows.globals[rates].get("rate") or "none"
+
+    looking: Processor[Any, str] = Processor(
+        name="looking", on={Source("words", Text()): look}, row=str, reads=(rates,)
+    )
+    with Topology([looking]) as topology:
+        registry.there = False
+        topology.pipe("rates", b"1.5")
+        topology.pipe("rates", b"1.6")
+        topology.pipe("words", b"before")
+        assert [(each.processor, each.needs) for each in topology.waiting] == [("rates", "the registry")]
+        registry.there = True
+        topology.go_on()
+        topology.pipe("words", b"after")
+        assert topology.table("looking") == {"after": "1.6", "before": "none"}
+        assert not topology.waiting
+
+
+def test_a_processor_that_stops_is_told_and_goes_on_behind_a_skip() -> None:
+    def fold(rows: Rows[int], event: str, at_ms: int) -> None:
+        if event == "bad":
+            raise ValueError("no such word")
+        rows[event] = (rows.get(event) or 0) + 1
+
+    careful = Processor(
+        name="careful", source="words", decode=bytes.decode, fold=fold, row=int, on_error="stop"
+    )
+    with Topology([careful]) as topology:
+        for word in (b"a", b"bad", b"b", b"bad"):
+            topology.pipe("words", word)
+        (stopped,) = topology.stopped
+        assert (stopped.processor, stopped.stage, stopped.reason) == ("careful", "fold", "no such word")
+        assert stopped.record is not None
+        assert stopped.record.offset == 1
+        assert (topology.table("careful"), topology.refused) == ({"a": 1}, [])
+        topology.go_on()
+        assert topology.table("careful") == {"a": 1}
+        topology.skip("careful")
+        assert topology.table("careful") == {"a": 1, "b": 1}
+        assert [each.record.offset for each in topology.refused if each.record] == [1]
+        assert [each.record.offset for each in topology.stopped if each.record] == [3]
+        with pytest.raises(TopologyError, match="careful partition 1 is not stopped"):
+            topology.skip("careful", partition=1) if topology.pipe("words", b"c", partition=1) else None
+
+
+def test_what_answers_only_now_and_then_is_folded_by_all_or_none() -> None:
+    asked = [0]
+
+    def fold(rows: Rows[int], event: str, at_ms: int) -> None:
+        rows[event] = (rows.get(event) or 0) + 1
+        asked[0] += 1
+        if asked[0] in (2, 3):  # at full speed, and with care
+            raise Later("it answered once", needs="the registry")
+
+    flaky = Processor(name="flaky", source="words", decode=bytes.decode, fold=fold, row=int)
+    with Topology([flaky]) as topology:
+        topology.pipe("words", b"a")
+        assert (len(topology.waiting), topology.table("flaky")) in [(0, {"a": 1}), (1, {})]
+        topology.go_on()
+        assert topology.table("flaky") == {"a": 1}

@@ -6,9 +6,10 @@ The command writes a request to `{app}-skips`. Only a worker that stands before 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
@@ -41,8 +42,23 @@ class SkipPlan:
     asked: Skip | None
 
 
+@dataclass(frozen=True, slots=True)
+class AllowancePlan:
+    """A record that would be quarantined, of *processors* that are declared with `on_error="stop"`.
+
+    *asked* is an earlier wish of an operator.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    processors: tuple[str, ...]
+    asked: bool
+
+
 class SkipRequests:
-    """The skips of one application, whose processors and ordinary agents read *sources*.
+    """The skips of one application, whose processors and ordinary agents read *sources*. *stopping* are the names of those
+    processors that stop before what they would refuse, by the topic that names it.
 
     Every call ends within a few times *timeout_s*.
     """
@@ -52,9 +68,11 @@ class SkipRequests:
         settings: Settings,
         sources: Iterable[str],
         *,
+        stopping: Mapping[str, Sequence[str]] = MappingProxyType({}),
         timeout_s: float = TIMEOUT_S,
         clock: Clock = system_clock,
     ) -> None:
+        self._stopping = stopping
         self._settings, self._sources, self._timeout_s, self._clock = (
             settings,
             sorted(set(sources)),
@@ -69,6 +87,25 @@ class SkipRequests:
             raise TopicError(f"topic {self.topic} does not exist: run `holdfast topics create`")
         return read_skips(self._settings, timeout_s=self._timeout_s, clock=self._clock)
 
+    async def allowance(self, topic: str, partition: int, offset: int, skips: Skips) -> AllowancePlan | None:
+        """Return who may quarantine a record, which can be read; None where no processor stops before one of *topic*, or
+        it cannot be read.
+        """
+        stopping = tuple(self._stopping.get(topic, ()))
+        if not stopping:
+            return None
+        # What stands in a topic of choices is a tick, which may not be written yet.
+        if topic in self._sources:
+            found = await self._batch_at(topic, partition, offset)
+            if found.unreadable is not None or not found.records:
+                return None
+        return AllowancePlan(topic, partition, offset, stopping, skips.allows(topic, partition, offset))
+
+    async def _batch_at(self, topic: str, partition: int, offset: int) -> BatchAt:
+        limit_bytes = self._settings.unpacked_batch_bytes
+        async with RawLog(self._settings, timeout_s=self._timeout_s, clock=self._clock) as log:
+            return await batch_at(log, topic, partition, offset, limit_bytes=limit_bytes, committed=True)
+
     async def plan(self, topic: str, partition: int, offset: int, skips: Skips) -> SkipPlan:
         """Return what a worker cannot read from *offset* on; SkipError when it can, or the skip was made
         already.
@@ -78,9 +115,7 @@ class SkipRequests:
                 f"{topic} is not a source of application {self._settings.app}, which reads {', '.join(self._sources)}"
             )
         self._require_unmade(skips, topic, partition, offset, offset)
-        limit_bytes = self._settings.unpacked_batch_bytes
-        async with RawLog(self._settings, timeout_s=self._timeout_s, clock=self._clock) as log:
-            found = await batch_at(log, topic, partition, offset, limit_bytes=limit_bytes, committed=True)
+        found = await self._batch_at(topic, partition, offset)
         batch = found.unreadable
         if batch is None:
             raise self._readable(topic, partition, offset, found)
@@ -110,8 +145,24 @@ class SkipRequests:
             )
         return SkipError(
             f"{where}: its batch, {header.base_offset} to {header.last_offset}, holds {found.records} records and unpacks within "
-            f"unpacked_batch_bytes={self._settings.unpacked_batch_bytes}; there is nothing to skip"
+            f"unpacked_batch_bytes={self._settings.unpacked_batch_bytes}; there is nothing to skip, and no processor of {topic} is declared "
+            'with on_error="stop"'
         )
+
+    def allow(self, plan: AllowancePlan, *, by: str) -> Skip:
+        """Write down that the record of *plan* may be quarantined, and return that once it is in the log."""
+        skip = Skip(
+            topic=plan.topic,
+            partition=plan.partition,
+            first=plan.offset,
+            last=plan.offset,
+            made=False,
+            allowed=True,
+            by=by,
+            at_ms=self._clock.now_ms(),
+        )
+        self._send(skip)
+        return skip
 
     def ask(self, plan: SkipPlan, *, by: str) -> Skip:
         """Write down that what *plan* tells is to be skipped, and return it once it is in the log."""

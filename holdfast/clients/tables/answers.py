@@ -44,7 +44,8 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     NOWHERE (-1), and *positions* tells by partition how far each was. So it is for a global table, where *role* is "copy", *positions* are those of the
     copy in the partitions of its topic, and *as_of_offset* is how many offsets these are in all, less one. *stream_ms* is the highest append time the answer reflects
     (the lowest of those, when several partitions were asked), -1 for none. Of a table of several sources, *as_of* tells
-    the offset of each, and *as_of_offset* how many offsets these are in all, less one.
+    the offset of each, and *as_of_offset* how many offsets these are in all, less one. *partial* tells that records of a
+    source were deleted before this version of the table began, and are not reflected (of several partitions, in one of them).
     """
 
     key: str
@@ -55,6 +56,7 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     role: Role | Literal["copy"]
     positions: Mapping[int, int]
     as_of: Mapping[str, int] = {}
+    partial: bool = False
 
 
 class ReadTerms:
@@ -142,6 +144,7 @@ def answering(decode: Callable[[bytes], Any], reply: Reply) -> Callable[[str, by
             role=reply.role,
             positions=positions,
             as_of=reply.as_of,
+            partial=bool(reply.partial),
         )
 
     return answer
@@ -195,5 +198,6 @@ def _merged(one: Answer[Any], other: Answer[Any]) -> Answer[Any]:
             stream_ms=min(one.stream_ms, other.stream_ms),
             role="standby" if "standby" in (one.role, other.role) else "active",
             positions=positions,
+            partial=one.partial or other.partial,
         )
     return msgspec.structs.replace(one if one.value is not None else other, positions=positions)

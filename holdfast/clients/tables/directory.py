@@ -50,7 +50,7 @@ class Workers:
     ('http://a', 'http://b', None, 2)
     """
 
-    __slots__ = ("_by_age", "_claimants", "_partitions", "_standbys", "urls")
+    __slots__ = ("_by_age", "_claimants", "_partial", "_partitions", "_standbys", "urls")
 
     def __init__(self, claims: Iterable[WorkerClaims] = ()) -> None:
         # Ascending, so that what is written last into the maps is the newest claim.
@@ -59,6 +59,7 @@ class Workers:
         self._partitions: dict[tuple[str, int], int] = {}
         self.urls = frozenset(worker.url for worker in self._by_age)
         self._claimants: dict[tuple[str, int, int], list[str]] = {}
+        self._partial: set[tuple[str, int, int]] = set()
         for worker in self._by_age:
             for table, held in worker.tables.items():
                 self._take(worker.url, table, held)
@@ -69,6 +70,7 @@ class Workers:
             self._claimants.setdefault((table, held.version, partition), []).insert(0, url)
         for partition in held.standby:
             self._standbys.setdefault((table, held.version, partition), []).insert(0, url)
+        self._partial.update((table, held.version, partition) for partition in held.partial)
 
     def owner(self, table: str, version: int, partition: int) -> str | None:
         """Return the URL of the worker with the newest claim on the partition."""
@@ -84,6 +86,10 @@ class Workers:
     def standbys(self, table: str, version: int, partition: int) -> list[str]:
         """Return the URLs of the workers that keep a replica of the partition, newest claim first."""
         return self._standbys.get((table, version, partition), [])
+
+    def is_partial(self, table: str, version: int, partition: int) -> bool:
+        """Return whether a worker that has the partition says that it began behind a hole in a source."""
+        return (table, version, partition) in self._partial
 
     def partitions(self, table: str, version: int) -> int:
         """Return how many partitions the table has, 0 when no worker has announced it."""
@@ -112,7 +118,7 @@ def read_claims(url: str, value: bytes) -> WorkerClaims:
     for table, held in claims.tables.items():
         if not 0 < held.partitions <= LIMIT_PARTITIONS:
             raise ValueError(f"table {table[:80]!a} of {held.partitions} partitions")
-        if any(not 0 <= each < held.partitions for each in (*held.active, *held.standby)):
+        if any(not 0 <= each < held.partitions for each in (*held.active, *held.standby, *held.partial)):
             raise ValueError(
                 f"table {table[:80]!a} has partitions 0 to {held.partitions - 1}, and others are claimed"
             )

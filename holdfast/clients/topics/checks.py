@@ -163,7 +163,9 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
         message = f"cleanup.policy is {policy}: frames without a key are refused there, and claims could not be replayed"
         yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     undeclared = spec.kept_ms is None
-    if (
+    if undeclared and spec.role in (TopicRole.SOURCE, TopicRole.EMIT):
+        yield from _check_whole(spec, state, policy)
+    elif (
         undeclared
         and spec.config.get("retention.ms") == "-1"
         and state.config.get("retention.ms", "-1") != "-1"
@@ -188,6 +190,22 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
     if spec.role in (TopicRole.SOURCE, TopicRole.BETWEEN) and undeclared and "compact" in policy:
         message = f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may give other rows"
         yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+
+
+def _check_whole(spec: TopicSpec, state: TopicState, policy: str) -> Iterator[TopicFinding]:
+    """Yield a warning for each limit of a topic that tables are folded from: they live longer than its records."""
+    if "delete" not in policy:
+        return
+    for key in ("retention.ms", "retention.bytes"):
+        limit = state.config.get(key, "-1")
+        if spec.config.get(key) != "-1" or limit == "-1":
+            continue
+        shown = f"{limit} ({spoken(int(limit))})" if key == "retention.ms" else limit
+        message = f"{key} is {shown}: tables live longer than its records, and a version that begins later does not see those gone by then; it is partial"
+        declare = (
+            f', or declare retention="{spoken(int(limit))}" if that is meant' if key == "retention.ms" else ""
+        )
+        yield _warning(spec.name, message, f"{_alter(spec, f'{key}=-1')}{declare}")
 
 
 def _check_retention(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:

@@ -176,9 +176,24 @@ def specs_for(
     specs[quarantine] = _spec(settings, quarantine, TopicRole.QUARANTINE, count, _QUARANTINE)
     specs[workers] = _spec(settings, workers, TopicRole.WORKERS, 1, _LATEST)
     specs[settings.skips_topic] = _spec(settings, settings.skips_topic, TopicRole.SKIPS, 1, _LATEST)
-    for name, kept_ms in retentions(processors).items():
+    declared = retentions(processors)
+    for name, kept_ms in declared.items():
         specs[name] = _kept(specs[name], kept_ms)
+    own = {settings.coordination_topic, settings.groups_topic, settings.ranges_topic}
+    for name in (
+        {str(topic) for processor in processors for topic in processor.topics} - declared.keys() - own
+    ):
+        specs[name] = _whole(specs[name])
     return list(specs.values())
+
+
+def _whole(spec: TopicSpec) -> TopicSpec:
+    """Return *spec* of a topic that tables are folded from, for which no retention is declared: made here it keeps all, for a version that
+    begins later needs all.
+    """
+    if spec.role not in (TopicRole.SOURCE, TopicRole.EMIT):
+        return spec
+    return replace(spec, config={"retention.bytes": "-1", **_FOREVER, **spec.config})
 
 
 def _kept(spec: TopicSpec, kept_ms: int) -> TopicSpec:

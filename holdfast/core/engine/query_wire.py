@@ -53,7 +53,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     *as_of_offset*, perhaps more.
 
     Of a table of several sources, *as_of* tells the offset of each, and *as_of_offset* how many offsets these are
-    in all, less one. *stream_ms* is the highest append time among those records, -1 for none.
+    in all, less one. *stream_ms* is the highest append time among those records, -1 for none. *partial* tells of each
+    source whose head was deleted before this version began the first offset that was there: nothing before is reflected.
     """
 
     table: str
@@ -63,6 +64,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     as_of_offset: int
     stream_ms: int
     as_of: Mapping[str, int] = {}
+    partial: Mapping[str, int] = {}
 
 
 class RowReply(Reply, frozen=True, kw_only=True):
@@ -241,12 +243,13 @@ _UNBOUND = Staleness()
 
 
 class TableClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """The partitions of one table that one worker says it holds."""
+    """The partitions of one table that one worker says it holds; *partial* are those which began behind a hole in a source."""
 
     version: int
     partitions: int
     active: list[int] = []
     standby: list[int] = []
+    partial: list[int] = []
 
 
 class WorkerClaims(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,13 +33,15 @@ class Chunk:
 class FetchedPartition:
     """A partition that is fetched:
 
-    *following* is the next offset to ask for, *queued_bytes* what waits to be taken.
+    *following* is the next offset to ask for, *queued_bytes* what waits to be taken. *head* is the offset at which the log
+    began when it was to be read from 0 and did not reach back to there any more; else 0.
     """
 
     __slots__ = (
         "advised",
         "chunks",
         "following",
+        "head",
         "last_stable",
         "pause_s",
         "place",
@@ -52,7 +54,7 @@ class FetchedPartition:
 
     def __init__(self, place: Place, offset: int, *, advised: bool) -> None:
         self.place, self.following, self.advised = place, offset, advised
-        self.queued_bytes = self.chunks = self.size_bytes = 0
+        self.queued_bytes = self.chunks = self.size_bytes = self.head = 0
         self.last_stable = -1
         self.stopped = False
         self.resting_until_s = self.pause_s = 0.0

@@ -377,6 +377,12 @@ class Fetcher:
             answer = await self._client.send(node, OffsetRequest(-1, 1, [(topic, [(partition, EARLIEST)])]))
             ((_, ((_, code, _, offset),)),) = answer.topics
             if not code and self._sources.get(source.place) is source:
+                if offset and not source.advised:
+                    logger.warning(
+                        "%(source)s begins at offset %(offset)d, what was before was deleted: tables that begin now are partial",
+                        {"source": source, "offset": offset},
+                    )
+                    source.head = offset
                 source.following, source.resting_until_s = offset, 0.0
 
     def _take(
@@ -448,7 +454,7 @@ class Fetcher:
         source.resting_until_s = self._clock.monotonic_s() + source.pause_s
 
     def _out_of_range(self, source: FetchedPartition) -> None:
-        if not self._exact and (source.following == 0 or source.advised):
+        if not self._exact and (source.following in (0, source.head) or source.advised):
             if source.following:
                 logger.warning(
                     "%(source)s: the committed offset is not in the log any more, reading from its beginning",

@@ -318,6 +318,11 @@ class SourceFetcher:
         """
         return self._readings[place].position
 
+    def head(self, place: Place) -> int:
+        """Return where the log of a partition began that was to be read from 0 and had lost its head, else 0."""
+        reading = self._readings.get(place)
+        return 0 if reading is None else reading.source.head
+
     def passed(self, place: Place, following: int) -> int:
         """Return the next offset to be read for one that has done all before *following*.
 

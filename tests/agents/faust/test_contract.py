@@ -28,22 +28,37 @@ from aiokafka.consumer.fetcher import Fetcher as AioFetcher
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.errors import CommitFailedError
+from faust.assignor.leader_assignor import LeaderAssignor
 from faust.assignor.partition_assignor import PartitionAssignor
 from faust.events import Event
+from faust.streams import Stream
 from faust.tables import recovery as stock_recovery
 from faust.tables.manager import TableManager
 from faust.transport import consumer as stock_consumer
+from faust.transport.conductor import Conductor
 from faust.transport.drivers import aiokafka as driver
 from faust.types import EventT
 from mode import Service
 
 from holdfast.agents.app import Boot
-from holdfast.agents.faust import assignor, leaving, recovery, transport
+from holdfast.agents.faust import (
+    assignor,
+    conductor,
+    declared_topics,
+    leaving,
+    parts,
+    recovery,
+    stock_tables,
+    transport,
+)
 from holdfast.agents.partitions.types import FoldEvent
 from tests.support.places import ROOT
 
 FINGERPRINTS: dict[str, dict[str, str]] = {
     "faust.transport.drivers.aiokafka": {
+        "Producer.create_topic": "d2d406c4b9a4",
+        "Producer._ensure_producer": "5592a4bbdf25",
+        "Transport._topic_config": "968ad6a46c67",
         "AIOKafkaConsumerThread._create_worker_consumer": "c2701bfc3e6f",
         "AIOKafkaConsumerThread._commit": "932852ce7a23",
         "AIOKafkaConsumerThread._ensure_consumer": "ff4a4c693b7e",
@@ -53,6 +68,8 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "Consumer._new_consumer_thread": "0870ec53dea7",
     },
     "faust.transport.consumer": {
+        "Consumer._commit_offsets": "1a6979904118",
+        "Consumer.on_task_error": "0d7f23d0bb26",
         "Consumer._drain_messages": "44a2500309e8",
         "Consumer._new_offset": "1d2c7ea89a7a",
         "Consumer._commit_tps": "a20e230b05ae",
@@ -90,6 +107,7 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "TableManager.on_standbys_ready": "46be52cea696",
     },
     "faust.app.base": {
+        "App._on_agent_error": "bdd12f286de6",
         "App._on_partitions_revoked": "d5c895bbe57d",
         "App._on_partitions_assigned": "de932b7927db",
         "App._stop_consumer": "55854a5de12c",
@@ -97,6 +115,54 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "App.on_rebalance_end": "b7ff69e1e377",
         "App._stop_fetcher": "68494554c248",
         "BootStrategy.web_server": "3caebb79a3b3",
+    },
+    "faust.transport.conductor": {
+        "Conductor._update_indices": "619b3247b96a",
+        "Conductor._update_callback_map": "37598771880d",
+        "Conductor._build_handler": "5c071d127798",
+        "Conductor._subscriber": "2a7908583404",
+    },
+    "faust.topics": {
+        "Topic.declare": "8fbfd8842b96",
+        "Topic._on_published": "7cfe9ebd6596",
+        "Topic.decode": "c5cf3eebd64f",
+    },
+    "faust.streams": {
+        "Stream._enable_passive": "64da8ce9f729",
+    },
+    "faust.agents.agent": {
+        "Agent._execute_actor": "c750b828d2bd",
+        "Agent._get_supervisor_strategy": "cea5313e9225",
+    },
+    "faust.assignor.leader_assignor": {
+        "LeaderAssignor.on_start": "66bcb65ad54b",
+        "LeaderAssignor._enable_leader_topic": "1682a3e028c9",
+        "LeaderAssignor.is_leader": "2f3c601ab031",
+    },
+    "faust.web.base": {
+        "Web.init_server": "bd11a60294bb",
+        "BlueprintManager.apply": "2c64adb30989",
+    },
+    "faust.tables.base": {
+        "Collection.send_changelog": "3dd3884e1b5f",
+        "Collection._maybe_set_key_ttl": "39b7465fa580",
+        "Collection._should_expire_keys": "ac578d5af0a4",
+        "Collection._to_key": "c90f71534762",
+        "Collection._del_old_keys": "6ef742ec9ad5",
+        "Collection.on_recovery_completed": "b1526fb39ea0",
+    },
+    "faust.tables.table": {
+        "Table.on_key_set": "a370e35ca55c",
+    },
+    "faust.stores.memory": {
+        "Store.apply_changelog_batch": "71863e3cd727",
+        "Store.on_recovery_completed": "a00bef343e13",
+    },
+    "faust.stores.rocksdb": {
+        "Store.persisted_offset": "6f2e502fb860",
+        "Store.apply_changelog_batch": "ea3344d369fc",
+        "Store._visible_keys": "28b3c24a6884",
+        "Store._db_for_partition": "cb7e67d5f9ef",
     },
     "faust.assignor.partition_assignor": {
         "PartitionAssignor.tables_metadata": "1d69c8fd9c62",
@@ -184,6 +250,12 @@ PRIVATE: dict[str, set[str]] = {
         "_wait",
     },
     "agents/app.py": {"_on_partitions_revoked"},
+    "agents/faust/conductor.py": {
+        "_build_handler",
+        "_tp_index",
+        "_tp_to_callback",
+        "_update_indices",
+    },
     "holdfast/kafka/fetching/fetcher.py": {"_conns", "_limit", "_reader"},
 }
 """The private names of others that each module mentions."""
@@ -202,6 +274,8 @@ OVERRIDDEN: dict[type, tuple[type, set[str]]] = {
             "perform_seek",
             "_drain_messages",
             "wait_empty",
+            "_commit_offsets",
+            "ack",
             "__init__",
         },
     ),
@@ -218,8 +292,16 @@ OVERRIDDEN: dict[type, tuple[type, set[str]]] = {
         },
     ),
     assignor.ReturningAssignor: (PartitionAssignor, {"on_assignment"}),
+    conductor.SharingConductor: (Conductor, {"__init__", "_update_indices", "_update_callback_map"}),
+    declared_topics.DeclaringProducer: (driver.Producer, {"create_topic"}),
+    parts.DerivedStream: (Stream, {"_enable_passive"}),
+    parts.LeaderOnDemand: (LeaderAssignor, {"on_start"}),
+    stock_tables.StockTable: (faust.Table, {"send_changelog", "on_key_set"}),
     leaving.Worker: (faust.Worker, {"start", "_crash", "on_setup_root_logger", "_shutdown_loop"}),
-    recovery.ManagedTables: (TableManager, {"recovery", "add", "on_start", "on_partitions_revoked"}),
+    recovery.ManagedTables: (
+        TableManager,
+        {"__init__", "recovery", "add", "on_start", "on_partitions_revoked"},
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.sources import FoldWith, Source
+from holdfast.core.engine.fold.patience import OnLater, never_wait
 from holdfast.core.engine.merge.global_copies import GlobalView
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
@@ -75,6 +76,9 @@ class Tables:
 
     def __init__(self) -> None:
         self.counts = {"rates": 2}
+
+    def patience(self) -> OnLater:
+        return never_wait
 
     def store(self, name: str) -> DictStore:
         return DictStore()

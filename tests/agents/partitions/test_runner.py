@@ -19,7 +19,7 @@ from holdfast.core.engine.fold.asides import emit_result
 from holdfast.core.engine.fold.folding import STEP_RECORDS, Changes, Folder
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
-from holdfast.errors import FencedError
+from holdfast.errors import FencedError, Later, StillWaitingError
 from holdfast.kafka.codes import name_of
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
 from tests.agents.partitions.fold_events import HandedEvent, event_of
@@ -73,6 +73,7 @@ class Part:
         self.begun, self.answering = asyncio.Event(), asyncio.Event()
         self.answering.set()
         self.refusals: list[Exception] = []
+        self.standing: str | None = None
 
     async def commit(self, changes: Changes, extra: object, timeout_s: float) -> int:
         self.begun.set()
@@ -93,6 +94,8 @@ class Part:
 class Counts:
     """The counters of a partition, of which nothing is looked at here."""
 
+    waits = 0
+
     def committed(self, **_: Any) -> None: ...
 
 
@@ -107,6 +110,8 @@ class Host:
         self.losses: list[int] = []
         self.long_folds, self.owned = asyncio.Lock(), True
         self.held = dict[tuple[str, int], str]()
+        self.parked, self.uncounted = 0, 0
+        self.allowed = set[tuple[str, int, int]]()
         self.resting = set[tuple[str, int]]()
 
     @property
@@ -128,9 +133,17 @@ class Host:
 
     def void(self, event: FoldEvent, *, counted: bool = True) -> None:
         self.voided += 1
+        self.uncounted += not counted
 
     def done(self, event: FoldEvent, *, counted: bool = True) -> None:
         self.acked += 1
+        self.uncounted += not counted
+
+    def park(self, event: FoldEvent) -> None:
+        self.parked += 1
+
+    async def may_refuse(self, topic: str, partition: int, offset: int) -> bool:
+        return (topic, partition, offset) in self.allowed
 
     def thread(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         self.threads += 1
@@ -151,6 +164,7 @@ def runner_of(host: Host, part: Any) -> Runner:
     limits = FoldLimits(
         transaction_bytes=host.transaction_bytes,
         commit_timeout_s=10.0,
+        later_timeout_s=60.0,
         quarantine_topic="quarantine",
         quarantine_limit=host.quarantine_limit,
     )
@@ -595,5 +609,123 @@ def test_a_result_that_fails_at_each_record_stops_no_partition() -> None:
             runner.hand(events_of(first, 10))
             await ended(runner)
         assert (part.folder.applied, host.held) == (39, {})
+
+    asyncio.run(run())
+
+
+# -- folds that have to wait, and records that stop
+
+
+class Registry:
+    """What a fold needs: it answers while it is `there`."""
+
+    def __init__(self) -> None:
+        self.there, self.asked = False, 0
+
+    def fold(self, rows: Rows[int], event: bytes, at_ms: int) -> None:
+        rows["seen"] = rows.get("seen", 0) + 1
+        if event == b"needs":
+            self.asked += 1
+            if not self.there:
+                raise Later("nobody answers", needs="registry http://r:8081")
+
+    def processor(self) -> Processor[bytes, int]:
+        return Processor(name="needy", source="events", decode=bytes, fold=self.fold, row=int)
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_a_fold_that_has_to_wait_is_tried_again_and_its_partition_says_what_it_needs() -> None:
+    async def run() -> None:
+        registry = Registry()
+        part, host = Part(registry.processor()), Host()
+        runner = runner_of(host, part)
+        runner.hand(event_of(0, [b"x", b"x", b"needs", b"x"]))
+        runner.hand(events_of(4, 2))
+        await until(lambda: host.held)
+        said = "needy partition 0 waits for registry http://r:8081, at offset 2 of events: nobody answers"
+        assert (host.held["needy", 0], part.standing) == (said, said)
+        assert part.transactions == [2], "what lies before it is committed"
+        assert host.parked == 2, "what waits takes no room that others need"
+        assert host.resting == {("events", 0)}
+        asked = registry.asked
+        host.clock.advance_ms(101)
+        await until(lambda: registry.asked > asked)
+        assert host.held["needy", 0] == said
+        assert host.resting == {("events", 0)}, "nothing more is fetched between two tries"
+        runner.hand(events_of(6, 1))
+        assert host.parked == 3
+        registry.there = True
+        host.clock.advance_ms(5_000)
+        await ended(runner)
+        assert (part.folder.applied, part.folder.rows["seen"], host.acked, host.failures) == (6, 7, 3, [])
+        assert (host.held, host.resting, host.uncounted, part.standing) == ({}, set(), 3, None)
+        runner.hand(events_of(7, 1))
+        await ended(runner)
+        assert (host.acked, host.parked, host.uncounted) == (4, 3, 3), "counted again"
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_a_worker_ends_when_what_a_fold_needs_does_not_come() -> None:
+    async def run() -> None:
+        registry = Registry()
+        part, host = Part(registry.processor()), Host()
+        runner = runner_of(host, part)
+        runner.hand(event_of(0, [b"needs"]))
+        for _ in range(1_000):
+            host.clock.advance_ms(500)
+            for _ in range(4):
+                await asyncio.sleep(0)
+            if host.failures:
+                break
+        (error,) = host.failures
+        assert isinstance(error, StillWaitingError)
+        assert error.needs == "registry http://r:8081"
+        assert "needy: offset 0 of events partition 0 has waited 6" in str(error)
+        assert 15 < registry.asked < 40, "twice as long each time, up to 5 s; at full speed and with care"
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_a_partition_that_waits_is_given_up_when_it_is_revoked() -> None:
+    async def run() -> None:
+        registry = Registry()
+        part, host = Part(registry.processor()), Host()
+        runner = runner_of(host, part)
+        runner.hand(event_of(0, [b"needs"]))
+        await until(lambda: host.held)
+        host.owned = False
+        await ended(runner)
+        assert (host.held, host.resting, host.voided, host.failures) == ({}, set(), 1, [])
+        assert (part.standing, part.folder.applied) == (None, -1)
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_a_record_that_may_not_be_refused_stops_its_partition_until_an_operator_lets_it() -> None:
+    async def run() -> None:
+        stopping = Processor(
+            name="poison", source="events", decode=bytes, fold=fail, row=int, on_error="stop"
+        )
+        part, host = Part(stopping), Host()
+        runner = runner_of(host, part)
+        runner.hand(event_of(0, [b"fine", b"x", b"fine", b"x"]))
+        for offset in (1, 3):
+            await until(lambda offset=offset: f"before offset {offset} " in host.held.get(("poison", 0), ""))  # type: ignore[misc]
+            said = host.held["poison", 0]
+            assert "ValueError: poison" in said
+            assert f"`holdfast quarantine skip events 0 {offset} --execute`" in said
+            assert part.folder.applied == offset - 1
+            host.clock.advance_ms(60_000)
+            await looked(host, 3)
+            assert part.folder.applied == offset - 1, "however long it takes"
+            host.allowed.add(("events", 0, offset))
+            host.clock.advance_ms(int(HOLD_S * 1000))
+        await ended(runner)
+        assert (part.folder.applied, part.transactions, host.acked) == (3, [1, 2, 1], 1)
+        assert (host.held, host.failures) == ({}, [])
 
     asyncio.run(run())

@@ -80,7 +80,7 @@ def test_a_source_that_is_a_global_too_keeps_its_partitions_and_its_records() ->
     (orders,) = [spec for spec in wanted if spec.name == "orders"]
     assert (orders.role, orders.config["retention.ms"]) == (TopicRole.SOURCE, "-1")
     assert [each.message.partition(":")[0] for each in check(wanted, created(wanted, state))] == [
-        "retention.ms is 9"
+        "retention.ms is 9 (9ms)"
     ]
 
 

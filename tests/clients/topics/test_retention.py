@@ -11,7 +11,7 @@ import pytest
 from holdfast.clients.topics.checks import check
 from holdfast.clients.topics.plan import plan
 from holdfast.clients.topics.specs import specs_for
-from holdfast.clients.topics.types import AlterConfig, Severity, TopicRole
+from holdfast.clients.topics.types import AlterConfig, Severity
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.retention import declared_ms, retentions
@@ -55,12 +55,42 @@ def test_a_topic_is_made_with_the_retention_of_its_declaration() -> None:
     assert next(each for each in forever if each.name == "orders").config["retention.ms"] == "-1"
 
 
-def test_an_undeclared_retention_is_the_brokers() -> None:
-    for each in specs_for(SETTINGS, [totals(None, Stream("out", Text()))], cluster(), partitions=2):
-        if each.role in (TopicRole.SOURCE, TopicRole.EMIT):
-            assert "retention.ms" not in each.config
-            assert each.kept_ms is None
-    assert found_in(totals(None), retention_ms="1", retention_bytes="1") == []
+def test_a_source_without_a_declared_retention_is_made_to_keep_all_and_an_emit_topic_as_the_brokers_say() -> (
+    None
+):
+    made = specs_for(SETTINGS, [totals(None, Stream("out", Text()))], cluster(), partitions=2)
+    configs = {each.name: each.config for each in made}
+    assert (configs["orders"]["retention.ms"], configs["orders"]["retention.bytes"]) == ("-1", "-1")
+    assert "retention.ms" not in configs["out"]
+    assert all(each.kept_ms is None for each in made)
+
+
+def test_what_is_emitted_and_folded_is_made_to_keep_all_too() -> None:
+    ranks: Processor[Any, int] = Processor(name="ranks", on={Source("out", Text()): fold}, row=int)
+    writer = Filter(name="words", source=Source("orders", Text()), keep=bool, to=Stream("out", Text()))
+    chains: list[list[Processor[Any, Any]]] = [[totals(None, "out"), ranks], [writer, ranks]]
+    for processors in chains:
+        made = {each.name: each for each in specs_for(SETTINGS, processors, cluster(), partitions=2)}
+        assert made["out"].config["retention.ms"] == "-1"
+
+
+def test_a_source_of_others_with_a_limit_is_warned_of() -> None:
+    found = found_in(totals(None), retention_ms=WEEK, retention_bytes="1000")
+    assert [severity for severity, _, _ in found] == [Severity.WARNING] * 2
+    assert found[0][1].startswith("retention.ms is 604800000 (7d): tables live longer than its records")
+    assert 'or declare retention="7d"' in found[0][2]
+    assert found[1][1].startswith("retention.bytes is 1000: ")
+    assert found_in(totals(None), retention_ms="-1") == []
+    (compacted,) = found_in(totals(None), retention_ms=WEEK, cleanup_policy="compact")
+    assert compacted[1].startswith("cleanup.policy is compact"), "its records go by key, not in time"
+    both = found_in(totals(None), retention_ms=WEEK, cleanup_policy="compact,delete")
+    assert len(both) == 2
+
+
+def test_alter_leaves_a_source_of_others_as_it_is() -> None:
+    state = cluster(topic("orders", 4, GOOD, retention_ms="5"))
+    wanted = specs(state, totals(None))
+    assert plan(wanted, created(wanted, state), alter=True) == []
 
 
 def test_a_source_that_keeps_less_than_declared_is_an_error_with_its_cure() -> None:

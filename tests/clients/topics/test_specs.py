@@ -51,6 +51,8 @@ def test_created_changelogs_are_compacted_in_append_time_and_sources_are_logs() 
     assert configs[TopicRole.SOURCE] == {
         "cleanup.policy": "delete",
         "message.timestamp.type": "LogAppendTime",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
     }
     assert configs[TopicRole.QUARANTINE]["max.message.bytes"] == "4194352"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from holdfast.core.engine.declared.declaring import is_topic, why_uncallable
 from holdfast.core.engine.declared.global_tables import LIMIT_GLOBALS, Global
@@ -38,6 +38,10 @@ __all__ = ["INPUTS", "DecoderInput", "Emit", "Emits", "Headers", "Input", "Proce
 
 E = TypeVar("E")
 R = TypeVar("R")
+
+OnError = Literal["quarantine", "stop"]
+"""What becomes of a record that cannot be decoded or folded."""
+ON_ERROR: tuple[str, ...] = get_args(OnError)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 
@@ -74,6 +78,10 @@ class Processor(Generic[E, R]):
     refused if its time raises or is no int, and then moves nothing. It is in the position, so a processor needs another version when *on_event*
     comes or goes.
 
+    **Failures.** A record that cannot be decoded or folded goes to the quarantine, and the next one is folded. With
+    `on_error="stop"` the partition stops before it, and `holdfast quarantine skip` lets it go to the quarantine. Where what
+    a fold needs is not there yet, it raises `errors.Later`: then the partition waits, and nothing is refused.
+
     **Several tables.** `tables={"sessions": Session}` declares named tables beside the processor's own, each
     with its type; a fold has the rows of one by `rows.table("sessions")`. They change in the same transaction
     and lie in the same changelog. Queries name them PROCESSOR.TABLE.
@@ -99,6 +107,7 @@ class Processor(Generic[E, R]):
     route: Callable[[str, int], int | None] | None = None
     emits: tuple[str, ...] = ()
     in_place: bool = False
+    on_error: OnError = "quarantine"
     tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
     reads: tuple[Global[Any], ...] = ()
 
@@ -126,6 +135,8 @@ class Processor(Generic[E, R]):
             or any(name not in DECODER_INPUTS for name in self.inputs)
         ):
             raise self._wrong(f"inputs {self.inputs}; choose from {', '.join(DECODER_INPUTS)}")
+        if self.on_error not in ON_ERROR:
+            raise self._wrong(f"on_error {self.on_error!r:.200}; write one of {', '.join(ON_ERROR)}")
         self._check_event_time()
         self._check_functions()
         if (why := why_unfit(self.row)) is not None:

@@ -45,9 +45,9 @@ class Source(Generic[T]):
     *time* tells an event's own time in ms, for folds that ask for "event_ms" and for the event clock. *key* reads the records' keys,
     for folds that ask for "key". ConfigError for what is no topic or no serde.
 
-    *retention* tells how long the topic keeps its records: a duration such as "7d", ms, "forever", or None for what the
-    brokers say. `holdfast topics create` makes the topic so, and `topics check` compares: a state cannot be built again from records that
-    are gone. All declarations of one topic must agree. An internal topic has none, since holdfast keeps and trims it.
+    *retention* tells how long the topic keeps its records: a duration such as "7d", ms, or "forever", which it also is without
+    one. `holdfast topics create` makes the topic so, and `topics check` compares: a state cannot be built again from records that
+    are gone. Without one, a topic that others made with a limit is only warned of. All declarations of one topic must agree. An internal topic has none, since holdfast keeps and trims it.
     """
 
     topic: str

@@ -17,7 +17,8 @@ class Stream(str, Generic[T]):
     """A topic to emit to, and what lies in it: `enriched = Stream("enriched", Json(Enriched))`.
 
     It is the topic's name, so it stands wherever one does: in a processor's `emits`, and in what is emitted.
-    *retention* is that of a `Source`: "7d", "forever", or None for what the brokers say.
+    *retention* is that of a `Source`: "7d" or "forever". Without one a stream that is folded is kept forever, and any other as the
+    brokers say.
 
     >>> from holdfast.core.engine.declared.serdes import Json
     >>> totals = Stream("totals", Json(int))

@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.state.rows import Rows
+from holdfast.errors import Later
 
 _ASIDES = "asides"
 
@@ -29,7 +30,7 @@ class Asides:
         try:
             emit = make()
             self._check(emit)
-        except MemoryError:
+        except (MemoryError, Later):  # what is not there yet fails nothing
             raise
         except self._failures as error:
             self.failed.append((what, error))

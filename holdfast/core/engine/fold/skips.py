@@ -32,6 +32,8 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fals
     """Offsets *first* to *last*, both included, of one batch. *made* False: an operator asks that who stands
     before it goes on.
 
+    One that is *allowed* is no skip: an operator lets this one record be refused where `on_error="stop"` stops the partition.
+
     *error* and *reason* tell why it cannot be read, *by* who wrote this (a worker's URL, or a person's name), *at_ms* when.
     """
 
@@ -44,13 +46,15 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fals
     reason: str = ""
     by: str = ""
     at_ms: int = -1
+    allowed: bool = False
 
     @property
     def key(self) -> bytes:
         """Return the record's key: compaction keeps the last of the wishes for a batch, and beside it what
         was made.
         """
-        return f"{self.topic}/{self.partition}/{self.last}{'' if self.made else '/asked'}".encode()
+        kind = "" if self.made else "/allowed" if self.allowed else "/asked"
+        return f"{self.topic}/{self.partition}/{self.last}{kind}".encode()
 
     @property
     def batch(self) -> tuple[str, int, int]:
@@ -82,7 +86,8 @@ def decode_skip(key: bytes | None, value: bytes) -> Skip:
         skip = _decode(value)
     except msgspec.DecodeError as error:
         raise DecodeError(f"not a skip: {error}") from error
-    if not 0 <= skip.first <= skip.last < skip.first + LIMIT_OFFSETS or skip.partition < 0:
+    ends = skip.first if skip.allowed else skip.first + LIMIT_OFFSETS - 1
+    if not 0 <= skip.first <= skip.last <= ends or skip.partition < 0 or (skip.made and skip.allowed):
         raise DecodeError(f"not a skip: partition {skip.partition}, offsets {skip.first} to {skip.last}")
     if key != skip.key:
         raise DecodeError(f"a skip of {skip.key.decode()} under the key {key!r:.200}")
@@ -100,6 +105,7 @@ class Skips:
 
     def __init__(self, records: Iterable[Skip] = (), *, has_topic: bool = True) -> None:
         self._records = dict[tuple[str, int, int], Skip]()
+        self._allowed = dict[tuple[str, int, int], Skip]()
         self.has_topic = has_topic
         for record in records:
             self.add(record)
@@ -109,13 +115,21 @@ class Skips:
 
     def add(self, skip: Skip) -> None:
         """Take a record. A skip that was made stays made, whatever later requests ask."""
+        if skip.allowed:
+            self._allowed[skip.batch] = skip
+            return
         known = self._records.get(skip.batch)
         if known is None or skip.made or not known.made:
             self._records[skip.batch] = skip
 
     def all(self) -> list[Skip]:
         """Return every record, by topic, partition and offset."""
-        return sorted(self._records.values(), key=lambda each: (each.topic, each.partition, each.first))
+        found = [*self._records.values(), *self._allowed.values()]
+        return sorted(found, key=lambda each: (each.topic, each.partition, each.first))
+
+    def allows(self, topic: str, partition: int, offset: int) -> bool:
+        """Return whether an operator lets this record be refused."""
+        return (topic, partition, offset) in self._allowed
 
     def made(self, topic: str, partition: int) -> OffsetRanges:
         """Return what is skipped of a partition."""

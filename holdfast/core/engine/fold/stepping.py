@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -32,7 +32,7 @@ from holdfast.core.engine.state.codec import (
 )
 from holdfast.core.engine.state.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
 from holdfast.core.engine.state.timers import NEVER, TimerTable, timers_in
-from holdfast.errors import FoldError
+from holdfast.errors import FoldError, Later, StoppedError
 
 R = TypeVar("R")
 
@@ -163,7 +163,9 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     from then on.)
 
     When the store fails, or memory runs out, no record is to blame: the error is raised, and `rollback` is
-    due.
+    due. Nor is one whose fold raises Later, or one that may not be refused (`allowed`): the transaction ends before
+    it, and where it is the first, Later or StoppedError is raised, and all is rolled back. What was folded before it
+    is folded a second time, since a record that was begun has moved stream time and fired timers.
 
     With *trace*, every transaction is folded record by record and each change of a row is told.
     """
@@ -198,6 +200,11 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         # as many each.
         self._step_records, self._most_records = 1, STEP_RECORDS
         self._input_failure: Exception | None = None
+        self._done = 0
+        """How many records and choices of the transaction are folded to their end, of one that is folded with care."""
+        self._told: list[Transition[Any]] = []
+        self.allowed: Container[TopicOffset] | None = None
+        """Which records may be refused; None for any. Of a tick it is ("", the number of its choice)."""
         self.changes: C | None = None
 
     @abstractmethod
@@ -224,20 +231,21 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         """Return the changes of the first *records* of *taken*."""
 
     def fold(self, batches: Iterable[P]) -> C | None:
-        """Fold *batches* as one transaction; None when all of it was applied before.
+        """Fold all *batches* as one transaction; None when all of it was applied before.
 
-        Follow with `commit` or `rollback`.
+        Follow with `commit` or `rollback`; not after Later or StoppedError, which leave nothing behind.
         """
-        for _ in self.steps(batches):
+        for _ in self.steps(batches, whole=True):
             pass
         return self.changes
 
-    def steps(self, batches: Iterable[P]) -> Iterator[None]:
+    def steps(self, batches: Iterable[P], *, whole: bool = False) -> Iterator[None]:
         """Fold *batches* as one transaction, yielding now and then so that a caller can let others work; then
         see `changes`.
 
         Each batch is asked for when those before it are folded. After `close_early` the transaction ends
-        before the last of what they hold, and no other is asked for: `changes.marker` tells where.
+        before the last of what they hold, and no other is asked for: `changes.marker` tells where. So it does before a
+        record that must wait, unless it is to be folded *whole*.
         """
         assert not self._open, "commit or roll back the transaction before folding the next"
         taken: list[P] = []
@@ -264,7 +272,18 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                     raise  # no record is to blame, and none of those behind it can be had
                 yield
                 self._open, self._enough = True, False  # it cannot end before its first record
-        yield from self._careful(chain(tuple(taken), fresh), taken)
+        most: int | None = None
+        while True:
+            try:
+                yield from self._careful(chain(tuple(taken), fresh), taken, most)
+                return
+            except (Later, StoppedError):
+                most = self._done
+                self.rollback()
+                if whole or not most:
+                    raise
+                yield
+                self._open, self._enough = True, False
 
     def close_early(self) -> None:
         """Let the transaction being folded by `steps` end with what is folded so far; what is left of its
@@ -316,7 +335,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
 
     def _forget(self) -> None:
         self._emits, self._refused, self.changes, self._open = [], [], None, False
-        self._rest = None
+        self._rest, self._told = None, []
 
     def _raise_store_failure(self) -> None:
         if self.rows.failures:
@@ -441,23 +460,30 @@ class SteppingFolder(ABC, Generic[R, P, C]):
 
     # -- record by record
 
-    def _careful(self, batches: Iterable[P], taken: list[P]) -> Iterator[None]:
-        rows, records, step = JournaledRows(self.rows), 0, 0
+    def _careful(self, batches: Iterable[P], taken: list[P], most: int | None) -> Iterator[None]:
+        """Fold no more than *most* records and choices, if that is given."""
+        rows, records, step, self._done = JournaledRows(self.rows), 0, 0, 0
         for batch in batches:
             folded = self._careful_batch(rows, batch)
             # Only here may a transaction end: between two records.
             within: object = None
-            while (within is WITHIN or not self._enough) and (within := next(folded, self)) is not self:
+            while (within is WITHIN or not self._ends(most)) and (within := next(folded, self)) is not self:
                 if within is WITHIN:
                     yield
                     continue
-                records, step = records + (batch.records > 0), step + 1
+                records, step, self._done = records + (batch.records > 0), step + 1, self._done + 1
                 if step >= self._step_records:
                     step, self._step_records = 0, min(self._most_records, 2 * self._step_records)
                     yield
-            if self._enough:
+            if self._ends(most):
                 break
         yield from self._close(taken, records, checked=True)
+        if self._trace is not None:
+            for each in self._told:
+                self._trace(each)
+
+    def _ends(self, most: int | None) -> bool:
+        return self._enough or self._done == most
 
     def _careful_record(
         self,
@@ -481,6 +507,9 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             event = decode()
             event_ms = -NEVER if self._events is None else time(event, self.stream_ms)
         except MemoryError:
+            raise
+        except Later as later:
+            later.at = at
             raise
         except USERS_FAILURES as error:
             self._refuse(at, "decode", error)
@@ -527,6 +556,10 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                     _check_key(key)
         except MemoryError:
             raise
+        except Later as later:
+            self._raise_store_failure()
+            later.at = at
+            raise
         except USERS_FAILURES as error:
             self._raise_store_failure()
             rows.undo()
@@ -538,18 +571,17 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             self._refuse(at, "close", reason, failed)
         self._emits.extend(emits)
         if self._trace is not None:
-            self._tell(rows, at, self.stream_ms if at_ms is None else at_ms, self._trace)
+            self._tell(rows, at, self.stream_ms if at_ms is None else at_ms)
         rows.keep()
 
-    def _tell(
-        self, rows: JournaledRows[R], at: TopicOffset, at_ms: int, trace: Callable[[Transition[Any]], None]
-    ) -> None:
+    def _tell(self, rows: JournaledRows[R], at: TopicOffset, at_ms: int) -> None:
+        """Note what is to be told of a record, when its transaction is folded: until then it may be folded again."""
         topic, offset = at
         for part, journal in zip(self._parts, rows.journals(), strict=True):
             for key, (before, _) in journal.before.items():
                 after = journal.get(key)
                 if before is not None or after is not None:
-                    trace(
+                    self._told.append(
                         Transition(
                             offset=offset,
                             at_ms=at_ms,
@@ -567,9 +599,10 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         except Exception:  # noqa: BLE001  an error of user code that cannot even be printed
             reason = f"{what}(the error cannot be printed)"
         topic, offset = at
-        self._refused.append(
-            Refused(offset=offset, stage=stage, error=type(error).__name__, reason=reason, topic=topic)
-        )
+        name = type(error).__name__
+        if self.allowed is not None and at not in self.allowed:
+            raise StoppedError(topic=topic, offset=offset, stage=stage, error=name, reason=reason)
+        self._refused.append(Refused(offset=offset, stage=stage, error=name, reason=reason, topic=topic))
 
     # -- the end of a transaction
 

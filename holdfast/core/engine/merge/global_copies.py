@@ -16,14 +16,15 @@ from weakref import WeakSet
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.patience import OnLater, never_wait
 from holdfast.core.engine.fold.stepping import Refused
 from holdfast.core.engine.merge.merging import Portion, Stretch
-from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
 from holdfast.core.engine.state.codec import text_key
 from holdfast.core.engine.state.global_rows import Vector, covers, trimmed
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Store
-from holdfast.errors import FoldError, GlobalsError
+from holdfast.errors import FoldError, GlobalsError, Later
 
 FOLD_RECORDS = 1_000
 """Records of a partition that change a copy at once. Readers wait for the whole change."""
@@ -134,7 +135,8 @@ def _overlaid(
 class GlobalCopy:
     """The rows of a global up to a position, which only goes on; `view` keeps the one of now readable.
 
-    One thread applies; any may read, where a *lock* is given. *on_refused* gets refused records with their partition.
+    One thread applies; any may read, where a *lock* is given. *on_refused* gets refused records with their partition;
+    *on_later* is called where a fold has to wait, as often as it has.
 
     >>> from holdfast.core.engine.declared.serdes import Text
     >>> from holdfast.core.engine.declared.sources import FoldWith, Source
@@ -153,8 +155,9 @@ class GlobalCopy:
         store: CopyStore | None = None,
         on_refused: Callable[[int, Refused], None] = lambda partition, refused: None,
         lock: AbstractContextManager[Any] | None = None,
+        on_later: OnLater = never_wait,
     ) -> None:
-        self.table, self.store = table, DictStore() if store is None else store
+        self.table, self.store, self._on_later = table, DictStore() if store is None else store, on_later
         self.lock: AbstractContextManager[Any] = nullcontext() if lock is None else lock
         """Held while the copy changes, and while one row of it is looked up; a thread that holds it may take it again."""
         self._processor, self._on_refused = folded_by(table), on_refused
@@ -195,8 +198,9 @@ class GlobalCopy:
 
     def _fold(self, partition: int, folder: MergingFolder[Any], batch: Batch) -> None:
         reached = [*accumulate(batch.times_ms, max, initial=folder.marker.reached_ms[0])][1:]
-        changes = folder.fold([Stretch((Portion(batch, reached),), bytes(len(reached)), reached)])
-        assert changes is not None, "a stretch is never empty"
+        changes = self._patiently(
+            partition, folder, Stretch((Portion(batch, reached),), bytes(len(reached)), reached)
+        )
         prefix = _prefix(partition)
         with self.lock:
             self._put(partition, [(prefix + key, value) for key, value in changes.puts], batch.offsets[-1])
@@ -204,6 +208,19 @@ class GlobalCopy:
         folder.commit()
         for each in changes.refused:
             self._on_refused(partition, each)
+
+    def _patiently(self, partition: int, folder: MergingFolder[Any], stretch: Stretch) -> MergedChanges:
+        while True:
+            try:
+                changes = folder.fold([stretch])
+            except Later as later:
+                offset = "" if later.at is None else f"/{later.at[1]}"
+                self._on_later(
+                    later, f"global table {self.table.name}: {self.table.topic}/{partition}{offset}"
+                )
+            else:
+                assert changes is not None, "a stretch is never empty"
+                return changes
 
     def _put(self, partition: int, puts: list[tuple[bytes, bytes | None]], applied: int) -> None:
         with self.lock:
@@ -288,15 +305,20 @@ class GlobalReplay:
 
     *open_logs* gives the log of each partition of the global with that number; it is asked once, when the first row is
     looked up. Positions of the open transaction stay readable, since that may be folded twice. *stores* are where the
-    copies lie, in memory without.
+    copies lie, in memory without. *on_later* is as that of `GlobalCopy`.
     """
 
     def __init__(
-        self, reads: Sequence[Global[Any]], open_logs: OpenLogs, stores: Sequence[CopyStore] | None = None
+        self,
+        reads: Sequence[Global[Any]],
+        open_logs: OpenLogs,
+        stores: Sequence[CopyStore] | None = None,
+        on_later: OnLater = never_wait,
     ) -> None:
         self._tables = [
             _ReplayedTable(
-                GlobalCopy(table, None if stores is None else stores[number]), partial(open_logs, number)
+                GlobalCopy(table, None if stores is None else stores[number], on_later=on_later),
+                partial(open_logs, number),
             )
             for number, table in enumerate(reads)
         ]

@@ -165,6 +165,7 @@ def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
         ({"row": Total()}, "row type Total.*: it cannot be decoded"),
         ({"row": None}, "None stands for no row"),
         ({"name": 7}, "processor name 7"),
+        ({"on_error": "skip"}, "on_error 'skip'; write one of quarantine, stop"),
     ],
 )
 def test_what_every_record_would_fail_at_is_refused_when_it_is_declared(
@@ -188,6 +189,7 @@ def test_what_every_record_would_fail_at_is_refused_when_it_is_declared(
         {"decode": lambda *values: values, "inputs": ["value", "key", "offset"]},
         {"emits": ["out"]},
         {"version": 2},
+        {"on_error": "stop"},
     ],
 )
 def test_what_works_is_taken_however_it_is_written(changed: dict[str, Any]) -> None:

@@ -102,3 +102,28 @@ def test_a_wish_that_comes_late_leaves_what_was_made_also_once_its_topic_is_comp
             assert skips.all() == [MADE], log
             assert skips.made(MADE.topic, MADE.partition) == ((MADE.first, MADE.last),)
             assert skips.asked(MADE.topic, MADE.partition, MADE.first, MADE.last) is None
+
+
+def test_a_record_that_may_be_refused_is_no_skip_and_stands_beside_both() -> None:
+    allowed = replace(MADE, first=14, last=14, made=False, allowed=True)
+    asked = replace(MADE, made=False)
+    assert len({MADE.key, asked.key, allowed.key}) == 3, "compaction keeps each"
+    assert decode_skip(allowed.key, encode_skip(allowed)) == allowed
+    skips = Skips([allowed])
+    assert skips.made("orders", 3) == ()
+    assert skips.asked("orders", 3, 14, 14) is None, "an unreadable batch there is another matter"
+    assert [skips.allows("orders", 3, at) for at in (13, 14, 15)] == [False, True, False]
+    assert not skips.allows("orders", 2, 14)
+    skips.add(MADE)
+    assert (skips.made("orders", 3), skips.allows("orders", 3, 14), len(skips.all())) == (
+        ((10, 14),),
+        True,
+        2,
+    )
+
+
+@pytest.mark.parametrize("wrong", [{"first": 13}, {"made": True}])
+def test_what_is_allowed_is_one_record_and_not_made(wrong: dict[str, int]) -> None:
+    allowed = replace(MADE, **{"first": 14, "made": False, "allowed": True, **wrong})
+    with pytest.raises(DecodeError):
+        decode_skip(allowed.key, encode_skip(allowed))

@@ -23,6 +23,7 @@ from holdfast.core.engine.state.codec import (
     tick_key,
     wake_key,
 )
+from holdfast.core.engine.state.lost_heads import LOST_HEADS, encode_lost_heads
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, ControlType, Record, RecordBatch
 from tests.support.marker_batches import marker_batch
@@ -194,6 +195,16 @@ def test_a_stray_is_told_and_what_it_hid_is_written_again(
         wake_key("a"): encode_due(5),
         **({B: row("later")} if later else {}),
     }
+
+
+def test_the_note_of_lost_heads_is_no_stray_and_goes_when_the_table_is_emptied() -> None:
+    log = Log()
+    log.work(7, (LOST_HEADS, encode_lost_heads({"in": 7})), (A, row("1")))
+    found = log.findings()
+    assert (found.strays, found.mend().clean) == ([], True)
+    assert LOST_HEADS in found.row_keys()
+    log.work(8, (LOST_HEADS, b"x"))
+    assert {each.why for each in log.findings().strays} == {"a note of lost heads that cannot be read"}
 
 
 def test_what_a_worker_wrote_after_the_stray_counts() -> None:
