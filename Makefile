@@ -41,7 +41,8 @@ $(READY): requirements.lock pyproject.toml
 		echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@echo "== .venv: $$("$(PYTHON)" -V), packages of requirements.lock (the first time takes some minutes)"
 	@$(RUN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
-	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --requirement requirements.lock
+	@$(RUN)/python -m compileall -q -j 0 -x '/tests?/' "$$($(RUN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -46,7 +46,7 @@ def _rank(file: str, parts: set[str]) -> int:
 def with_session(file: str) -> bool:
     """Return whether tests of *file*, relative to the root, take the fixture `spark`."""
     path = ROOT / file
-    return path.suffix == ".py" and SESSION in path.read_text(encoding="utf-8")
+    return file.startswith("tests/") and path.suffix == ".py" and SESSION in path.read_text(encoding="utf-8")
 
 
 def _file(nodeid: str) -> str:
