@@ -9,7 +9,8 @@ The names below are the public face, and so is what the pages in docs/ name of t
   tables of an outbox, and `DebeziumLayout`;
 * `holdfast.outbox.harvest.harvester` and `holdfast.outbox.goharvest`: a `Harvester` in your own process, and
   the settings of a reaper;
-* `holdfast.testing`, `holdfast.dev.fixtures` and `holdfast.dev.databases.servers`: for your tests.
+* `holdfast.testing`, `holdfast.embedded.kafka`, `holdfast.dev.fixtures`, `holdfast.dev.databases.servers` and
+  `holdfast.dev.databases.schema_registry`: for your tests.
 
 Everything else is internal: it may change in any release. Each name is imported at its first use: a Spark
 executor that imports `holdfast.core` runs this file, and a service that only claims partitions needs no Faust.
@@ -39,8 +40,12 @@ if TYPE_CHECKING:
     from holdfast.core.engine.state.rows import Rows
     from holdfast.errors import HoldfastError
     from holdfast.outbox.writer.outbox_writer import OutboxRecord, OutboxWriter
+    from holdfast.schemas.avro import Avro
+    from holdfast.schemas.json_schema import JsonSchema
+    from holdfast.schemas.protobuf import Protobuf
 
 __all__ = [
+    "Avro",
     "BlockingClaimConsumer",
     "BlockingTableClient",
     "Bytes",
@@ -52,10 +57,12 @@ __all__ = [
     "HoldfastError",
     "Internal",
     "Json",
+    "JsonSchema",
     "Msgpack",
     "OutboxRecord",
     "OutboxWriter",
     "Processor",
+    "Protobuf",
     "RangeConsumer",
     "Rows",
     "SequencedProducer",
@@ -71,6 +78,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Avro": "schemas.avro",
     "BlockingClaimConsumer": "clients.claims.blocking",
     "BlockingTableClient": "clients.tables.blocking",
     "Bytes": "core.engine.declared.serdes",
@@ -82,10 +90,12 @@ _HOMES = {
     "HoldfastError": "errors",
     "Internal": "core.engine.declared.streams",
     "Json": "core.engine.declared.serdes",
+    "JsonSchema": "schemas.json_schema",
     "Msgpack": "core.engine.declared.serdes",
     "OutboxRecord": "outbox.writer.outbox_writer",
     "OutboxWriter": "outbox.writer.outbox_writer",
     "Processor": "core.engine.declared.processor",
+    "Protobuf": "schemas.protobuf",
     "RangeConsumer": "clients.ranges.consumer",
     "Rows": "core.engine.state.rows",
     "SequencedProducer": "clients.producers.sequenced",

@@ -13,6 +13,7 @@ HoldfastError
 ├── StoppedError             a record would be refused, and its processor is declared with on_error="stop"
 ├── ImpureFoldError          in a test, a fold gave something else after a restart or on replay
 ├── TopologyError            a test of a topology asks for what it does not have, or processors feed themselves
+├── SchemaError              a schema is not registered, is refused, or does not fit what was registered before it
 ├── StateError               local or logged state is not what it must be
 │   ├── StoreError           a RocksDB store cannot be opened or written
 │   │   └── RottenStoreError a store does not hold what was written to it; it is set aside and rebuilt
@@ -159,6 +160,10 @@ class StoppedError(HoldfastError):
     def __init__(self, *, topic: str, offset: int, stage: str, error: str, reason: str) -> None:
         super().__init__(f"at {stage}: {error}: {reason}")
         self.topic, self.offset, self.stage, self.error, self.reason = topic, offset, stage, error, reason
+
+
+class SchemaError(HoldfastError):
+    """A schema is not registered, is refused by its registry, or does not fit what was registered before it."""
 
 
 class ImpureFoldError(HoldfastError):

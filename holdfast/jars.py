@@ -10,7 +10,8 @@ the one in the lock file beside this module. A warm cache needs neither a JDK no
 - ``JAVA_HOME``: a JDK to use in place of the first ``java`` on ``PATH``
 
 A lock file is text, one jar a line: SHA-256, ``group:artifact:version``, file name. ``root`` lines name what
-was asked for; all the rest follows from them. ``python -m holdfast.jars`` writes one anew.
+was asked for; all the rest follows from them. ``python -m holdfast.jars`` writes one anew. A file that is not the
+artifact's own jar is named as the repository names it (``artifact-version-classifier.tar.gz``), and pinned by hand.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
@@ -104,7 +105,7 @@ def _is_pin(sha256: str, coordinate: str, file_name: str) -> bool:
     return (
         bool(re.fullmatch(r"[0-9a-f]{64}", sha256))
         and coordinate.count(":") == 2
-        and re.fullmatch(r"[\w.+-]+\.jar", file_name) is not None
+        and re.fullmatch(r"[\w.+-]+\.(jar|tar\.gz)", file_name) is not None
     )
 
 
@@ -164,9 +165,8 @@ def _sha256(path: Path) -> str | None:
 
 def _fetch(jars: Sequence[Jar], folder: Path, *, deadline_at_s: float) -> None:
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-        fetched = _run_ivy(
-            [jar.coordinate for jar in jars], Path(scratch), transitive=False, deadline_at_s=deadline_at_s
-        )
+        wanted = {jar.coordinate: jar.file_name for jar in jars}
+        fetched = _run_ivy(wanted, Path(scratch), transitive=False, deadline_at_s=deadline_at_s)
         by_coordinate = {coordinate: path for coordinate, path in fetched}
         for jar in jars:
             path = by_coordinate.get(jar.coordinate)
@@ -244,32 +244,46 @@ def _settings(*, poms: bool) -> str:
     )
 
 
-def _module(coordinates: Sequence[str], *, transitive: bool) -> str:
+def _module(wanted: Mapping[str, str | None], *, transitive: bool) -> str:
     conf = "default->compile(*),master(*),runtime(*)" if transitive else "default->*"
     lines = []
-    for coordinate in coordinates:
+    for coordinate, file_name in wanted.items():
         group, artifact, version = coordinate.split(":")
         attributes = f"org={quoteattr(group)} name={quoteattr(artifact)} rev={quoteattr(version)}"
+        inside = "" if file_name is None else _artifact(artifact, version, file_name)
         lines.append(
-            f'<dependency {attributes} transitive="{str(transitive).lower()}" conf={quoteattr(conf)}/>'
+            f'<dependency {attributes} transitive="{str(transitive).lower()}" conf={quoteattr(conf)}>{inside}</dependency>'
         )
     return (
-        '<ivy-module version="2.0"><info organisation="holdfast" module="jars"/><configurations><conf name="default"/></configurations>'
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"><info organisation="holdfast" module="jars"/><configurations><conf name="default"/></configurations>'
         f"<dependencies>{''.join(lines)}</dependencies></ivy-module>"
     )
 
 
+def _artifact(artifact: str, version: str, file_name: str) -> str:
+    """Return how Ivy is told of a file that is not the artifact's own jar; nothing for that.
+
+    >>> _artifact("a", "1.0", "a-1.0.jar"), _artifact("a", "1.0", "a-1.0-all.tar.gz")
+    ('', '<artifact name="a" type="tar.gz" ext="tar.gz" m:classifier="all"/>')
+    """
+    found = re.fullmatch(rf"{re.escape(artifact)}-{re.escape(version)}-([\w-]+)\.(jar|tar\.gz)", file_name)
+    if found is None:
+        return ""
+    kind = quoteattr(found[2])
+    return f"<artifact name={quoteattr(artifact)} type={kind} ext={kind} m:classifier={quoteattr(found[1])}/>"
+
+
 def _run_ivy(
-    coordinates: Sequence[str], scratch: Path, *, transitive: bool, deadline_at_s: float
+    wanted: Mapping[str, str | None], scratch: Path, *, transitive: bool, deadline_at_s: float
 ) -> list[tuple[str, Path]]:
-    """Return (coordinate, path below *scratch*) of each jar that Ivy retrieved: those named or,
-    *transitive*, all they need too.
+    """Return (coordinate, path below *scratch*) of each file that Ivy retrieved: of the coordinates in *wanted*, under the
+    names given there, or, *transitive*, the jars of all they need too.
     """
     java, ivy = find_java(), find_ivy()
     # Without POMs where the lock file says what belongs together: each jar then costs one request, and
     # nothing can be added to it.
     (scratch / "settings.xml").write_text(_settings(poms=transitive), encoding="utf-8")
-    (scratch / "ivy.xml").write_text(_module(coordinates, transitive=transitive), encoding="utf-8")
+    (scratch / "ivy.xml").write_text(_module(wanted, transitive=transitive), encoding="utf-8")
     command = [
         str(java),
         f"-Divy.default.ivy.user.dir={scratch}",
@@ -300,7 +314,7 @@ def _run_ivy(
             f"could not fetch the jars (Ivy exit code {ran.returncode}): {_reason(ran.stdout + ran.stderr)}. "
             "A network is needed once, to fill the cache; behind a mirror set HOLDFAST_MAVEN_REPOSITORY to its address"
         )
-    return [(_coordinate(path), path) for path in sorted((scratch / "lib").glob("*/*/*/*.jar"))]
+    return [(_coordinate(path), path) for path in sorted((scratch / "lib").glob("*/*/*/*"))]
 
 
 def _coordinate(retrieved: Path) -> str:
@@ -331,7 +345,7 @@ def write_lock(lock_path: Path, roots: Sequence[str], *, name: str, beside_pyspa
     carried = {jar.name for jar in find_ivy().parent.glob("*.jar")} if beside_pyspark else set()
     with tempfile.TemporaryDirectory() as scratch:
         deadline_at_s = system_clock.monotonic_s() + RESOLVE_DEADLINE_S
-        found = _run_ivy(roots, Path(scratch), transitive=True, deadline_at_s=deadline_at_s)
+        found = _run_ivy(dict.fromkeys(roots), Path(scratch), transitive=True, deadline_at_s=deadline_at_s)
         pinned = [
             Jar(
                 sha256=_sha256(path) or "",

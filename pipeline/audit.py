@@ -27,7 +27,8 @@ from holdfast.core.producers import audit as rules_of
 from holdfast.core.producers.audit import AuditFinding, AuditRow, Rules, progress_topic
 from holdfast.core.producers.audit_verdict import PartitionAudit, conclude
 from holdfast.errors import ConfigError, LakeError
-from holdfast.pipeline.bronze.lake import bronze_path, history_of, last_landed, open_table
+from holdfast.pipeline.bronze.commits import history_of, last_landed
+from holdfast.pipeline.bronze.lake import bronze_path, open_table
 from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.replay import ReplayEngine, ReplayOptions, Source, replay
 from holdfast.pipeline.spark.session import SparkOptions, open_session

@@ -37,6 +37,7 @@ from holdfast.pipeline.output import Format, Writer, written_by_spark
 from holdfast.pipeline.spark.pickling import modules_of
 from holdfast.pipeline.spark.session import SparkOptions, cores_of, import_pyspark, open_session
 from holdfast.pipeline.topic import TopicLog
+from holdfast.schemas import registry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,6 +121,7 @@ def replay(
     Raises LostRecordsError for a log with holes, PipelineError when *until* asks for more than there is,
     LakeError, TopicError, BrokerError and SparkError for what they say.
     """
+    registry.use(settings)
     options = options or ReplayOptions()
     plan = FoldPlan(
         processor=processor,

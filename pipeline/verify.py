@@ -14,6 +14,7 @@ from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
 from holdfast.core.engine.state.codec import (
     APPLIED,
+    META,
     NOTHING_APPLIED,
     ROW_KINDS,
     RowCodec,
@@ -284,8 +285,8 @@ def _live_partition(
                     objection, open_records = error, open_records + 1
             else:
                 open_records += 1
-                if key == LOST_HEADS:
-                    lost = decode_lost_heads(value)
+                if key[:1] == META:
+                    lost = decode_lost_heads(value) if key == LOST_HEADS else lost
                 elif value is None:
                     stored.pop(key, None)
                 else:

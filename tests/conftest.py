@@ -1,6 +1,7 @@
 """Fixtures of all tests. `broker` is the one real Kafka of the run; `fresh_topic` makes topics on it.
 
-`postgres`, `mariadb` and `mysql` are the session's databases, started by the first test that asks.
+`postgres`, `mariadb` and `mysql` are the session's databases, and `schema_registry` its schema registry, each started by the first
+test that asks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hypothesis
 import pytest
 
 from holdfast.dev.broker.cluster import Cluster
+from holdfast.dev.databases.schema_registry import SchemaRegistryServer
 from holdfast.dev.databases.server import DatabaseServer
 from holdfast.dev.databases.servers import MariaDB, MySQL, Postgres
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, session_broker
@@ -117,6 +119,14 @@ def mariadb() -> Iterator[MariaDB]:
 def mysql() -> Iterator[MySQL]:
     """Give the session's MySQL; whoever freezes or kills it brings it back."""
     with MySQL() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+@part("database")
+def schema_registry() -> Iterator[SchemaRegistryServer]:
+    """Give the session's schema registry; whoever freezes or kills it brings it back."""
+    with SchemaRegistryServer() as server:
         yield server
 
 

@@ -25,8 +25,10 @@ PUBLIC_MODULES = {
     "holdfast",
     "holdfast.agents.services.bookkeeper",
     "holdfast.clients",
+    "holdfast.dev.databases.schema_registry",
     "holdfast.dev.databases.servers",
     "holdfast.dev.fixtures",
+    "holdfast.embedded.kafka",
     "holdfast.errors",
     "holdfast.outbox.goharvest",
     "holdfast.outbox.harvest.harvester",
@@ -39,6 +41,7 @@ PUBLIC_MODULES = {
 OF_DEVELOPERS = {"DESIGN.md", "GLOSSARY.md", "PROTOCOL.md"}
 """Pages about the inside. All others are for users."""
 FACE = [
+    "Avro",
     "BlockingClaimConsumer",
     "BlockingTableClient",
     "Bytes",
@@ -50,10 +53,12 @@ FACE = [
     "HoldfastError",
     "Internal",
     "Json",
+    "JsonSchema",
     "Msgpack",
     "OutboxRecord",
     "OutboxWriter",
     "Processor",
+    "Protobuf",
     "RangeConsumer",
     "Rows",
     "SequencedProducer",

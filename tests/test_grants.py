@@ -25,9 +25,11 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from holdfast.cli.resetting import ApplicationReset
 from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.clients.claims.logs.claim_log import CAPABILITY_HEADER
 from holdfast.clients.groups.admin import GroupAdmin
+from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.quarantine.skips import SkipRequests
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
@@ -38,6 +40,7 @@ from holdfast.clients.topics.grants import (
     claim_client_grants,
     reader_grants,
     replayer_grants,
+    resetter_grants,
     worker_grants,
 )
 from holdfast.clients.topics.types import AlterConfig
@@ -51,6 +54,8 @@ from holdfast.core.claims.frames import (
     encode,
 )
 from holdfast.core.claims.resets import Aim, Where
+from holdfast.core.engine.declared.serdes import Bytes
+from holdfast.core.engine.declared.sources import Source
 from holdfast.core.kafka.grants import Grant, Operation, Resource
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import HoldfastError
@@ -60,6 +65,7 @@ from holdfast.outbox.harvest.harvester import Harvester
 from holdfast.outbox.settings import HarvestSettings, Strategy
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify import verify
+from holdfast.streams import Filter
 from tests.outbox.databases import FreshOutbox
 from tests.support.harness import Application, running, wait_for
 from tests.support.kafka_clients import clients_alive
@@ -138,6 +144,13 @@ def worker_job(guarded: Guarded, folder: Path) -> Job:
         assert committed(guarded, application.out) > 0
         assert committed(guarded, application.settings.quarantine_topic) > 0
         assert committed(guarded, application.settings.skips_topic) > 0
+        broker.create_topic(application.settings.reset_topic, exact=True)
+        with running(application):
+            worker = application.worker()
+            worker._environment |= environment(kafka)
+            assert worker.start().wait_exit(patience_s) > 0
+            assert worker.said("run `holdfast reset --yes` again"), worker.tail()
+            application.workers.clear()
 
     return Job(grants, work)
 
@@ -202,6 +215,38 @@ def replayer_job(guarded: Guarded, folder: Path) -> Job:
         assert replay(application.processors[0], settings, ReplayOptions(engine="local")).records == 2
 
     return Job(replayer_grants(application.settings, application.processors), work)
+
+
+def resetter_job(guarded: Guarded, folder: Path) -> Job:
+    """Somebody takes an application back to its beginning, and empties what it has emitted."""
+    broker = SessionBroker(config=guarded.root())
+    application = Application(broker, folder, partitions=1)
+    words = Filter(name=f"{application.name}-words", source=Source(application.source, Bytes()), keep=bool)
+    chain, between = [*application.processors, words], str(words.emits[0])
+    root = replace(application.settings, data_dir=folder / "stores")
+
+    def work(kafka: Mapping[str, str], patience_s: float) -> None:
+        admin = Admin(root)
+        admin.delete([root.reset_topic, application.out, between])
+        create_topics(root, chain, partitions=1)
+        producer = Producer(guarded.root())
+        for topic in (application.out, between):
+            producer.produce(topic, b"old", partition=0)
+        assert producer.flush(POSITIVE_S) == 0
+        group = Consumer({**guarded.root(), "group.id": application.name})
+        group.commit(offsets=[TopicPartition(application.source, 0, 0)], asynchronous=False)
+        group.close()
+        settings = replace(root, kafka=dict(kafka), request_timeout_s=min(patience_s, 30))
+        reset = ApplicationReset(settings, chain, empty_outputs=True)
+        reset.check()
+        for step in reset.steps():
+            step.do()
+        bounds = admin.offsets([(application.out, 0), (between, 0)])
+        assert bounds == {(application.out, 0): (1, 1), (between, 0): (0, 0)}
+        assert not admin.cluster([settings.reset_topic]).topics
+        assert BrokerGroups(root, timeout_s=30).committed(application.name) == {}
+
+    return Job(resetter_grants(application.settings, chain), work)
 
 
 def seen(answer: Answer[Any]) -> int:
@@ -470,6 +515,7 @@ JOBS: dict[str, MakeJob] = {
     "worker": worker_job,
     "reader": reader_job,
     "replayer": replayer_job,
+    "resetter": resetter_job,
     "claim client": claim_client_job,
     "claim client, balanced": partial(claim_client_job, balanced=True),
     "administrator": administrator_job,

@@ -26,16 +26,18 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "config": frozenset({"errors"}),
     "jars": frozenset({"clock", "errors"}),
     "core": frozenset({"errors"}),
+    "schemas": frozenset({"core", "config", "clock", "errors"}),
     "streams": frozenset({"core"}),
     "models": frozenset({"core", "errors"}),
+    "embedded": frozenset({"models", "core", "clock", "errors", "loop_thread"}),
     "kafka": frozenset({"core", "config", "clock", "errors"}),
     "tables": frozenset({"kafka", "core", "clock", "errors"}),
     "outbox": frozenset({"kafka", "core", "config", "clock", "errors"}),
-    "clients": frozenset({"kafka", "core", "config", "clock", "errors", "loop_thread"}),
+    "clients": frozenset({"kafka", "schemas", "core", "config", "clock", "errors", "loop_thread"}),
     "agents": frozenset(
-        {"tables", "outbox", "clients", "kafka", "core", "config", "logs", "clock", "errors"}
+        {"tables", "outbox", "clients", "kafka", "schemas", "core", "config", "logs", "clock", "errors"}
     ),
-    "pipeline": frozenset({"kafka", "core", "config", "clock", "errors", "jars", "loop_thread"}),
+    "pipeline": frozenset({"kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}),
     "cli": None,
     "dev": None,
     "testing": None,
@@ -64,6 +66,23 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "claims": frozenset({"topics"}),
         "groups": frozenset({"claims", "topics"}),
         "ranges": frozenset({"claims"}),
+    },
+    "embedded": {
+        "settings": frozenset(),
+        "protocol": frozenset(),
+        "configs": frozenset({"settings"}),
+        "fetch_sessions": frozenset({"protocol"}),
+        "logs": frozenset({"configs", "protocol"}),
+        "topics": frozenset({"configs", "logs", "protocol", "settings"}),
+        "internal_log": frozenset({"protocol", "topics"}),
+        "groups": frozenset({"internal_log", "settings", "topics"}),
+        "transactions": frozenset({"groups", "internal_log", "logs", "settings", "topics"}),
+        "cluster": frozenset({"fetch_sessions", "groups", "settings", "topics", "transactions"}),
+        "apis": frozenset(
+            {"cluster", "configs", "fetch_sessions", "groups", "internal_log", "logs", "protocol", "topics"}
+        ),
+        "serving": frozenset({"apis", "cluster", "protocol", "settings"}),
+        "kafka": frozenset({"cluster", "serving", "settings", "topics"}),
     },
     "kafka": {
         "codes": frozenset(),
@@ -116,6 +135,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "signals": frozenset(),
         "waits": frozenset(),
         "memory_tables": frozenset(),
+        "embedded_process": frozenset({"processes", "signals"}),
         "broker": frozenset({"parent_death", "ports", "processes"}),
         "fixtures": frozenset({"broker"}),
         "databases": frozenset({"parent_death", "ports", "processes"}),
@@ -129,6 +149,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "declared": frozenset({"batches", "emits", "state"}),
         "fold": frozenset({"batches", "declared", "emits", "state"}),
         "merge": frozenset({"batches", "declared", "emits", "fold", "state"}),
+        "upgrades": frozenset({"declared"}),
     },
     "core.streams": {
         "emitting": frozenset(),
@@ -176,8 +197,10 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "config": frozenset({"msgspec"}),
     "jars": frozenset({"pyspark"}),
     "core": frozenset({"cramjam", "datasketches", "google_crc32c", "msgspec"}),
+    "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema", "msgspec", "referencing"}),
     "streams": frozenset(),
     "models": frozenset({"msgspec"}),
+    "embedded": frozenset({"google_crc32c", "msgspec"}),
     "kafka": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "google_crc32c"}),
     "tables": frozenset({"confluent_kafka", "msgspec", "rocksdict"}),
     "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "psycopg", "sqlalchemy"}),
@@ -229,6 +252,7 @@ INSIDE_FUNCTIONS_ONLY: Mapping[str, frozenset[str]] = {
     "outbox": frozenset({"psycopg"}),
     "pipeline": frozenset({"pyspark", "delta"}),
     "jars": frozenset({"pyspark"}),
+    "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema", "referencing"}),
 }
 
 
@@ -338,7 +362,7 @@ def _why_not(room: str, name: str, inside: bool) -> str | None:
     if room == "core" and top in IMPURE:
         return "core is pure"
     if top in INSIDE_FUNCTIONS_ONLY.get(room, ()) and not inside:
-        return "only inside functions: what imports this module must not need Spark"
+        return "only inside functions: what imports this module must not need it"
     if allowed is not None and top not in sys.stdlib_module_names and top not in PACKAGES[room]:
         return f"not among the packages of {room}"
     return None

@@ -35,6 +35,7 @@ COMMANDS = {
     "producers": "Show the registered producers and their ledgers.",
     "quarantine": "List, show and retry records that could not be decoded or folded; skip what cannot be read.",
     "replay": "Fold a processor over its source's history, in this process or on Spark.",
+    "reset": "Take an application back to its beginning: state, positions, internal topics.",
     "tables": "Read tables from the workers that serve them; repair changelogs.",
     "topics": "List, create, check and describe the topics of an application.",
     "topology": "Print the graph of topics and processors.",

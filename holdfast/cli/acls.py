@@ -14,6 +14,7 @@ from holdfast.clients.topics.grants import (
     claim_client_grants,
     reader_grants,
     replayer_grants,
+    resetter_grants,
     worker_grants,
 )
 from holdfast.core.kafka.grants import Grant, kafka_acls
@@ -111,6 +112,13 @@ def administrator(
         ),
         principal,
     )
+
+
+@app.command(help="Who runs `holdfast reset`.")
+def resetter(context: typer.Context, principal: Principal = None) -> None:
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    _show(context, resetter_grants(application.settings, application.processors), principal)
 
 
 @app.command(help="A harvester of the outbox named by the settings outbox_...")

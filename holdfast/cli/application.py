@@ -16,6 +16,7 @@ from holdfast.config import Settings
 from holdfast.config.kafka_properties import suggest
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.schemas import registry
 
 BUILT_IN = "holdfast.agents.services.all:processors"
 NAMES = ("app", "processors")
@@ -71,7 +72,8 @@ def load_application(spec: str | None, settings: Settings) -> Application:
         if isinstance(found, Mapping | Sequence)
         else ()
     )
-    if not processors or not all(isinstance(processor, Processor) for processor in processors):
+    is_app = isinstance(own, Settings)  # which may have agents alone
+    if not (processors or is_app) or not all(isinstance(processor, Processor) for processor in processors):
         raise ConfigError(
             f"-A {place}: found {type(found).__name__} instead of an app of create_app or a list of processors"
         )
@@ -79,7 +81,19 @@ def load_application(spec: str | None, settings: Settings) -> Application:
         raise ConfigError(
             f"-A {place}: two processors share a name: {sorted(processor.name for processor in processors)}"
         )
+    registry.use(settings)
     return Application(settings=settings, processors=processors, agent_topics=agent_topics)
+
+
+def load_function(place: str) -> Callable[..., Any]:
+    """Return the function that "module:name" names."""
+    module, _, attribute = place.partition(":")
+    found = getattr(_import(module), attribute or "", None)
+    if not callable(found):
+        raise ConfigError(
+            f"{place}: write MODULE:FUNCTION, the name of a function in a module that can be imported here"
+        )
+    return found  # type: ignore[no-any-return]
 
 
 def merge(settings: Settings, own: Settings) -> Settings:

@@ -8,8 +8,8 @@ import typer
 
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.output import Output, note, show, show_json
-from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, spark_options
-from holdfast.cli.replay import EngineName, EngineOption, LakeOption, SourceName, SourceOption
+from holdfast.cli.pipeline import ConfOption, EngineName, MasterOption, MemoryOption, absolute, spark_options
+from holdfast.cli.replay import EngineOption, LakeOption, SourceName, SourceOption
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:

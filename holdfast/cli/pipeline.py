@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -20,7 +22,7 @@ from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.landing.land import LandReport
+    from holdfast.pipeline.landing.options import LandEngine, LandReport
     from holdfast.pipeline.spark.session import SparkOptions
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Land topics in a lake.")
@@ -40,23 +42,38 @@ ConfOption = Annotated[
 ]
 
 
+class EngineName(StrEnum):
+    """What `--engine` offers."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    SPARK = "spark"
+
+
 @app.callback()
 def pipeline() -> None:
     """Land topics in a lake."""
 
 
 @app.command(
-    help="Land a topic in a lake, or every topic that a processor folds. Each committed record becomes one row of a Delta table, "
+    help="Land topics in a lake, or every topic that a processor folds. Each committed record becomes one row of a Delta table, "
     "exactly once, also after a crash."
 )
 def land(
     context: typer.Context,
     lake: Annotated[str, typer.Option(help="Folder or address of the lake; the table is LAKE/bronze/TOPIC.")],
-    topic: Annotated[str | None, typer.Option(help="The topic to land.")] = None,
+    topics: Annotated[
+        str | None,
+        typer.Option(
+            "--topics",
+            "--topic",
+            help="Topics to land, with commas between them; patterns such as 'events.*' take up new topics when following.",
+        ),
+    ] = None,
     processor: Annotated[
         str | None,
         typer.Option(
-            help="In place of --topic: the sources of this processor and, of several, the choices of their order."
+            help="In place of --topics: the sources of this processor and, of several, the choices of their order."
         ),
     ] = None,
     once: Annotated[
@@ -69,6 +86,17 @@ def land(
         float,
         typer.Option("--every", min=0, help="Shortest time between two commits when following, in seconds."),
     ] = 2.0,
+    every_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="When following, commit before --every is over if about so many bytes (as stored) wait.",
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Serve metrics for Prometheus on this port of loopback."),
+    ] = None,
     max_records: Annotated[int, typer.Option(min=1, help="Largest commit, in records.")] = 500_000,
     accept_loss: Annotated[
         bool,
@@ -78,40 +106,81 @@ def land(
         bool,
         typer.Option("--rebuild", help="Read the table's offsets from its rows, if its history lacks them."),
     ] = False,
+    engine: Annotated[
+        EngineName,
+        typer.Option(
+            help="local: this process, no JVM. spark: tasks of Spark. auto: local where the lake is on this machine and no option of "
+            "Spark is given."
+        ),
+    ] = EngineName.AUTO,
     master: MasterOption = None,
     memory: MemoryOption = None,
     conf: ConfOption = None,
 ) -> None:
+    from holdfast.cli.landing_status import progress_line, serve
     from holdfast.pipeline.bronze.lake import Landed, describe
-    from holdfast.pipeline.landing.land import LandOptions
-    from holdfast.pipeline.landing.land import land as land_topic
     from holdfast.pipeline.landing.land_several import land_processor
+    from holdfast.pipeline.landing.land_topics import TopicsLanding
+    from holdfast.pipeline.landing.options import LandOptions, chosen_engine
 
     if once and follow:
         raise ConfigError("--once and --follow exclude each other")
     settings, output = settings_of(context), output_of(context)
     options = LandOptions(
-        follow=follow, max_records=max_records, every_s=every_s, accept_loss=accept_loss, rebuild=rebuild
+        engine=asked_engine(engine, master, memory, conf),
+        follow=follow,
+        max_records=max_records,
+        every_s=every_s,
+        every_bytes=every_bytes,
+        accept_loss=accept_loss,
+        rebuild=rebuild,
     )
 
     def log(landed: Landed) -> None:
-        note(f"landed {landed.topic} up to {describe(landed.end)}")
+        if not sys.stderr.isatty():  # a terminal has a line that tells
+            note(f"landed {landed.topic} up to {describe(landed.end)}")
 
     where, spark = absolute(lake), spark_options(settings, master, memory, conf)
+    note("landing with {}: {}".format(*chosen_engine(options.engine, where, spark)))
     with stopped_by_signals() as stop:
-        if topic is not None and processor is None:
-            reports = [
-                land_topic(settings, topic, where, options=options, spark=spark, stop=stop, progress=log)
-            ]
-        elif processor is not None and topic is None:
+        if topics is not None and processor is None:
+            landing = TopicsLanding(
+                settings, names_of(topics), where, options=options, spark=spark, progress=log
+            )
+            if metrics_port is not None:
+                serve(landing.reports, metrics_port)
+            with progress_line(landing.reports):
+                reports = landing.run(stop)
+        elif processor is not None and topics is None:
             application = load_application(globals_of(context).application, settings)
             folded = application.processor(processor)
             reports = land_processor(
                 application.settings, folded, where, options=options, spark=spark, stop=stop, progress=log
             )
         else:
-            raise ConfigError("say what to land: --topic TOPIC or --processor NAME")
+            raise ConfigError("say what to land: --topics TOPIC,... or --processor NAME")
     _show(reports, output)
+
+
+def asked_engine(
+    engine: EngineName, master: str | None, memory: str | None, conf: list[str] | None
+) -> LandEngine:
+    """Return the engine that the options ask for: who configures Spark wants Spark.
+
+    >>> asked_engine(EngineName.AUTO, "local[2]", None, None), asked_engine(EngineName.AUTO, None, None, None)
+    ('spark', 'auto')
+    """
+    named = engine.value if engine is not EngineName.AUTO or not (master or memory or conf) else "spark"
+    return cast("LandEngine", named)
+
+
+def names_of(topics: str) -> list[str]:
+    """Return what `--topics` names.
+
+    >>> names_of("orders, payments,events.*,")
+    ['orders', 'payments', 'events.*']
+    """
+    return [each.strip() for each in topics.split(",") if each.strip()]
 
 
 def _show(reports: Sequence[LandReport], output: Output) -> None:

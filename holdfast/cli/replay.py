@@ -10,18 +10,10 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, left_out, note, show, show_json
-from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, spark_options
+from holdfast.cli.pipeline import ConfOption, EngineName, MasterOption, MemoryOption, absolute, spark_options
 from holdfast.errors import ConfigError
 
 app = typer.Typer(rich_markup_mode=None)
-
-
-class EngineName(StrEnum):
-    """What `--engine` offers."""
-
-    AUTO = "auto"
-    LOCAL = "local"
-    SPARK = "spark"
 
 
 class SourceName(StrEnum):

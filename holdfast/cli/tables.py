@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.application import load_application
+from holdfast.cli.application import load_application, load_function
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.cli.tables_reading import add_commands
+from holdfast.cli.tables_switching import switch
 from holdfast.core.engine.state.codec import EVENT, META, NAMED, ROW, TICK, WAKE
 from holdfast.errors import ConfigError
 
@@ -27,6 +28,9 @@ app = typer.Typer(
     help="Read tables from the workers that serve them; inspect changelogs, and repair them.",
 )
 add_commands(app)
+app.command(
+    help="Show which version of a table is current, or make another one current: clients that know both ask that one."
+)(switch)
 
 COLUMNS = ("partition", "offset", "kind", "key", "producer_id", "why")
 _KINDS = {
@@ -67,7 +71,7 @@ def repair(
     ] = False,
     execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
 ) -> None:
-    from holdfast.cli.tables_mending import Mender
+    from holdfast.cli.tables_mending import Mender, require_stopped
 
     places = _places(applied)
     if rebuild and places:
@@ -83,7 +87,7 @@ def repair(
             f"--applied {min(places.keys() - set(wanted))}:…: that partition is not among those of --partition"
         )
     if execute:
-        mender.require_stopped()
+        require_stopped(application.settings, application.settings.app)
     done: list[MendingStep] = []
     for each in wanted:
         if execute:
@@ -96,6 +100,72 @@ def repair(
     _tell(mender, name, done, output_of(context), executed=execute)
     if not execute and any(step.changes is not None for step in done):
         raise typer.Exit(1)
+
+
+@app.command(
+    "take-over",
+    help="Begin a processor's table with the state of a Faust application: with the rows of one of its tables, and where its group had read "
+    "the processor's source. Stop all workers of both first; with --execute, write it.",
+)
+def take_over(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor whose table begins so.")],
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table", metavar="NAME", help="The Faust table; without it only the position is taken over."
+        ),
+    ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            "--rows",
+            metavar="MODULE:FUNCTION",
+            help="Makes of a key and a value of the Faust table a key and a row, or None to leave it out.",
+        ),
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The function gets bytes, not what is in their JSON.")
+    ] = False,
+    from_app: Annotated[
+        str | None,
+        typer.Option(
+            "--from-app", metavar="ID", help="The Faust application's id, if it is not that of this one."
+        ),
+    ] = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+) -> None:
+    from holdfast.cli.tables_mending import require_stopped
+    from holdfast.cli.tables_taking import FaustTakeover, OldTable
+
+    if (table is None) != (rows is None):
+        raise ConfigError("--table and --rows belong together: name the old table, and what makes rows of it")
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    settings = application.settings
+    old = None if table is None or rows is None else OldTable(name=table, rows=load_function(rows), raw=raw)
+    group = from_app or settings.app
+    takeover = FaustTakeover(application.processor(name), settings, group=group, table=old)
+    if execute:
+        for each in sorted({group, settings.app}):
+            require_stopped(settings, each)
+    taken = takeover.plan()
+    for part in taken if execute else ():
+        if not part.done:  # by a run of this command that came to no end
+            asyncio.run(takeover.write(part))
+    found: list[dict[str, Cell]] = [
+        {"partition": each.partition, "rows": len(each.changes.puts), "applied": each.changes.marker.applied}
+        for each in taken
+    ]
+    if output_of(context) is Output.JSON:
+        show_json({"processor": name, "executed": execute, "partitions": found})
+        return
+    show(found, ("partition", "rows", "applied"), output_of(context))
+    note(
+        "start the workers"
+        if execute
+        else "nothing was written; stop all workers and give --execute to do it"
+    )
 
 
 def _places(applied: list[str] | None) -> dict[int, Applied]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -22,7 +23,7 @@ from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.merge.strays import Audit, ForeignRecords, Mending
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
-from holdfast.errors import ChangelogError, ConfigError, GroupError
+from holdfast.errors import ChangelogError, ConfigError
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.requests.raw_log import RawLog
 from holdfast.kafka.transactions.transactional_client import producers
@@ -64,15 +65,6 @@ class Mender:
             if not 0 <= each < count:
                 raise ConfigError(f"--partition {each}: {self._changelog} has partitions 0 to {count - 1}")
         return sorted(set(wanted)) if wanted else list(range(count))
-
-    def require_stopped(self) -> None:
-        """Raise GroupError while a worker of the application is in its group."""
-        app = self._settings.app
-        found = BrokerGroups(self._settings, timeout_s=self._settings.request_timeout_s).describe(app)
-        if found is not None and found[0].members:
-            raise GroupError(
-                f"{found[0].members} workers of {app} run ({found[0].state}): stop all of them, then try again"
-            )
 
     async def look(self, partition: int) -> ForeignRecords:
         """Return what lies in a partition; ChangelogError while a transaction is open in it."""
@@ -217,16 +209,7 @@ class Mender:
     async def write(self, partition: int, *, rebuild: bool, applied: Applied | None) -> MendingStep:
         """Fence earlier writers, look again, and write what is to be written in one transaction; return what
         was done."""
-        settings, processor = self._settings, self._processor
-        connect = connector(settings, timeout_s=settings.request_timeout_s)
-        producer = producers(connect, transaction_timeout_s=TRANSACTION_S)
-        writer = ChangelogWriter(
-            producer(processor.transactional_id(settings.app, partition)),
-            changelog=self._changelog,
-            partition=partition,
-        )
-        try:
-            await writer.fence(FENCE_S)  # a worker that runs all the same is refused from here on
+        async with fenced_writer(self._processor, self._settings, partition) as writer:
             found = await self.look(partition)
             step = (
                 self.plan_rebuild(partition, found)
@@ -236,8 +219,30 @@ class Mender:
             if step.changes is not None:
                 await writer.write(step.changes, [], TRANSACTION_S)
             return step
-        finally:
-            await writer.close()
+
+
+@asynccontextmanager
+async def fenced_writer(
+    processor: Processor[Any, Any], settings: Settings, partition: int
+) -> AsyncIterator[ChangelogWriter]:
+    """Give the writer of a partition of a table: a worker that runs all the same is refused from here on."""
+    connect = connector(settings, timeout_s=settings.request_timeout_s)
+    producer = producers(connect, transaction_timeout_s=TRANSACTION_S)
+    writer = ChangelogWriter(
+        producer(processor.transactional_id(settings.app, partition)),
+        changelog=processor.changelog(settings.app),
+        partition=partition,
+    )
+    try:
+        await writer.fence(FENCE_S)
+        yield writer
+    finally:
+        await writer.close()
+
+
+def require_stopped(settings: Settings, app: str) -> None:
+    """Raise GroupError while a worker of application *app* is in its group."""
+    BrokerGroups(settings, timeout_s=settings.request_timeout_s).require_stopped(app)
 
 
 def shown(applied: Applied) -> str:

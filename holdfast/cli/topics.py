@@ -13,7 +13,14 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import check_topics, create_topics, plan_topics
 from holdfast.clients.topics.checks import check_processors
 from holdfast.clients.topics.specs import specs_for, topic_names
-from holdfast.clients.topics.types import ClusterTopics, CreateTopic, Severity, TopicChange, TopicFinding
+from holdfast.clients.topics.types import (
+    ClusterTopics,
+    CreateTopic,
+    RegisterSchema,
+    Severity,
+    TopicChange,
+    TopicFinding,
+)
 from holdfast.errors import TopicError
 
 app = typer.Typer(
@@ -66,7 +73,7 @@ def _listed(name: str, role: str | None, cluster: ClusterTopics) -> OutputRow:
 
 
 @app.command(
-    help="Create the application's topics that are missing, with the right partitions, compaction, timestamps and replicas."
+    help="Create the application's topics that are missing, with the right partitions, compaction, timestamps and replicas, and register the schemas that folds write with."
 )
 def create(
     context: typer.Context,
@@ -113,6 +120,15 @@ def _done(action: TopicChange) -> OutputRow:
             "partition_count": action.partitions,
             "replication_factor": action.spec.replication_factor,
             "configs": dict(action.spec.config),
+        }
+    if isinstance(action, RegisterSchema):
+        return {
+            "action": "register",
+            "topic": action.topic,
+            "role": "schema",
+            "partition_count": None,
+            "replication_factor": None,
+            "configs": {"subject": action.subject, "type": action.kind},
         }
     return {
         "action": "alter",

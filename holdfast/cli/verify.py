@@ -13,8 +13,8 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, left_out, note, show, show_json
-from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, spark_options
-from holdfast.cli.replay import EngineName, EngineOption, LakeOption, SourceName, SourceOption
+from holdfast.cli.pipeline import ConfOption, EngineName, MasterOption, MemoryOption, absolute, spark_options
+from holdfast.cli.replay import EngineOption, LakeOption, SourceName, SourceOption
 from holdfast.core.engine.declared.chains import require_chains
 
 if TYPE_CHECKING:

@@ -7,17 +7,18 @@ A flag wins over the environment, the environment over the file, the file over t
     HOLDFAST_KAFKA__SASL_PASSWORD_FILE=/run/password # a Kafka property: upper case, dots to underscores
     [holdfast]                                       # holdfast.toml
     web_port = 7000
-    [web]                                            # a section: token is web_token; so with outbox, stores, spark
+    [web]                                            # a section: token is web_token; so with schema_registry, outbox, stores, spark
     token = "..."
     [kafka]
     "security.protocol" = "SASL_SSL"                 # Kafka's own names, word for word
 
-A module holds one subject's settings with their checks: application, outbox, web, timeouts, fetching, stores, spark.
+A module holds one subject's settings with their checks: application, outbox, schema_registry, web, timeouts, fetching, stores, spark.
 `Settings` has them all under their full names. Code that needs one subject takes its class, such as `WebSettings`.
 """
 
 from __future__ import annotations
 
+from holdfast.config.schema_registry import SchemaRegistrySettings
 from holdfast.config.security import Oidc, Sasl
 from holdfast.config.settings import (
     ClientConfig,
@@ -33,6 +34,7 @@ __all__ = [
     "ClientConfig",
     "Oidc",
     "Sasl",
+    "SchemaRegistrySettings",
     "SettingRow",
     "Settings",
     "WebSettings",

@@ -23,6 +23,7 @@ from holdfast.config.kafka_properties import (
 )
 from holdfast.config.logs import LogSettings
 from holdfast.config.outbox import OutboxSettings
+from holdfast.config.schema_registry import SchemaRegistrySettings
 from holdfast.config.section import noted, range_problem, refuse, section_problems
 from holdfast.config.security import Sasl, check_security, sasl_of, ssl_context_of, trust
 from holdfast.config.sources import KAFKA, convert, find_file, read_layers
@@ -56,6 +57,7 @@ class Settings(
     FetchingSettings,
     TimeoutSettings,
     WebSettings,
+    SchemaRegistrySettings,
     OutboxSettings,
     ApplicationSettings,
 ):

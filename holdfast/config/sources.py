@@ -25,7 +25,13 @@ NOT_SETTINGS_PREFIXES = ("HOLDFAST_DEV_", "HOLDFAST_DEMO_", "HOLDFAST_TEST_", "H
 
 DEFAULT_FILE = "holdfast.toml"
 KAFKA = "kafka."
-SECTIONS = {"web": "web_", "outbox": "outbox_", "stores": "store_", "spark": "spark_"}
+SECTIONS = {
+    "web": "web_",
+    "schema_registry": "schema_registry_",
+    "outbox": "outbox_",
+    "stores": "store_",
+    "spark": "spark_",
+}
 """Tables of the file beside [holdfast], each with what its names begin with there: `[web] port` is `web_port`."""
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}

@@ -22,6 +22,7 @@ from holdfast.errors import Later, StoppedError, TopologyError
 from holdfast.testing.globals import KitGlobals
 from holdfast.testing.logs import TopicLogs, TopicRecord, as_bytes
 from holdfast.testing.runs import MergedRun, PartitionRun, open_run
+from holdfast.testing.schemas import KitSchemas
 
 LIMIT_STEPS = 10_000
 """How many records one piped record may set off: more is a circle that feeds itself."""
@@ -70,6 +71,8 @@ class Topology:
 
     ChainError, as when a worker starts, where a processor is of another version than one it depends on.
 
+    Serdes with schemas need no schema registry: until the end of the block, one in memory has all of theirs.
+
     >>> from holdfast import Processor, by_key
     >>> def count(rows, word, at_ms):
     ...     rows[word] = (rows.get(word) or 0) + 1
@@ -90,6 +93,7 @@ class Topology:
             raise TopologyError("no processors: give a list of them, or what create_app returned")
         require_chains(list(self.processors.values()))
         retentions(self.processors.values())
+        self._schemas = KitSchemas(list(self.processors.values()))
         self._logs = TopicLogs(partitions)
         self._runs: dict[tuple[str, int], PartitionRun] = {}
         self._globals = KitGlobals(
@@ -129,6 +133,9 @@ class Topology:
             raise TopologyError(
                 f"no processor reads {topic!r:.200}; sources are {', '.join(sorted(self._readers))}"
             )
+        if isinstance(source, Source):
+            self._schemas.know(source.serde)
+            self._schemas.know(source.key)
         if at is not None:
             if type(at) is not int:
                 raise TopologyError(f"at={at!r:.100}: an append time is a whole number of ms")
@@ -394,8 +401,11 @@ class Topology:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.check()
+        try:
+            if kind is None:
+                self.check()
+        finally:
+            self._schemas.close()
 
 
 def _waiting(name: str, what: TopicRecord | int, cause: Later) -> WaitingRecord:

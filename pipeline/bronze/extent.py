@@ -174,6 +174,10 @@ def extent_of_bronze(
         for p, ranges in sorted(landed.lost.items())
         for a, b in ranges
     ]
+    holes += [
+        f"{path} partition {p} lacks {count} rows that were removed from it by hand"
+        for p, count in sorted(landed.removed.items())
+    ]
     own = landed.skips(app)
     holes += [
         f"{path} partition {p} lacks offsets {first} to {last}, which the application that landed them skips"

@@ -1,5 +1,4 @@
-"""The lake: where bronze tables lie, what each commit says of itself, and the chain of commits that leaves no
-overlap and no hole.
+"""The lake: where bronze tables lie, what they hold, and what each landing commit says of itself.
 
 Every landing commit carries, as its Delta user metadata, the end vector it started from and the one it
 reached (offsets by partition, the end not included), the topic's identity, and its own id. The table is
@@ -9,8 +8,7 @@ beside the table can be lost or fall behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +26,29 @@ COLUMNS = {
     "key": "binary",
     "value": "binary",
     "headers": "array<struct<key:string,value:binary>>",
+    "timestamp_ms": "bigint",
+    "landed_at": "timestamp",
+    "date": "date",
+    "leader_epoch": "int",
 }
-"""Columns of a bronze table, one row per record; `timestamp` is in microseconds UTC, `timestamp_type` 0
-create time, 1 append time.
+"""Columns of a bronze table, one row per record. `timestamp_ms` is Kafka's, as it is (-1 for none); `timestamp` the same in
+microseconds UTC, held between the years 1 and 9999; `date` its day; `timestamp_type` 0 create time, 1 append time;
+`landed_at` when its commit was begun; `leader_epoch` null where the reader is not told.
 """
+SCHEMA_VERSION = 2
+"""Version 1 ends with `headers`. A table of it gets the others, empty, at its first landing of version 2; its files stay."""
+ADDED_COLUMNS = tuple(COLUMNS)[8:]
 
+LEAST_TIME_MS, LAST_TIME_MS = -62_135_596_800_000, 253_402_300_799_999
+"""The years 1 to 9999: what SQL, Python and the readers of Delta's statistics can all tell."""
+
+PROPERTIES = {
+    "delta.appendOnly": "true",
+    "delta.checkpointInterval": "50",
+    # One transaction id is spent per commit; a race between two landings is over in seconds.
+    "delta.setTransactionRetentionDuration": "interval 7 days",
+}
 FIRST_LINK = "new"
-HISTORY_LIMIT = 1000
-
-# Operations of Delta that change how rows are stored, never which rows there are.
-_UPKEEP = frozenset(
-    {
-        "CREATE TABLE",
-        "OPTIMIZE",
-        "REORG",
-        "VACUUM START",
-        "VACUUM END",
-        "SET TBLPROPERTIES",
-        "UNSET TBLPROPERTIES",
-        "UPGRADE PROTOCOL",
-        "ADD CONSTRAINT",
-        "DROP CONSTRAINT",
-        "CHANGE COLUMN",
-        "COMPUTE STATS",
-        "FSCK",
-    }
-)
-
 Vector = Mapping[int, int]
 
 
@@ -84,6 +78,8 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
     *lost* lists all ranges [from, to) so far that the topic no longer held and that were given up by order. *skipped* are ranges, both
     ends included, that each application which landed here skips of the topic, since nobody can read them (holdfast/core/engine/fold/skips.py). *left_out*
     are those whose rows were therefore not written. *cut* is in a table of choices: what of the sources they are the order of.
+    *rows* are those of each partition before this commit and *added* those of it, None where it is not told. *removed* counts what
+    rebuilds found missing of each partition. *columns* is the version of the columns that its rows have.
     """
 
     topic: str
@@ -97,6 +93,10 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, dict[int, list[tuple[int, int]]]] = {}
     left_out: dict[int, list[tuple[int, int]]] = {}
     cut: Cut | None = None
+    rows: dict[int, int] | None = None
+    added: dict[int, int] | None = None
+    removed: dict[int, int] = {}
+    columns: int = 1
     holdfast_landing: int = 1
 
     def encode(self) -> str:
@@ -105,54 +105,6 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
     def skips(self, app: str) -> dict[int, OffsetRanges]:
         """Return what *app* skips of each partition, as far as landings of its own have noted."""
         return {partition: merged(ranges) for partition, ranges in self.skipped.get(app, {}).items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableCommit:
-    """One line of a Delta table's history."""
-
-    version: int
-    operation: str
-    metadata: str | None
-
-
-def landed_in(commit: TableCommit) -> Landed | None:
-    """Return what a commit says of itself, None when it was not made by a landing."""
-    if not commit.metadata or '"holdfast_landing":1' not in commit.metadata:
-        return None
-    try:
-        return msgspec.json.decode(commit.metadata, type=Landed)
-    except msgspec.DecodeError as error:
-        raise LakeError(
-            f"version {commit.version}: the landing's metadata is malformed ({error}); check who wrote it, then --rebuild"
-        ) from error
-
-
-def last_landed(where: str, history: Iterable[TableCommit]) -> Landed | None:
-    """Return the newest landing commit, None for a table nothing was landed in yet. *history* comes newest
-    first.
-
-    Refuses a table whose rows something else has changed since: its vector would no longer tell what rows
-    there are.
-    """
-    oldest = 0
-    for commit in history:
-        oldest = commit.version
-        landed = landed_in(commit)
-        if landed is not None:
-            return landed
-        if commit.operation.upper() not in _UPKEEP:
-            raise LakeError(
-                f"{where}: version {commit.version} ({commit.operation}) was not written by a landing, so its vector of offsets is lost: "
-                "records could be doubled or missed. Make sure that no other landing runs, then `holdfast pipeline land --rebuild` "
-                "reads the vector from the rows"
-            )
-    if oldest > 0:
-        raise LakeError(
-            f"{where}: the history reaches back to version {oldest} only and holds no landing; "
-            "`holdfast pipeline land --rebuild` reads the vector of offsets from the rows"
-        )
-    return None
 
 
 def check_identity(where: str, landed: Landed, topic: str, topic_id: str) -> None:
@@ -201,13 +153,18 @@ def describe(vector: Vector) -> str:
 # -- without a JVM
 
 
+def table_uri(path: str) -> str:
+    """Return a table's path as delta-rs takes it."""
+    return path if "://" in path else Path(path).absolute().as_uri()
+
+
 def open_table(path: str) -> Any:
     """Return the delta-rs table at *path*; LakeError when there is none, or none that delta-rs can open."""
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
     try:
-        return DeltaTable(path if "://" in path else Path(path).absolute().as_uri())
+        return DeltaTable(table_uri(path))
     except TableNotFoundError as error:
         raise LakeError(
             f"no Delta table at {path}: land the topic first (`holdfast pipeline land`)"
@@ -215,15 +172,3 @@ def open_table(path: str) -> Any:
     except DeltaError as error:
         hint = "; delta-rs does not find folders with a percent sign in their name" if "%" in path else ""
         raise LakeError(f"cannot open the Delta table at {path}: {error}{hint}") from error
-
-
-def history_of(table: Any, limit: int = HISTORY_LIMIT) -> Sequence[TableCommit]:
-    """Return a delta-rs table's history, newest first."""
-    return [
-        TableCommit(
-            version=int(each.get("version", -1)),
-            operation=str(each.get("operation", "")),
-            metadata=each.get("userMetadata"),
-        )
-        for each in table.history(limit)
-    ]

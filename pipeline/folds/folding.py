@@ -25,6 +25,7 @@ from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_K
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.errors import OrderError
+from holdfast.pipeline.bronze.files import whole_ms
 from holdfast.pipeline.folds.waiting import fold_whole, waiting
 
 TRANSACTION_RECORDS = 50_000
@@ -279,30 +280,16 @@ def _result(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
 # -- Arrow in
 
 
-def columns_needed(inputs: Sequence[Input]) -> list[str]:
-    """Return the bronze columns a fold needs: coordinates, time and its inputs."""
-    return [
-        "partition",
-        "offset",
-        "timestamp",
-        *(name for name in inputs if name not in ("offset", "partition")),
-    ]
+def columns_needed(inputs: Sequence[Input], time: str = "timestamp") -> list[str]:
+    """Return the bronze columns a fold needs: coordinates, *time* (which of the columns that tell it) and its inputs."""
+    return ["partition", "offset", time, *(name for name in inputs if name not in ("offset", "partition"))]
 
 
-_PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}
-
-
-def times_ms(column: pa.Array) -> list[int]:
-    """Return timestamps of any unit as whole ms, rounded down.
-
-    The unit is read from the type: a file written as INT96 comes back in nanoseconds, and taking those for
-    microseconds would give other states without any error.
-
-    >>> [times_ms(pa.array([1_999], pa.timestamp(unit, "UTC")))[0] for unit in ("s", "ms", "us", "ns")]
-    [1999000, 1999, 1, 0]
-    """
-    times, per = _PER_MS[column.type.unit]
-    return cast(list[int], (column.cast(pa.int64()).to_numpy() * times // per).tolist())
+def _times_ms(run: pa.RecordBatch) -> list[int]:
+    """Return Kafka's own timestamps where they are, else those that Spark made of them."""
+    if "timestamp_ms" in run.schema.names:
+        return cast(list[int], run.column("timestamp_ms").to_numpy().tolist())
+    return cast(list[int], whole_ms(run.column("timestamp")).to_numpy().tolist())
 
 
 def _headers(column: pa.Array) -> list[Headers]:
@@ -340,7 +327,7 @@ def split(records: pa.RecordBatch, inputs: Sequence[str]) -> Iterator[tuple[int,
         places: Sequence[int] = range(int(offsets[0]), int(offsets[-1]) + 1) if dense else offsets.tolist()
         known: dict[str, Sequence[Any]] = {"offset": places, "partition": [partition] * len(places)}
         columns = tuple(known[name] if name in known else _COLUMN[name](run.column(name)) for name in inputs)
-        yield partition, Batch(places, times_ms(run.column("timestamp")), columns)
+        yield partition, Batch(places, _times_ms(run), columns)
 
 
 def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

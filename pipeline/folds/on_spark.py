@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 from holdfast.config import Settings
 from holdfast.core.engine.fold.skips import OffsetRanges, kept
 from holdfast.errors import LakeError, PipelineError
+from holdfast.pipeline.bronze.commits import HISTORY_LIMIT, check_rows, commit_of, last_landing
 from holdfast.pipeline.bronze.extent import Extent, Until, extent_of_bronze
-from holdfast.pipeline.bronze.lake import COLUMNS, HISTORY_LIMIT, TableCommit, last_landed
+from holdfast.pipeline.bronze.lake import COLUMNS
 from holdfast.pipeline.folds.folding import RESULT_DDL, FoldPlan, columns_needed, fold_batches
 from holdfast.pipeline.folds.local import BronzeFiles, fold_named
 from holdfast.pipeline.spark.errors import causes, explained, failed
@@ -22,7 +23,7 @@ from holdfast.pipeline.topic import Span
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 logger = logging.getLogger(__name__)
 
@@ -119,13 +120,16 @@ class SparkBronze:
             history = (
                 DeltaTable.forPath(session, path)
                 .history(HISTORY_LIMIT)
-                .select("version", "operation", "userMetadata")
+                .select("version", "operation", "userMetadata", "operationMetrics")
                 .collect()
             )
-        self.version: int = history[0][0]
-        self.landed = last_landed(
-            path, (TableCommit(version=row[0], operation=row[1], metadata=row[2]) for row in history)
-        )
+            self.version: int = history[0][0]
+            table = self._load()
+            counted = {row[0]: row[1] for row in table.groupBy("partition").count().collect()}
+        self._tells_ms = "timestamp_ms" in table.columns
+        last = last_landing(path, (commit_of(row[0], row[1], row[2], row[3] or {}) for row in history))
+        check_rows(path, last, counted)
+        self.landed = None if last is None else last.landed
 
     def _load(self) -> DataFrame:
         return self._session.read.format("delta").option("versionAsOf", self.version).load(self.path)
@@ -136,7 +140,7 @@ class SparkBronze:
 
         later: dict[int, int] = {}
         if until is not None and until.at_ms is not None:
-            after = F.unix_micros("timestamp") >= (until.at_ms + 1) * 1000
+            after = self._times_ms() > until.at_ms
             with explained(self.path):
                 later = {
                     row[0]: row[1]
@@ -153,7 +157,20 @@ class SparkBronze:
             f"(partition = {partition} AND offset >= {span.first} AND offset < {span.end})"
             for partition, span in sorted(extent.spans.items())
         )
-        return self._load().where(wanted or "false").select(*columns_needed(plan.processor.columns))
+        columns = columns_needed(plan.processor.columns, "timestamp_ms")
+        return (
+            self._load()
+            .where(wanted or "false")
+            .withColumn("timestamp_ms", self._times_ms())
+            .select(*columns)
+        )
+
+    def _times_ms(self) -> Column:
+        """Return Kafka's own timestamps, in tables that have them and for rows that do."""
+        from pyspark.sql import functions as F
+
+        at = F.unix_millis("timestamp")
+        return F.coalesce(F.col("timestamp_ms"), at) if self._tells_ms else at
 
 
 def placed(records: DataFrame, partitions: int) -> DataFrame:
@@ -201,16 +218,17 @@ def fold_each(
     session: SparkSession,
     partitions: Iterable[int],
     fold: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    columns: str = RESULT_DDL,
 ) -> DataFrame:
     """Return the results of *fold*, which is given partition numbers and reads by itself what it folds: a task for each
-    of *partitions*, and no shuffle.
+    of *partitions*, and no shuffle. *columns* are those of the results.
     """
     wanted = sorted(partitions)
     numbers = ",".join(map(str, wanted))
     named = session.range(0, len(wanted), 1, len(wanted)).selectExpr(
         f"element_at(array({numbers}), int(id) + 1)"
     )
-    return named.mapInArrow(fold, RESULT_DDL)
+    return named.mapInArrow(fold, columns)
 
 
 def run(

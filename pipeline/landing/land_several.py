@@ -9,7 +9,6 @@ far the sources are, and a replay reads no further: so it never finds records wh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,10 +17,12 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.merge.choices import decode_choice
 from holdfast.errors import SparkError
-from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path
+from holdfast.pipeline.bronze.lake import Cut, bronze_path
 from holdfast.pipeline.folds.merged_extent import check_partitions, settled
-from holdfast.pipeline.landing.land import POLL_S, Landing, LandOptions, LandReport, land
-from holdfast.pipeline.spark.session import SparkOptions, open_session
+from holdfast.pipeline.landing.land import land, tables_of
+from holdfast.pipeline.landing.landing import POLL_S, Landing
+from holdfast.pipeline.landing.options import LandOptions, LandReport, Progress
+from holdfast.pipeline.spark.session import SparkOptions
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 
 SETTLE_S = 5.0
@@ -37,7 +38,7 @@ def land_processor(
     options: LandOptions | None = None,
     spark: SparkOptions | None = None,
     stop: threading.Event | None = None,
-    progress: Callable[[Landed], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[LandReport]:
     """Land every source of *processor* and, where there are several, its choices; return what was done of each topic.
 
@@ -54,8 +55,8 @@ def land_processor(
         logs = [stack.enter_context(TopicLog(settings, topic)) for topic in topics]
         for log in logs:
             log.partitions()  # a missing topic is an error before a JVM starts
-        session = stack.enter_context(open_session(spark))
-        landings = [Landing(session, settings, log, bronze_path(lake, log.topic), options) for log in logs]
+        table_at = stack.enter_context(tables_of(settings, lake, options, spark))
+        landings = [Landing(table_at(bronze_path(lake, log.topic)), settings, log, options) for log in logs]
         numbers = ChoiceNumbers(stack.enter_context(TopicReader(settings, topics[-1])))
         rounds = _Rounds(landings, logs, numbers, processor)
         while not stop.is_set():
@@ -95,7 +96,7 @@ class _Rounds:
         self._topics = [log.topic for log in logs[:-1]]
         self._folded, self._tables = set(processor.topics), {each.topic for each in processor.reads}
 
-    def land(self, stop: threading.Event, progress: Callable[[Landed], None] | None) -> None:
+    def land(self, stop: threading.Event, progress: Progress | None) -> None:
         found = dict(zip(self._topics, self._sources, strict=True))
         ends = {topic: each.ends() for topic, each in found.items() if topic in self._folded}
         settled(self._log, SETTLE_S)
@@ -114,7 +115,7 @@ def _reach(
     ends: dict[int, int],
     cut: Cut | None,
     stop: threading.Event,
-    progress: Callable[[Landed], None] | None,
+    progress: Progress | None,
 ) -> bool:
     """Land up to *ends*, in as many commits as it takes; return whether they were reached."""
     while not stop.is_set():

@@ -102,10 +102,20 @@ def failed(error: Exception, what: str) -> PipelineError:
             return SparkError(
                 "this Spark session has no Kafka connector: add org.apache.spark:spark-sql-kafka-0-10_2.13 of its version"
             )
+    if no_date(error):
+        return SparkError(
+            f"{what}: a record has a timestamp that is no date, which Spark's Kafka connector cannot take: use --engine local, or land the "
+            "topic and replay from bronze"
+        )
     name, message = next(
         ((name, message) for name, message in reversed(chain) if message and message != "None"), chain[-1]
     )
     return SparkError(f"{what}: {name.rpartition('.')[2]}: {_telling(message)}")
+
+
+def no_date(error: BaseException) -> bool:
+    """Tell whether Spark failed because the timestamp of a record is further off than its dates reach."""
+    return any("ArithmeticException" in name and "overflow" in message for name, message in causes(error))
 
 
 def _is_cut_off(name: str, message: str) -> bool:

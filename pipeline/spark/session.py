@@ -84,11 +84,11 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
     """
     options = options or SparkOptions()
     sql = import_pyspark()
-    active = sql.SparkSession.getActiveSession()
+    active = active_session()
     if active is not None:
         yield active
         return
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # under spark-submit the JVM exists and belongs to it
+    if under_spark_submit():  # the JVM exists and belongs to spark-submit
         session = sql.SparkSession.builder.appName(options.app_name).getOrCreate()
         try:
             yield session
@@ -117,6 +117,19 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
         _keep(archive)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def active_session() -> SparkSession | None:
+    """Return the session that is active in this thread, None where nobody has started one."""
+    if "pyspark.sql" not in sys.modules:
+        return None
+    active: SparkSession | None = sys.modules["pyspark.sql"].SparkSession.getActiveSession()
+    return active
+
+
+def under_spark_submit() -> bool:
+    """Tell whether this process was started by spark-submit, which has a JVM for it."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def import_pyspark() -> Any:

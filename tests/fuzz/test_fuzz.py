@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.fuzz.mutating import inputs
 from tests.fuzz.records import ANSWERS, WHOLE_RECORDS
+from tests.fuzz.schemas import SCHEMAS
 from tests.fuzz.targets import LIMIT_UNPACKED_BYTES, TARGETS, Target
 from tests.support.scale import scaled
 
@@ -57,7 +58,9 @@ def judge(target: Target, data: bytes) -> None:
         assert target.decode(written) == found, f"{target.name}: {found!r} does not come back"
 
 
-@pytest.mark.parametrize("target", [*TARGETS, *WHOLE_RECORDS, *ANSWERS], ids=lambda target: target.name)
+@pytest.mark.parametrize(
+    "target", [*TARGETS, *WHOLE_RECORDS, *ANSWERS, *SCHEMAS], ids=lambda target: target.name
+)
 def test_a_decoder_takes_any_bytes(target: Target) -> None:
     for each in target.seeds:
         judge(target, each)

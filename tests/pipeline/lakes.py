@@ -77,12 +77,18 @@ def write_bronze(
     inside files as OPTIMIZE may, *more* is what the commits say otherwise.
     """
     path = bronze_path(str(lake), topic)
+    start: dict[int, int] = {}
     for commit in range(commits):
         parts = {
             partition: records[len(records) * commit // commits : len(records) * (commit + 1) // commits]
             for partition, records in log.items()
         }
-        told = landed(log, topic=topic, batch=f"b{commit}", **more).encode()
+        end = {partition: records[-1].offset + 1 for partition, records in parts.items() if records}
+        reached = ends(log) if commit == commits - 1 else dict.fromkeys(log, 0) | start | end
+        told = landed(
+            log, **{"topic": topic, "batch": f"b{commit}", "start": start, "end": reached} | more
+        ).encode()
+        start = reached
         batches = [
             record_batch(partition, records[::-1] if shuffled else records)
             for partition, records in parts.items()

@@ -18,6 +18,7 @@ from holdfast.core.engine.state.codec import RowCodec, digest, row_key, text_key
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import Later, OrderError, StillWaitingError
+from holdfast.pipeline.bronze.files import whole_ms
 from holdfast.pipeline.folds.folding import (
     OUT_ROWS,
     RESULT,
@@ -27,7 +28,6 @@ from holdfast.pipeline.folds.folding import (
     fold_batches,
     fold_partition,
     split,
-    times_ms,
 )
 from holdfast.pipeline.folds.results import Replayed, gather, present, summaries_of
 from holdfast.tables.rocks import Budget
@@ -141,7 +141,7 @@ def test_nanoseconds_taken_for_microseconds_would_be_noticed() -> None:
 
 
 def test_times_before_1970_round_down() -> None:
-    assert times_ms(pa.array([-1_000, -1, 999], pa.timestamp("us", "UTC"))) == [-1, -1, 0]
+    assert whole_ms(pa.array([-1_000, -1, 999], pa.timestamp("us", "UTC"))).to_pylist() == [-1, -1, 0]
 
 
 @pytest.mark.parametrize("offsets", [[3, 2], [1, 1]])

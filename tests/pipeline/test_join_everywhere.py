@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,19 @@ import pytest
 from holdfast.cli.__main__ import main
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import LakeError
-from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path, history_of, last_landed, open_table
+from holdfast.pipeline.bronze.commits import history_of, last_landed
+from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path, open_table
 from holdfast.pipeline.folds import on_spark
 from holdfast.pipeline.folds.folding import FoldPlan
 from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
 from holdfast.pipeline.folds.results import Replayed
-from holdfast.pipeline.landing.land import Landing, LandOptions
 from holdfast.pipeline.landing.land_several import ChoiceNumbers, land_processor
+from holdfast.pipeline.landing.landing import Landing
+from holdfast.pipeline.landing.options import LandOptions
+from holdfast.pipeline.landing.spark_table import SparkTable
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.topic import TopicLog, TopicReader
+from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 from holdfast.pipeline.verify import verify
 from tests.support.harness import running
 from tests.support.joining_app import JoinApplication
@@ -156,13 +159,13 @@ def test_a_landing_counts_the_choices_and_misses_one_that_it_did_not_land(
         counted = ChoiceNumbers(reader)
         assert {at: counted.up_to(at, span) for at, span in spans.items()} == choices
         assert {at: counted.up_to(at, span) for at, span in spans.items()} == choices
-    read = Landing._read
+    read = SparkTable._read
 
-    def short(self: Landing, start: dict[int, int], end: dict[int, int]) -> Any:
-        found = read(self, start, end)
-        return found if self._log.topic != log.topic else found.where(f"offset < {end[0] - 4}")
+    def short(self: SparkTable, topic: str, spans: Mapping[int, Span], skips: Any) -> Any:
+        found = read(self, topic, spans, skips)
+        return found if topic != log.topic else found.where(f"offset < {spans[0].end - 4}")
 
-    monkeypatch.setattr(Landing, "_read", short)
+    monkeypatch.setattr(SparkTable, "_read", short)
     land_processor(app.settings, app.joined, str(lake))
     with pytest.raises(LakeError, match=f"though {choices[0]} were landed"):
         replayed(app, lake)

@@ -10,9 +10,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 import pytest
@@ -25,12 +29,18 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import LakeError, LostRecordsError, TopicError
-from holdfast.pipeline.bronze.lake import Landed, TableCommit, bronze_path, history_of, last_landed
-from holdfast.pipeline.landing.land import Landing, LandOptions, land
+from holdfast.pipeline.bronze.commits import TableCommit, history_of, last_landed
+from holdfast.pipeline.bronze.lake import COLUMNS, Landed, bronze_path
+from holdfast.pipeline.landing.land import land as land_topic
+from holdfast.pipeline.landing.landing import BronzeTable, Landing
+from holdfast.pipeline.landing.local_table import LocalTable
+from holdfast.pipeline.landing.options import LandEngine, LandOptions, LandReport
+from holdfast.pipeline.landing.spark_table import SparkTable
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog
 from tests.pipeline.conftest import FOR_TINY_DATA, MakeTopic
 from tests.pipeline.folds import Log, Record, accounts
+from tests.pipeline.lakes import write_bronze
 from tests.support.harness import wait_for_ends
 
 if TYPE_CHECKING:
@@ -38,7 +48,53 @@ if TYPE_CHECKING:
 
 QUICK = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
 
+TINY = [part for name, value in FOR_TINY_DATA.items() for part in ("--conf", f"{name}={value}")]
+MakeTable = Callable[[str], BronzeTable]
+DEFAULT = LandOptions()
+
 TEN: Log = {p: [Record(at, 1_000 + at, b"k", b"add k %d" % at) for at in range(10)] for p in range(2)}
+
+
+ENGINES = [pytest.param("local"), pytest.param("spark", marks=pytest.mark.spark)]
+
+
+class Land(Protocol):
+    def __call__(
+        self,
+        settings: Settings,
+        topic: str,
+        lake: str,
+        *,
+        options: LandOptions = ...,
+        stop: threading.Event | None = None,
+        progress: Callable[[Landed], None] | None = None,
+    ) -> LandReport: ...
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> LandEngine:
+    if request.param == "spark":
+        request.getfixturevalue("spark")
+    return cast(LandEngine, request.param)
+
+
+@pytest.fixture
+def land(engine: LandEngine) -> Land:
+    """Give the landing of each engine in turn: both write one table."""
+
+    def landing(
+        settings: Settings, topic: str, lake: str, *, options: LandOptions = DEFAULT, **more: Any
+    ) -> LandReport:
+        return land_topic(settings, topic, lake, options=replace(options, engine=engine), **more)
+
+    return landing
+
+
+@pytest.fixture
+def table_at(engine: LandEngine, settings: Settings, request: pytest.FixtureRequest) -> MakeTable:
+    if engine == "local":
+        return partial(LocalTable, settings)
+    return partial(SparkTable, request.getfixturevalue("spark"), settings)
 
 
 def rows(path: str) -> list[dict[str, Any]]:
@@ -64,7 +120,7 @@ def delete_before(settings: Settings, topic: str, partition: int, offset: int) -
 
 
 def test_every_field_of_a_record_is_kept(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
+    land: Land, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     log = {
         0: [
@@ -97,8 +153,77 @@ def test_every_field_of_a_record_is_kept(
     }, "INT96 would read as ns"
 
 
-def test_landing_again_adds_only_what_is_new(
+NS = 1_700_000_000_123_456_789
+
+
+def test_times_that_no_calendar_has_are_kept_as_numbers(
+    land: Land,
+    engine: LandEngine,
+    settings: Settings,
+    fresh_topic: FreshTopic,
+    broker: SessionBroker,
+    lake: Path,
+) -> None:
+    limits = {"message.timestamp.type": "CreateTime", "message.timestamp.after.max.ms": str((1 << 63) - 1)}
+    topic = fresh_topic("times", config=limits)
+    times = [1_700_000_000_123, 1 << 62, NS, 300_000_000_000_000, 5]
+    producer = Producer(broker.client_config())
+    for at_ms in times:
+        producer.produce(topic, b"add k 1", b"k", 0, timestamp=at_ms)
+    assert producer.flush(30) == 0
+    got = rows(land(settings, topic, str(lake)).path)
+    assert [row["timestamp_ms"] for row in got] == times
+    last = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
+    assert [row["timestamp"] for row in got[1:4]] == [last] * 3
+    assert [str(row["date"]) for row in got] == ["2023-11-14", *["9999-12-31"] * 3, "1970-01-01"]
+    told = {source: fold_of(topic, settings, source, lake) for source in ("topic", "bronze")}
+    assert told["bronze"] == told["topic"], "a fold sees Kafka's time, not the clamped one"
+
+
+def fold_of(topic: str, settings: Settings, source: Any, lake: Path) -> str:
+    options = ReplayOptions(engine="local", source=source, lake=str(lake))
+    return replay(accounts(topic), settings, options).digest
+
+
+def test_engines_take_turns_on_one_table_with_the_same_columns(
     spark: SparkSession, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
+    topic = make_topic(TEN)
+    for engine in ("local", "spark", "spark", "local"):
+        report = land_topic(settings, topic, str(lake), options=LandOptions(engine=engine))
+        assert (report.commits, report.rows) == (1, report.offsets)
+        send(broker, topic, [b"add k 1"], partition=1)
+    assert places(report.path) == [(0, at) for at in range(10)] + [(1, at) for at in range(13)]
+    last = last_landed(report.path, history_of(DeltaTable(report.path)))
+    assert last is not None
+    assert (last.rows, last.added) == ({0: 10, 1: 12}, {1: 1})
+    assert set(pa.schema(DeltaTable(report.path).schema().to_arrow()).names) == set(COLUMNS)
+    assert {row["leader_epoch"] for row in rows(report.path)} == {0, None}
+
+
+def test_a_table_of_the_first_version_gets_the_newer_columns_and_is_read_as_before(
+    land: Land, settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
+    topic = make_topic(TEN)
+    log = {p: records[:4] for p, records in TEN.items()}
+    with TopicLog(settings, topic) as opened:
+        path = write_bronze(lake, topic, log, topic_id=opened.identity())
+    report = land(settings, topic, str(lake))
+    assert (report.commits, report.rows) == (1, 12)
+    got = rows(path)
+    assert [(row["partition"], row["offset"]) for row in got] == [
+        (p, at) for p in range(2) for at in range(10)
+    ]
+    assert [row["timestamp_ms"] for row in got[:10]] == [None] * 4 + [1_004 + at for at in range(6)]
+    assert fold_of(topic, settings, "bronze", lake) == fold_of(topic, settings, "topic", lake)
+    DeltaTable(path).optimize.compact()
+    assert fold_of(topic, settings, "bronze", lake) == fold_of(topic, settings, "topic", lake), (
+        "in joined files"
+    )
+
+
+def test_landing_again_adds_only_what_is_new(
+    land: Land, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
     first = land(settings, topic, str(lake), options=LandOptions(max_records=11))
@@ -111,7 +236,7 @@ def test_landing_again_adds_only_what_is_new(
 
 
 def test_what_was_aborted_is_not_landed_and_what_is_open_waits(
-    spark: SparkSession, broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
+    land: Land, broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
 ) -> None:
     topic = fresh_topic("transactional")
     producer = Producer(broker.client_config(**{"transactional.id": topic}))
@@ -139,7 +264,7 @@ def test_what_was_aborted_is_not_landed_and_what_is_open_waits(
 
 
 def test_following_lands_what_comes_until_it_is_told_to_stop(
-    spark: SparkSession, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
+    land: Land, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
     stop, seen = threading.Event(), list[Landed]()
@@ -176,18 +301,18 @@ def log_of(settings: Settings) -> Iterator[Any]:
 
 
 def two_landings(
-    spark: SparkSession, settings: Settings, topic: str, lake: Path, log_of: Any
+    table_at: MakeTable, settings: Settings, topic: str, lake: Path, log_of: Any
 ) -> tuple[Landing, Landing]:
     """Return two landings that both read the same vector before either wrote."""
     path = bronze_path(str(lake), topic)
-    one, other = (Landing(spark, settings, log_of(topic), path, LandOptions()) for _ in range(2))
+    one, other = (Landing(table_at(path), settings, log_of(topic), LandOptions()) for _ in range(2))
     return one, other
 
 
 def test_of_two_landings_one_is_refused_and_nothing_is_doubled(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
+    table_at: MakeTable, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
 ) -> None:
-    one, other = two_landings(spark, settings, make_topic(TEN), lake, log_of)
+    one, other = two_landings(table_at, settings, make_topic(TEN), lake, log_of)
     assert one.step({0: 5, 1: 5}) is not None
     with pytest.raises(LakeError, match="another landing extended the table from the same offsets"):
         other.step({0: 7, 1: 7})
@@ -197,20 +322,27 @@ def test_of_two_landings_one_is_refused_and_nothing_is_doubled(
 
 
 def test_without_the_link_of_commits_rows_would_be_doubled(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
+    table_at: MakeTable,
+    settings: Settings,
+    make_topic: MakeTopic,
+    lake: Path,
+    log_of: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one, other = two_landings(spark, settings, make_topic(TEN), lake, log_of)
+    one, other = two_landings(table_at, settings, make_topic(TEN), lake, log_of)
     one.step({0: 5, 1: 5})
     other._link = "forged"
+    # The local engine has a second guard: it looks at what is there before it writes.
+    monkeypatch.setattr(LocalTable, "_judge", lambda self, landed, link: self._table.update_incremental())
     other.step({0: 7, 1: 7})
     assert len(places(one.path)) == 24, "so the test above can fail"
 
 
 def test_landings_racing_in_time_never_double_or_skip(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
+    table_at: MakeTable, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
 ) -> None:
     topic = make_topic(TEN)
-    one, other = two_landings(spark, settings, topic, lake, log_of)
+    one, other = two_landings(table_at, settings, topic, lake, log_of)
     outcomes: list[object] = []
 
     def run(landing: Landing) -> None:
@@ -228,8 +360,66 @@ def test_landings_racing_in_time_never_double_or_skip(
     assert places(one.path) == [(p, at) for p in range(2) for at in range(10)]
 
 
+def test_many_racing_landings_lose_and_double_nothing(
+    settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
+    topic = make_topic({0: [Record(at, 1_000 + at, b"k", b"add k 1") for at in range(1_500)]})
+    options = LandOptions(engine="local", max_records=20)
+
+    def until_all_is_landed(number: int) -> int:
+        """Land small commits, and begin again where a race was lost; return how often it was."""
+        for lost in range(1_000):
+            try:
+                land_topic(settings, topic, str(lake), options=options)
+            except LakeError as error:
+                if "another landing" not in str(error):
+                    raise
+            else:
+                return lost
+        raise AssertionError("never done")
+
+    with ThreadPoolExecutor(4) as pool:
+        lost = list(pool.map(until_all_is_landed, range(4)))
+    assert places(bronze_path(str(lake), topic)) == [(0, at) for at in range(1_500)]
+    assert fold_of(topic, settings, "bronze", lake) == fold_of(topic, settings, "topic", lake)
+    assert sum(lost) > 10, "they raced"
+
+
+@pytest.mark.parametrize(("first", "second"), [("local", "spark"), ("spark", "local")])
+def test_a_landing_of_one_engine_between_the_judging_and_the_commit_of_another_wins(
+    spark: SparkSession,
+    settings: Settings,
+    make_topic: MakeTopic,
+    lake: Path,
+    log_of: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    first: LandEngine,
+    second: LandEngine,
+) -> None:
+    topic = make_topic(TEN)
+    path = bronze_path(str(lake), topic)
+    tables: dict[str, MakeTable] = {
+        "local": partial(LocalTable, settings),
+        "spark": partial(SparkTable, spark, settings),
+    }
+    one, other = (
+        Landing(tables[each](path), settings, log_of(topic), LandOptions()) for each in (first, second)
+    )
+    where, name = (LocalTable, "_write_files") if first == "local" else (SparkTable, "_read")
+    read = getattr(where, name)
+
+    def after_the_other(*args: Any) -> Any:
+        assert other.step({0: 5, 1: 5}) is not None
+        return read(*args)
+
+    monkeypatch.setattr(where, name, after_the_other)
+    with pytest.raises(LakeError, match="another landing extended the table from the same offsets"):
+        one.step({0: 7, 1: 7})
+    assert places(path) == [(p, at) for p in range(2) for at in range(5)]
+
+
 def test_a_lost_vector_is_refused_then_rebuilt_from_the_rows(
-    spark: SparkSession, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
+    land: Land, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
     path = land(settings, topic, str(lake)).path
@@ -251,7 +441,7 @@ def test_a_lost_vector_is_refused_then_rebuilt_from_the_rows(
 
 
 def test_upkeep_of_the_table_does_not_lose_the_vector(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
+    land: Land, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
     path = land(settings, topic, str(lake), options=LandOptions(max_records=11)).path
@@ -276,7 +466,7 @@ def test_a_history_cut_off_before_the_last_landing_is_refused() -> None:
 
 
 def test_records_deleted_before_they_were_landed_stop_it_until_the_loss_is_accepted(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
+    land: Land, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
     path = land(settings, topic, str(lake), options=LandOptions(max_records=11)).path
@@ -300,7 +490,7 @@ def test_records_deleted_before_they_were_landed_stop_it_until_the_loss_is_accep
 
 
 def test_records_deleted_while_they_are_read_are_told_from_deep_in_the_causes(
-    spark: SparkSession,
+    land: Land,
     settings: Settings,
     make_topic: MakeTopic,
     lake: Path,
@@ -315,7 +505,7 @@ def test_records_deleted_while_they_are_read_are_told_from_deep_in_the_causes(
 
 
 def test_a_topic_that_is_new_to_the_lake_begins_with_what_it_has(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
+    land: Land, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
     delete_before(settings, topic, 1, 4)
@@ -328,7 +518,7 @@ def test_a_topic_that_is_new_to_the_lake_begins_with_what_it_has(
 
 
 def test_a_topic_made_again_under_its_name_is_refused(
-    spark: SparkSession, broker: SessionBroker, settings: Settings, lake: Path
+    land: Land, broker: SessionBroker, settings: Settings, lake: Path
 ) -> None:
     topic = broker.create_topic("again")
     send(broker, topic, [b"x"])
@@ -351,7 +541,7 @@ def test_a_topic_made_again_under_its_name_is_refused(
         broker.delete_topics([topic])
 
 
-def test_no_such_topic_is_told_before_a_jvm_starts(settings: Settings, lake: Path) -> None:
+def test_no_such_topic_is_told_before_a_jvm_starts(land: Land, settings: Settings, lake: Path) -> None:
     with pytest.raises(TopicError, match="no-such-topic"):
         land(settings, "no-such-topic", str(lake))
 
@@ -359,8 +549,15 @@ def test_no_such_topic_is_told_before_a_jvm_starts(settings: Settings, lake: Pat
 # -- SIGKILL
 
 
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(["--engine", "local"], id="local"),
+        pytest.param(["--master", "local[2]", *TINY], id="spark", marks=pytest.mark.spark),
+    ],
+)
 def test_killed_landings_leave_every_record_once(
-    broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
+    engine: list[str], broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
 ) -> None:
     topic = fresh_topic("killed", partitions=3)
     producer = Producer(broker.client_config(**{"linger.ms": 20}))
@@ -381,14 +578,13 @@ def test_killed_landings_leave_every_record_once(
         "--lake",
         str(lake),
     ]
-    command += ["--max-records", "1500", "--master", "local[2]", "--follow", "--every", "0"]
+    command += ["--max-records", "1500", "--follow", "--every", "0", *engine]
     for name, value in broker.config.items():
         command += ["--set", f"kafka.{name}={value}"]
-    tiny = [part for name, value in FOR_TINY_DATA.items() for part in ("--conf", f"{name}={value}")]
-    with landing([*command, *tiny]) as killed:
+    with landing(command) as killed:
         first = killed.landed_after(commit=2)
         killed.end_group_soon(delay_s=0.2)
-    with landing([*command, *tiny]) as killed:
+    with landing(command) as killed:
         second = killed.landed_after(commit=4)
         killed.end_group_soon(delay_s=0.05)
     assert first < second < 30_000, "both died in the middle, and the second went on where the first was"

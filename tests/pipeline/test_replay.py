@@ -306,7 +306,7 @@ def test_a_bronze_table_with_noted_losses_is_refused_unless_told(lake: Path) -> 
     from deltalake import CommitProperties, DeltaTable
 
     path = write_bronze(lake, "t", LOG, commits=1)
-    hole = landed(LOG, batch="b9", lost={1: [(20, 30)]}).encode()
+    hole = landed(LOG, batch="b9", start=ends(LOG), lost={1: [(20, 30)]}).encode()
     DeltaTable(path).alter.set_table_properties(
         {"delta.appendOnly": "true"},
         commit_properties=CommitProperties(custom_metadata={"userMetadata": hole}),

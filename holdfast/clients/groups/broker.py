@@ -108,6 +108,24 @@ class BrokerGroups:
             tuple(sorted(members, key=lambda member: member.consumer_id)),
         )
 
+    def require_stopped(self, app: str) -> None:
+        """Raise GroupError while a worker of application *app* is in its group."""
+        found = self.describe(app)
+        if found is not None and found[0].members:
+            raise GroupError(
+                f"{found[0].members} workers of {app} run ({found[0].state}): stop all of them, then try again "
+                "(one that was killed, or has an instance_id, is gone after session_timeout_s)"
+            )
+
+    def delete(self, group: str) -> None:
+        """Delete a group that has no members, with all that it has committed; one that does not exist is no error."""
+        asked = self._admin.client.delete_consumer_groups([group], request_timeout=NEVER_S)
+        try:
+            self._result(asked[group], f"deletion of group {group}")
+        except GroupError as error:
+            if code_of(error.__cause__) not in NO_GROUP:
+                raise
+
     def committed(self, group: str) -> dict[tuple[str, int], int]:
         """Return all that the group has committed."""
         request = [ConsumerGroupTopicPartitions(group)]

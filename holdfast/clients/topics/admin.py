@@ -93,6 +93,12 @@ class Admin:
 
         return self._persist(look)
 
+    def partition_counts(self) -> dict[str, int]:
+        """Return how many partitions each topic has that this principal may see."""
+        return self._persist(
+            lambda metadata, wait_s: {name: len(each.partitions) for name, each in metadata.topics.items()}
+        )
+
     def apply(self, actions: Sequence[TopicChange]) -> None:
         """Carry out *actions* and return when each can be seen: topics with all their leaders,
         configurations with their new values.
@@ -108,6 +114,13 @@ class Admin:
             self._await(
                 "configurations", lambda metadata, wait_s: self._unaltered(alterations, metadata, wait_s)
             )
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete topics and return when no broker knows them any more; one that does not exist is no error."""
+        wanted = sorted(names)
+        if wanted:
+            self._persist(lambda metadata, wait_s: self._delete(wanted, wait_s))
+            self._await("deletions of", lambda metadata, wait_s: self._undeleted(wanted, metadata, wait_s))
 
     def offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         """Return the first offset and the next one to be written of each partition."""
@@ -267,6 +280,21 @@ class Admin:
                         raise TopicError(f"{error}; lower replication_factor or add brokers") from error
                     case _:
                         raise
+
+    def _delete(self, names: Sequence[str], wait_s: float) -> None:
+        asked = self._client.delete_topics([*names], operation_timeout=wait_s, request_timeout=wait_s)
+        for name, future in asked.items():
+            try:
+                self._result(future, f"deletion of topic {name}", wait_s)
+                log.info("topic %(topic)s deleted", {"topic": name})
+            except TopicError as error:
+                if code_of(error.__cause__) != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+
+    def _undeleted(self, names: Sequence[str], metadata: Any, wait_s: float) -> list[str]:
+        """Return the topics that some broker still knows."""
+        known = set(metadata.topics).union(*self._everywhere(names, metadata, wait_s))
+        return [name for name in names if name in known]
 
     def _unready(self, wanted: Mapping[str, int], metadata: Any, wait_s: float) -> list[str]:
         """Return the topics that lack a leader or that some broker does not know yet: to its clients they

@@ -8,6 +8,8 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.chain_state import chain_findings
 from holdfast.clients.topics.checks import check, check_processors
 from holdfast.clients.topics.plan import plan
+from holdfast.clients.topics.resetting import under_way
+from holdfast.clients.topics.schemas import plan_schemas, register_schemas, schema_findings
 from holdfast.clients.topics.specs import beside_names, specs_beside, specs_for, topic_names
 from holdfast.clients.topics.types import (
     ClusterTopics,
@@ -33,12 +35,25 @@ def create_topics(
     """Create the topics of an application that are missing, wait until they can be used, and return what was
     done.
 
-    With *alter* holdfast's own topics beside them are set right as well, those that this principal may see.
+    With *alter* holdfast's own topics beside them are set right as well, those that this principal may see. Schemas that folds
+    write with are registered first: SchemaError where one does not fit, Later where their registry does not answer.
     """
     admin = admin or Admin(settings)
+    require_no_reset(settings, admin)
     actions = plan_topics(settings, processors, partitions=partitions, alter=alter, admin=admin)
+    register_schemas(settings, processors)
     admin.apply(actions)
     return actions
+
+
+def require_no_reset(settings: Settings, admin: Admin) -> None:
+    """Raise TopicError while a reset of the application is under way."""
+    if found := _reset_findings(settings, admin):
+        raise TopicError("; ".join(map(str, found)))
+
+
+def _reset_findings(settings: Settings, admin: Admin) -> list[TopicFinding]:
+    return [under_way(settings)] if settings.reset_topic in admin.partition_counts() else []
 
 
 def plan_topics(
@@ -47,6 +62,7 @@ def plan_topics(
     """Return what `create_topics` would do."""
     cluster = admin.cluster(topic_names(settings, processors))
     actions = plan(specs_for(settings, processors, cluster, partitions=partitions), cluster, alter=alter)
+    actions += plan_schemas(settings, processors)
     if alter:
         beside = _beside(settings, processors, admin)
         actions += plan(specs_beside(settings, beside), beside, alter=True)
@@ -77,10 +93,12 @@ def check_topics(
     admin = admin or Admin(settings)
     cluster = admin.cluster(topic_names(settings, processors))
     findings = [
+        *_reset_findings(settings, admin),
         *check_processors(settings, processors),
         *check(specs_for(settings, processors, cluster), cluster),
     ]
     findings += chain_findings(settings, processors, cluster, admin)
+    findings += schema_findings(settings, processors)
     if beside:
         others = _beside(settings, processors, admin)
         findings += check(specs_beside(settings, others), others)
@@ -103,8 +121,5 @@ def require_topics(
             else ""
         )
         kind = ChainError if all(finding.chain for finding in errors) else TopicError
-        raise kind(
-            "; ".join(f"topic {finding.topic} {finding.message}: {finding.remedy}" for finding in errors)
-            + hidden
-        )
+        raise kind("; ".join(map(str, errors)) + hidden)
     return findings

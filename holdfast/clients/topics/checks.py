@@ -33,6 +33,7 @@ def check_processors(settings: Settings, processors: Processors) -> list[TopicFi
         settings.quarantine_topic,
         settings.workers_topic,
         settings.skips_topic,
+        settings.reset_topic,
         *(processor.changelog(settings.app) for processor in processors),
         *(processor.choices(settings.app) for processor in processors if processor.on is not None),
     }

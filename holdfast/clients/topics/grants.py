@@ -13,6 +13,7 @@ from holdfast.clients.topics.specs import topic_names
 from holdfast.clients.topics.types import Processors
 from holdfast.config import Settings
 from holdfast.core.claims.resets import RESETS_TOPIC
+from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.kafka.grants import Grant, Operation, Pattern, Resource, merged, topic_grants
 
 READ, WRITE, CREATE, DELETE = Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DELETE
@@ -38,12 +39,20 @@ def worker_grants(settings: Settings, processors: Processors) -> list[Grant]:
         out += topic_grants(
             processor.changelog(settings.app), "its rows are written and restored", READ, WRITE
         )
+        if processor.hands_over:
+            why = "where earlier versions stood is read once"
+            out.append(
+                Grant(Resource.TOPIC, f"{settings.app}-{processor.name}.v", READ, why, Pattern.PREFIXED)
+            )
         for topic in map(str, processor.emits):
             out += topic_grants(topic, "its folds emit to it", WRITE)
         for topic in map(str, processor.internal if settings.trim_internal else ()):
             out += topic_grants(topic, "what all that read it have in their state is deleted", DELETE)
     out += topic_grants(settings.quarantine_topic, "refused records are copied to it", WRITE)
-    out += topic_grants(settings.workers_topic, "workers announce what they serve", WRITE)
+    out += topic_grants(
+        settings.workers_topic, "workers announce what they serve, and which version is current", READ, WRITE
+    )
+    out += topic_grants(settings.reset_topic, "a reset that is under way is seen at start", DESCRIBE)
     out += topic_grants(
         settings.skips_topic,
         "what cannot be read is skipped there first, and left out by whoever comes next",
@@ -106,6 +115,43 @@ def claim_client_grants(
     if balanced:
         out += topic_grants(settings.groups_topic, "members announce themselves", READ, WRITE)
     return merged(out)
+
+
+def resetter_grants(settings: Settings, processors: Processors) -> list[Grant]:
+    """Return what `holdfast reset` needs."""
+    anew, internal = "is made anew, in all versions", set[str]()
+    out = topic_grants(
+        settings.reset_topic, "tells workers that a reset is under way", CREATE, DELETE, DESCRIBE_CONFIGS
+    )
+    out += topic_grants(settings.workers_topic, "is made anew", CREATE, DELETE, DESCRIBE_CONFIGS)
+    for processor in processors:
+        out += _prefixed(f"{settings.app}-{processor.name}", anew)
+        for topic in (*processor.topics, *processor.emits):
+            if isinstance(topic, Internal):
+                internal.add(topic.base)
+            elif topic in processor.emits:
+                out += topic_grants(str(topic), "is emptied with --outputs empty", DELETE, DESCRIBE_CONFIGS)
+            else:
+                out += topic_grants(str(topic), "is left, and counted", DESCRIBE, DESCRIBE_CONFIGS)
+        for each in processor.reads:
+            out += topic_grants(each.topic, "is left, and counted", DESCRIBE, DESCRIBE_CONFIGS)
+    for base in sorted(internal):
+        out += _prefixed(f"{base}.v", anew)
+    for name in (settings.quarantine_topic, settings.skips_topic):
+        out += topic_grants(name, "is left", DESCRIBE, DESCRIBE_CONFIGS)
+    out.append(
+        Grant(Resource.GROUP, settings.app, DELETE, "sees that no worker runs, and deletes its offsets")
+    )
+    why = "fences workers that are frozen"
+    out.append(Grant(Resource.TRANSACTIONAL_ID, f"{settings.app}.", WRITE, why, Pattern.PREFIXED))
+    return merged(out)
+
+
+def _prefixed(prefix: str, why: str) -> list[Grant]:
+    return [
+        Grant(Resource.TOPIC, prefix, operation, why, Pattern.PREFIXED)
+        for operation in (CREATE, DELETE, DESCRIBE_CONFIGS)
+    ]
 
 
 def administrator_grants(

@@ -172,7 +172,8 @@ def specs_for(
         default=0,
     )
     quarantine, workers = settings.quarantine_topic, settings.workers_topic
-    count = cluster.partitions(quarantine) or widest or None
+    # An application of agents alone has no source of holdfast's.
+    count = cluster.partitions(quarantine) or widest or (None if processors else partitions or 1)
     specs[quarantine] = _spec(settings, quarantine, TopicRole.QUARANTINE, count, _QUARANTINE)
     specs[workers] = _spec(settings, workers, TopicRole.WORKERS, 1, _LATEST)
     specs[settings.skips_topic] = _spec(settings, settings.skips_topic, TopicRole.SKIPS, 1, _LATEST)

@@ -125,7 +125,16 @@ class AlterConfig:
     config: Mapping[str, str]
 
 
-TopicChange = CreateTopic | AlterConfig
+@dataclass(frozen=True, slots=True)
+class RegisterSchema:
+    """Register the schema that folds write to *topic* with, under *subject* of the schema registry; *kind* is its type there."""
+
+    topic: str
+    subject: str
+    kind: str
+
+
+TopicChange = CreateTopic | AlterConfig | RegisterSchema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +147,9 @@ class TopicFinding:
     remedy: str
     chain: bool = False
     """Whether it is versions that do not fit each other."""
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} {self.message}: {self.remedy}"
 
 
 Processors = Sequence[Processor[Any, Any]]

@@ -1,5 +1,5 @@
-"""Where the database servers' programs are: the distribution's, or verified archives from Maven's central
-repository.
+"""Where the programs of databases and of the schema registry are: the distribution's, or verified archives from
+Maven's central repository.
 
 The archives are those that embedded database test kits of the JVM world use. They are fetched, checked and
 kept as jars are (`holdfast.jars`), and unpacked once per user.
@@ -119,6 +119,17 @@ def fetched_mysql(*, progress: Progress = _silent) -> Path:
         stand_in = target / "bin/libaio.so.1"
         if not stand_in.exists():
             stand_in.symlink_to("libcrypto.so.1.0.0")
+
+    return _unpacked(archive, unpack)
+
+
+def fetched_schema_registry(*, progress: Progress = _silent) -> Path:
+    """Return the folder of the fetched schema registry: a jar to run, and its libraries."""
+    (archive,) = jars.resolve(_LOCKS / "schema_registry.lock", progress=progress)
+
+    def unpack(target: Path) -> None:
+        with tarfile.open(archive) as tar:
+            tar.extractall(target, filter="data")
 
     return _unpacked(archive, unpack)
 

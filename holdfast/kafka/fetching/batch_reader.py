@@ -38,7 +38,7 @@ from holdfast.core.kafka.record_batch import (
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.core.kafka.wire import WireReader, WireReason
 from holdfast.errors import WireError
-from holdfast.kafka.fetching.records import Records
+from holdfast.kafka.fetching.records import BatchOrigin, Records
 
 INLINE_BYTES = 1 << 20
 """What unpacks to less is unpacked at once: some 2 ms of the event loop. For more a thread is asked."""
@@ -202,13 +202,15 @@ class BatchReader:
             times = list(map(_timestamp, found))
             if None in times:
                 times = [-1 if at_ms is None else at_ms for at_ms in times]
+        origin = BatchOrigin(header.is_log_append_time, header.partition_leader_epoch)
         headers = list(map(_headers, found))
         size = max(self._each_bytes - RECORD_OVERHEAD_BYTES, LEAST_COST_BYTES) * count
         if any(headers):
             size += HEADER_COST_BYTES * sum(map(len, headers))
-            records.append(offsets, times, map(_value, found), map(_key, found), list(map(tuple, headers)))
+            told = list(map(tuple, headers))
+            records.append(offsets, times, map(_value, found), map(_key, found), told, origin)
         else:
-            records.append(offsets, times, map(_value, found), map(_key, found), None)
+            records.append(offsets, times, map(_value, found), map(_key, found), None, origin)
         return size
 
     # -- batches

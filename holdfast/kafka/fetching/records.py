@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.core.engine.declared.processor import Headers, Input
 from holdfast.core.engine.fold.folding import Batch
@@ -22,9 +22,20 @@ class FetchedRecord:
     at_ms: int
 
 
+class BatchOrigin(NamedTuple):
+    """What the batch of a record tells of it: whose clock its time is from, and the epoch of the leader that took it."""
+
+    broker_time: bool
+    leader_epoch: int
+
+
+UNTOLD = BatchOrigin(broker_time=False, leader_epoch=-1)
+
+
 @dataclass(slots=True)
 class Records:
-    """Consecutive records of one partition as columns of equal length, offsets ascending.
+    """Consecutive records of one partition as columns of equal length, offsets ascending. *origins* has for each run of
+    records of one origin how many of all there are with it, and the origin.
 
     What is read is taken apart a handful at a time and then let go: the next handful is made in the same
     memory, which the processor's cache still has.
@@ -35,6 +46,7 @@ class Records:
     values: list[bytes | None] = field(default_factory=list)
     keys: list[bytes | None] = field(default_factory=list)
     headers: list[Headers] = field(default_factory=list)
+    origins: list[tuple[int, BatchOrigin]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -46,15 +58,19 @@ class Records:
         values: Iterable[bytes | None],
         keys: Iterable[bytes | None],
         headers: Sequence[Headers] | None,
+        origin: BatchOrigin = UNTOLD,
     ) -> None:
-        """Append columns of records, at least one, that follow those taken before; *headers* None stands
-        for none at all.
+        """Append columns of records, at least one, of one *origin* that follow those taken before; *headers* None
+        stands for none at all.
         """
         self._append_offsets(offsets)
         self.times_ms += times_ms
         self.values += values
         self.keys += keys
         self.headers += repeat((), len(offsets)) if headers is None else headers
+        if self.origins and self.origins[-1][1] == origin:
+            self.origins.pop()
+        self.origins.append((len(self), origin))
 
     def _append_offsets(self, offsets: Sequence[int]) -> None:
         known = self.offsets
@@ -90,7 +106,11 @@ class Records:
             self.values[:count],
             self.keys[:count],
             self.headers[:count],
+            [(min(stop, count), origin) for start, (stop, origin) in self._runs() if start < count],
         )
+
+    def _runs(self) -> Iterator[tuple[int, tuple[int, BatchOrigin]]]:
+        return zip((0, *(stop for stop, _ in self.origins)), self.origins, strict=False)
 
     def at(self, offset: int) -> FetchedRecord:
         """Return the record at *offset*, which must be one of these."""

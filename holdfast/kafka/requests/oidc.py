@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-import aiohttp
 from aiokafka.abc import AbstractTokenProvider
 
 from holdfast.clock import Clock, system_clock
@@ -54,6 +53,8 @@ class OidcTokens(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka is un
         return dict(self._oidc.extensions)
 
     async def _ask(self) -> tuple[str, float]:
+        import aiohttp  # half of what a command without tokens would need to start
+
         form = {"grant_type": "client_credentials"} | (
             {"scope": self._oidc.scope} if self._oidc.scope else {}
         )

@@ -85,6 +85,9 @@ class Part:
         self.emitted.append(changes.emits)
         return len(self.transactions)
 
+    def noted(self, changes: Changes) -> Changes:
+        return changes
+
     def keep(self, changes: Changes, changelog_next: int) -> None:
         self.kept.append((changelog_next, len(changes.puts)))
 

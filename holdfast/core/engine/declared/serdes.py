@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import UnionType
 from typing import Any, Generic, Protocol, TypeVar, get_origin, overload
 
@@ -23,6 +24,12 @@ class Serde(Protocol[T]):
     def decode(self, value: bytes | None) -> T: ...
 
     def encode(self, value: T) -> bytes | None: ...
+
+
+def of_topic(serde: Serde[T], topic: str, part: str) -> Serde[T]:
+    """Return *serde* for the *part* ("value" or "key") of the records of *topic*, as a serde asks to be told whose schema lies in a registry."""
+    tell: Callable[[str, str], Serde[T]] | None = getattr(serde, "for_topic", None)
+    return serde if tell is None else tell(topic, part)
 
 
 class _Typed(Generic[T]):

@@ -15,7 +15,7 @@ from zlib import crc32
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.declaring import is_serde, is_topic
 from holdfast.core.engine.declared.retention import kept
-from holdfast.core.engine.declared.serdes import Serde, Text
+from holdfast.core.engine.declared.serdes import Serde, Text, of_topic
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.state.rows import Rows
@@ -73,6 +73,8 @@ class Source(Generic[T]):
         # The name carries it, since that is what is left of a source in declarations that take one.
         topic = kept(self.topic, self.retention, f"source {str(self.topic)!r}")
         object.__setattr__(self, "topic", topic)
+        object.__setattr__(self, "serde", of_topic(self.serde, str(topic), "value"))
+        object.__setattr__(self, "key", of_topic(self.key, str(topic), "key"))
 
 
 @dataclass(frozen=True, slots=True)

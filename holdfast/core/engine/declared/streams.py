@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.core.engine.declared.declaring import is_serde, is_topic
 from holdfast.core.engine.declared.retention import FOREVER_MS, retention_ms
-from holdfast.core.engine.declared.serdes import Serde, Text
+from holdfast.core.engine.declared.serdes import Serde, Text, of_topic
 from holdfast.core.engine.emits import Emit, Headers
 from holdfast.errors import ConfigError
 
@@ -41,9 +41,13 @@ class Stream(str, Generic[T]):
     ) -> Stream[T]:
         _check(topic, serde, key)
         made = super().__new__(cls, topic)
-        made.serde, made.key = serde, Text() if key is None else key
+        made._take(serde, key)
         made.retention_ms = retention_ms(retention, f"stream {topic!r}")
         return made
+
+    def _take(self, serde: Serde[T], key: Serde[Any] | None) -> None:
+        self.serde = of_topic(serde, str(self), "value")
+        self.key = Text() if key is None else of_topic(key, str(self), "key")
 
     def emit(self, key: Any, value: T, *, headers: Headers = (), partition: int | None = None) -> Emit:
         """Return a record of this topic for a fold to yield; raises FoldError when *key* or *value* is not of
@@ -83,7 +87,8 @@ class Internal(Stream[T]):
             )
         _check(f"{topic}.v{version}", serde, key)
         made = str.__new__(cls, f"{topic}.v{version}")
-        made.serde, made.key, made.base, made.version = serde, Text() if key is None else key, topic, version
+        made._take(serde, key)
+        made.base, made.version = topic, version
         made.retention_ms = None  # holdfast keeps it, and trims it
         return made
 

@@ -1,0 +1,126 @@
+"""The order desk with one of its tables as a processor: what is paid is exactly once from here on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import faust
+import msgspec
+from faust.web import Request, View
+
+from holdfast import Emit, Processor, Rows, create_app
+
+BIG_CENTS = 1_000
+HOUR_S = 3_600.0
+
+
+class Order(faust.Record, serializer="json"):
+    """What a customer has ordered."""
+
+    order: str
+    customer: str
+    cents: int
+
+
+class Spending(faust.Record, serializer="json"):
+    """What a customer has ordered in all."""
+
+    orders: int
+    cents: int
+
+
+class BigCustomer(faust.Record, serializer="json"):
+    """A customer who has just become a big one."""
+
+    customer: str
+    cents: int
+
+
+# -- what is paid: the agent is a fold now
+
+
+class Payment(msgspec.Struct, frozen=True):
+    """What was paid of an order."""
+
+    order: str
+    cents: int
+
+
+def count_payment(rows: Rows[int], payment: Payment, at_ms: int) -> Iterator[Emit]:
+    """Sum what is paid of each order, and send a receipt for it."""
+    cents = rows[payment.order] = (rows.get(payment.order) or 0) + payment.cents
+    yield Emit("receipts", key=payment.order, value=msgspec.json.encode(Payment(payment.order, cents)))
+
+
+def paid_row(order: str, cents: int) -> tuple[str, int]:
+    """Return the row for a key and a value of the old table `paid`."""
+    return order, cents
+
+
+paid = Processor(
+    name="paid",
+    source="payments",
+    decode=msgspec.json.Decoder(Payment).decode,
+    fold=count_payment,
+    row=int,
+    emits=("receipts",),
+)
+app = create_app([paid], topic_partitions=3)
+
+# -- everything else is as it was
+
+orders = app.topic("orders", key_serializer="raw", value_type=Order)
+big_customers = app.topic("big-customers", value_type=BigCustomer)
+audit = app.topic("audit", value_serializer="json")
+
+spending = app.Table("spending", default=lambda: Spending(orders=0, cents=0), value_type=Spending)
+hours = app.Table("hours", default=int).tumbling(HOUR_S, expires=HOUR_S * 24 * 365)
+
+rung: Counter[str] = Counter()
+
+
+@app.agent(orders)
+async def count_spending(stream: Any) -> None:
+    """Count what each customer orders, and tell of those who become big."""
+    async for order in stream.group_by(Order.customer):
+        before = spending[order.customer]
+        after = Spending(orders=before.orders + 1, cents=before.cents + order.cents)
+        spending[order.customer] = after
+        hours[order.customer] += order.cents
+        if before.cents < BIG_CENTS <= after.cents:
+            await big_customers.send(
+                key=order.customer, value=BigCustomer(customer=order.customer, cents=after.cents)
+            )
+
+
+@app.agent(orders)
+async def write_audit(stream: Any) -> None:
+    """Send orders to the auditors, several at a time."""
+    async for taken in stream.take(10, within=0.2):
+        await audit.send(value=[order.asdict() for order in taken])
+
+
+@app.timer(1.0)
+async def ring() -> None:
+    """Count that the desk is alive."""
+    rung["timer"] += 1
+
+
+@app.crontab("0 * * * *", on_leader=True)
+async def close_the_hour() -> None:
+    """Do once an hour what one worker is to do."""
+    rung["hour"] += 1
+
+
+@app.page("/spending/")
+async def show_spending(view: View, request: Request) -> Any:
+    """Show what customers of this worker have spent."""
+    return view.json({customer: [each.orders, each.cents] for customer, each in spending.items()})
+
+
+@app.page("/hours/")
+async def show_hours(view: View, request: Request) -> Any:
+    """Show what customers of this worker have spent by the hour."""
+    return view.json([[customer, window[0], cents] for (customer, window), cents in hours.table.items()])

@@ -1,0 +1,100 @@
+"""How a landing is doing: metrics for Prometheus, and one line for a terminal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from holdfast.clock import system_clock
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.landing.options import LandReport
+
+Reports = Mapping[str, "LandReport"]
+LINE_S = 1.0
+
+
+class LandingPage(Collector):
+    """The metrics of a landing; *reports* are those of its topics, by name."""
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+
+    def collect(self) -> Iterator[Metric]:
+        lag = GaugeMetricFamily(
+            "holdfast_landing_lag_offsets",
+            "offsets that are committed and not landed",
+            labels=["topic", "partition"],
+        )
+        rows = CounterMetricFamily("holdfast_landing_rows", "rows landed by this process", labels=["topic"])
+        commits = CounterMetricFamily(
+            "holdfast_landing_commits", "commits to the lake by this process", labels=["topic"]
+        )
+        last = GaugeMetricFamily(
+            "holdfast_landing_last_commit_timestamp_seconds",
+            "when the last commit was made",
+            labels=["topic"],
+        )
+        for topic, report in sorted(self._reports.items()):
+            rows.add_metric([topic], report.rows)
+            commits.add_metric([topic], report.commits)
+            for partition, behind in report.lag.items():
+                lag.add_metric([topic, str(partition)], behind)
+            if report.committed_ms is not None:
+                last.add_metric([topic], report.committed_ms / 1000)
+        yield from (lag, rows, commits, last)
+
+
+def serve(reports: Reports, port: int) -> None:
+    """Serve the metrics on loopback, until the process ends."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(LandingPage(reports))
+    start_http_server(port, addr="127.0.0.1", registry=registry)
+
+
+def status_line(reports: Reports, rows_before: int, passed_s: float, now_ms: int) -> str:
+    """Return how the landing is doing: *rows_before* is how many rows there were *passed_s* ago."""
+    every = [*reports.values()]
+    rows, lag = sum(each.rows for each in every), sum(sum(each.lag.values()) for each in every)
+    last_ms = max((each.committed_ms for each in every if each.committed_ms is not None), default=None)
+    last = "none yet" if last_ms is None else f"{max(0, now_ms - last_ms) / 1000:.0f} s ago"
+    rate = (rows - rows_before) / passed_s if passed_s > 0 else 0.0
+    return f"{len(every)} topics, {rows:,} rows, {rate:,.0f} rows/s, lag {lag:,}, last commit {last}"
+
+
+@contextmanager
+def progress_line(reports: Reports) -> Iterator[None]:
+    """Keep a line of how the landing is doing at the bottom of a terminal; do nothing where there is none."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(
+        target=_draw, args=(reports, done, _rewrite), name="holdfast-progress", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(2 * LINE_S)
+        print(file=sys.stderr)
+
+
+def _rewrite(line: str) -> None:
+    print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
+
+
+def _draw(reports: Reports, done: threading.Event, write: Callable[[str], None]) -> None:
+    rows, at_s = 0, system_clock.monotonic_s()
+    while not done.wait(LINE_S):
+        now_s = system_clock.monotonic_s()
+        write(status_line(dict(reports), rows, now_s - at_s, system_clock.now_ms()))
+        rows, at_s = sum(each.rows for each in dict(reports).values()), now_s

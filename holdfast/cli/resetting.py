@@ -1,0 +1,182 @@
+"""Takes an application back to its beginning, step by step. Each step can be done again, so a reset that was cut is ended by another.
+
+From the first step to the last a topic of its own exists, {app}-reset, with which no worker starts and no topic is created: else
+a part of a chain could begin anew behind another that has not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.clients.groups.broker import BrokerGroups
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.application import plan_topics
+from holdfast.clients.topics.checks import check_processors
+from holdfast.clients.topics.resetting import ResetTopics, reset_topics
+from holdfast.clients.topics.types import CreateTopic, Processors, TopicRole, TopicSpec
+from holdfast.config import Settings
+from holdfast.errors import GroupError, StoreError, TopicError
+from holdfast.kafka.requests.connections import connector
+from holdfast.kafka.transactions.transactional_client import producers
+
+FENCE_S, TRANSACTION_S = 60.0, 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplicationResetStep:
+    """One step of a reset: what is done to *name*, and how."""
+
+    action: str
+    kind: str
+    name: str
+    do: Callable[[], None]
+
+
+class ApplicationReset:
+    """A reset of the application of *processors*. *empty_outputs* deletes what its folds have emitted."""
+
+    def __init__(self, settings: Settings, processors: Processors, *, empty_outputs: bool) -> None:
+        self._settings, self._processors, self._empty = settings, processors, empty_outputs
+        self._admin = Admin(settings)
+        self._groups = BrokerGroups(settings, timeout_s=settings.request_timeout_s)
+        self._counts = self._admin.partition_counts()
+        self.topics: ResetTopics = reset_topics(settings, processors, self._counts)
+
+    def check(self) -> None:
+        """Raise TopicError for what speaks against a reset of this application: a source that is missing, or declarations for which the
+        topics cannot be made anew.
+        """
+        wrong = [str(finding) for finding in check_processors(self._settings, self._processors)]
+        internal = {str(topic) for each in self._processors for topic in each.internal}
+        for topic in sorted({str(topic) for each in self._processors for topic in each.topics} - internal):
+            if topic not in self._counts and topic not in {
+                str(emit) for each in self._processors for emit in each.emits
+            }:
+                wrong.append(
+                    f"source {topic} does not exist: nothing tells how many partitions its tables have; create it first"
+                )
+        wrong += [
+            f"topic {topic} is that of a global table and emitted to by this application: a reset cannot make it "
+            "anew, and the table would hold what is emitted twice"
+            for topic in self.topics.global_outputs
+        ]
+        if wrong:
+            raise TopicError("; ".join(wrong))
+
+    def require_stopped(self) -> None:
+        """Raise GroupError while a worker of the application runs."""
+        self._groups.require_stopped(self._settings.app)
+
+    def steps(self) -> Iterator[ApplicationResetStep]:
+        """Yield the steps in order; between two of them a reset may be cut."""
+        settings, app = self._settings, self._settings.app
+        yield ApplicationResetStep(action="begin", kind="topic", name=settings.reset_topic, do=self._begin)
+        for each in self._processors:
+            name = f"{app}.{each.name}.*"
+            yield ApplicationResetStep(
+                action="fence", kind="transactional ids", name=name, do=self._fencing(each.name)
+            )
+        for topic, role in self.topics.deleted:
+            yield ApplicationResetStep(action="delete", kind=str(role), name=topic, do=self._deleting(topic))
+        yield ApplicationResetStep(action="delete", kind="group", name=app, do=self._delete_group)
+        for folder in self._stores():
+            yield ApplicationResetStep(action="delete", kind="store", name=str(folder), do=_removing(folder))
+        for topic in self.topics.outputs if self._empty else ():
+            yield ApplicationResetStep(action="empty", kind="output", name=topic, do=self._emptying(topic))
+        yield ApplicationResetStep(
+            action="create", kind="topics", name="that the application needs", do=self._create
+        )
+        yield ApplicationResetStep(action="end", kind="topic", name=settings.reset_topic, do=self._end)
+
+    def _begin(self) -> None:
+        settings = self._settings
+        spec = TopicSpec(
+            name=settings.reset_topic,
+            partitions=1,
+            config={},
+            replication_factor=settings.replication_factor,
+            role=TopicRole.BESIDE,
+        )
+        self._admin.apply([CreateTopic(spec=spec, partitions=1)])
+        try:
+            self.require_stopped()  # one may have started before it could see that
+        except GroupError:
+            if settings.reset_topic not in self._counts:  # else it tells of a reset that was cut
+                self._admin.delete([settings.reset_topic])
+            raise
+
+    def _fencing(self, name: str) -> Callable[[], None]:
+        (processor,) = [each for each in self._processors if each.name == name]
+        count = max((self._counts.get(str(topic), 0) for topic in processor.topics), default=0)
+        ids = [processor.transactional_id(self._settings.app, partition) for partition in range(count)]
+
+        def do() -> None:
+            asyncio.run(self._fence(ids))
+
+        return do
+
+    async def _fence(self, ids: list[str]) -> None:
+        """Raise the epoch of each id: a worker that is frozen, and in no group any more, writes nothing when it thaws."""
+        settings = self._settings
+        make = producers(
+            connector(settings, timeout_s=settings.request_timeout_s), transaction_timeout_s=TRANSACTION_S
+        )
+        async with asyncio.timeout(FENCE_S):
+            for each in ids:
+                producer = make(each)
+                try:
+                    await producer.fence()
+                finally:
+                    await producer.close()
+
+    def _deleting(self, topic: str) -> Callable[[], None]:
+        def do() -> None:
+            self.require_stopped()
+            self._admin.delete([topic])
+
+        return do
+
+    def _delete_group(self) -> None:
+        self.require_stopped()
+        self._groups.delete(self._settings.app)
+
+    def _stores(self) -> list[Path]:
+        """Return the folders of this machine's stores, those set aside and those of earlier versions too."""
+        folder = self._settings.data_dir
+        found = {
+            path for each in self._processors for path in folder.glob(f"{each.name}.v[0-9]*") if path.is_dir()
+        }
+        return sorted(found)
+
+    def _emptying(self, topic: str) -> Callable[[], None]:
+        def do() -> None:
+            places = [(topic, partition) for partition in range(self._counts[topic])]
+            self._admin.delete_before({place: end for place, (_, end) in self._admin.offsets(places).items()})
+
+        return do
+
+    def _create(self) -> None:
+        settings, processors, admin = self._settings, self._processors, self._admin
+        admin.apply(plan_topics(settings, processors, partitions=None, alter=False, admin=admin))
+
+    def _end(self) -> None:
+        self.require_stopped()
+        self._admin.delete([self._settings.reset_topic])
+
+
+def _removing(folder: Path) -> Callable[[], None]:
+    def do() -> None:
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise StoreError(
+                f"cannot delete the stores in {folder}: {error}; cure that and run the reset again"
+            ) from error
+
+    return do

@@ -1,0 +1,197 @@
+"""Avro schemas that others wrote: parsed with those that they name, and read with care."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from typing import Any
+
+from holdfast.errors import DecodeError
+from holdfast.schemas.registry import SchemaRegistry, SchemaText
+
+Schema = Any
+Named = dict[str, Any]
+
+
+def parsed(schema: SchemaText, asked: SchemaRegistry) -> tuple[Schema, Named]:
+    """Return what fastavro makes of *schema*, and of all named types in it and in those that it names."""
+    from fastavro.schema import parse_schema
+
+    named: Named = {}
+    _parse_named(schema, asked, named, set())
+    made = parse_schema(json.loads(schema.text), named_schemas=named)
+    return made, named
+
+
+def _parse_named(schema: SchemaText, asked: SchemaRegistry, named: Named, seen: set[tuple[str, int]]) -> None:
+    from fastavro.schema import parse_schema
+
+    for _, subject, version in schema.references:
+        if (subject, version) not in seen:
+            seen.add((subject, version))
+            found = asked.version(subject, version).schema
+            _parse_named(found, asked, named, seen)
+            parse_schema(json.loads(found.text), named_schemas=named)
+
+
+def reading(
+    schema: Schema, named: Mapping[str, Any], reader: Schema | None, *, tells_names: bool
+) -> Callable[[bytes], Any]:
+    """Return what reads payloads written with *schema*, as *reader* where one is given. With *tells_names*, a record of a union of
+    several is a pair of its name and its fields.
+
+    fastavro's compiled reader ends the process on nesting without end, so a schema that can nest so is read by its other one. An
+    array of what takes no bytes could have any length: such a schema is refused.
+    """
+    if _has_endless_array(schema, named):
+        raise DecodeError("it has an array of items that take no bytes, which could have any length")
+    if is_recursive(schema, named):
+        from fastavro._read_py import schemaless_reader
+    else:
+        from fastavro import schemaless_reader
+
+    def read(payload: bytes) -> Any:
+        file = BytesIO(payload)
+        found = schemaless_reader(
+            file, schema, reader, return_record_name=tells_names, return_record_name_override=tells_names
+        )
+        if file.tell() != len(payload):
+            raise DecodeError(f"{len(payload) - file.tell()} bytes follow the value")
+        return found
+
+    return read
+
+
+def is_recursive(schema: Schema, named: Mapping[str, Any]) -> bool:
+    """Tell whether values of *schema* may hold values of the same type.
+
+    >>> is_recursive("string", {})
+    False
+    """
+    return _walk(schema, named, frozenset())
+
+
+def _walk(schema: Schema, named: Mapping[str, Any], within: frozenset[str]) -> bool:
+    if isinstance(schema, str) and schema in named:
+        return schema in within or _walk(named[schema], named, within)
+    if isinstance(schema, list):
+        return any(_walk(each, named, within) for each in schema)
+    if not isinstance(schema, dict):
+        return False
+    if schema["type"] in ("record", "error"):
+        inside = within | {schema["name"]}
+        return any(_walk(each["type"], named, inside) for each in schema["fields"])
+    inner = [schema[name] for name in ("items", "values") if name in schema]
+    if isinstance(schema["type"], dict | list) or schema["type"] in named:
+        inner.append(schema["type"])
+    return any(_walk(each, named, within) for each in inner)
+
+
+def _has_endless_array(schema: Schema, named: Mapping[str, Any]) -> bool:
+    """Tell whether some array in *schema* has items that may take no bytes."""
+    pending, seen = [schema], set[str]()
+    while pending:
+        each = pending.pop()
+        if isinstance(each, str) and each in named and each not in seen:
+            seen.add(each)
+            pending.append(named[each])
+        elif isinstance(each, list):
+            pending += each
+        elif isinstance(each, dict):
+            if each["type"] == "array" and _may_be_empty(each["items"], named, frozenset()):
+                return True
+            pending += [each[name] for name in ("items", "values") if name in each]
+            pending += [field["type"] for field in each.get("fields", ())]
+            pending += [each["type"]] if isinstance(each["type"], dict | list) else []
+    return False
+
+
+def _may_be_empty(schema: Schema, named: Mapping[str, Any], within: frozenset[str]) -> bool:
+    if isinstance(schema, str) and schema in named:
+        return schema not in within and _may_be_empty(named[schema], named, within | {schema})
+    kind = schema["type"] if isinstance(schema, dict) else schema
+    if isinstance(kind, dict):
+        return _may_be_empty(kind, named, within)
+    if kind == "record":
+        inside = within | {schema["name"]}
+        return all(_may_be_empty(each["type"], named, inside) for each in schema["fields"])
+    return bool(kind == "null" or (kind == "fixed" and schema["size"] == 0))
+
+
+def why_unlike(
+    written: Schema, writers: Mapping[str, Any], read: Schema, readers: Mapping[str, Any]
+) -> str | None:
+    """Return why no value of the schema *written* is one of *read*, None where some may be; the names of classes are let differ.
+
+    >>> why_unlike("int", {}, "double", {}), why_unlike(["null", "string"], {}, "string", {})
+    (None, None)
+    >>> why_unlike("string", {}, "long", {})
+    'is string, not long'
+    """
+    return _Likeness(writers, readers).why(written, read, "")
+
+
+_WIDER = {
+    "int": {"int", "long", "float", "double"},
+    "long": {"long", "int", "float", "double"},
+    "float": {"float", "double"},
+    "double": {"double", "float"},
+    "string": {"string", "bytes", "enum"},
+    "bytes": {"bytes", "string", "fixed"},
+    "enum": {"enum", "string"},
+    "fixed": {"fixed", "bytes"},
+}
+
+
+class _Likeness:
+    def __init__(self, writers: Mapping[str, Any], readers: Mapping[str, Any]) -> None:
+        self._writers, self._readers = writers, readers
+        self._open: set[tuple[str, str]] = set()
+
+    def why(self, written: Schema, read: Schema, where: str) -> str | None:
+        written, read = _resolved(written, self._writers), _resolved(read, self._readers)
+        if isinstance(written, list):
+            found = [self.why(each, read, where) for each in written]
+            return None if None in found else found[0]
+        if isinstance(read, list):
+            found = [self.why(written, each, where) for each in read]
+            return None if None in found else found[0]
+        one, other = _kind(written), _kind(read)
+        if other not in _WIDER.get(one, {one}):
+            return f"{where and f'{where} '}is {one}, not {other}"
+        match one:
+            case "record":
+                return self._records(written, read, where)
+            case "array":
+                return self.why(written["items"], read["items"], f"{where}[]")
+            case "map":
+                return self.why(written["values"], read["values"], f"{where}{{}}")
+        return None
+
+    def _records(self, written: Schema, read: Schema, where: str) -> str | None:
+        pair = written["name"], read["name"]
+        if pair in self._open:
+            return None
+        self._open.add(pair)
+        theirs = {each["name"]: each for each in written["fields"]}
+        for field in read["fields"]:
+            place = f"{where}.{field['name']}" if where else field["name"]
+            same = next(
+                (theirs[name] for name in (field["name"], *field.get("aliases", ())) if name in theirs), None
+            )
+            if same is None and "default" not in field:
+                return f"{place} is missing, and has no default"
+            if same is not None and (why := self.why(same["type"], field["type"], place)) is not None:
+                return why
+        return None
+
+
+def _resolved(schema: Schema, named: Mapping[str, Any]) -> Schema:
+    while isinstance(schema, str) and schema in named:
+        schema = named[schema]
+    return schema["type"] if isinstance(schema, dict) and isinstance(schema["type"], dict | list) else schema
+
+
+def _kind(schema: Schema) -> str:
+    return str(schema["type"] if isinstance(schema, dict) else schema)

@@ -1,0 +1,92 @@
+"""Confluent's wire format: a zero byte, the schema's id in four bytes, for Protobuf the path to a message, and the payload. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.errors import DecodeError
+
+MAGIC = 0
+HEADER_BYTES = 5
+LIMIT_PATH = 32
+"""Longest path to a nested message type; Protobuf's own compilers stop earlier."""
+
+
+def header(schema_id: int) -> bytes:
+    """Return what stands before a payload.
+
+    >>> header(258)
+    b'\\x00\\x00\\x00\\x01\\x02'
+    """
+    return bytes([MAGIC]) + schema_id.to_bytes(4, "big")
+
+
+def split(value: bytes) -> tuple[int, bytes]:
+    """Return the schema's id and what follows it; raises DecodeError for what is not framed so.
+
+    >>> split(b"\\x00\\x00\\x00\\x01\\x02abc")
+    (258, b'abc')
+    >>> split(b'{"a": 1}')
+    Traceback (most recent call last):
+    holdfast.errors.DecodeError: begins with byte 0x7b, not 0x00: it was not written with a schema registry's serializer
+    """
+    if len(value) < HEADER_BYTES:
+        raise DecodeError(
+            f"has {len(value)} bytes, and the header of a schema's id alone takes {HEADER_BYTES}"
+        )
+    if value[0] != MAGIC:
+        raise DecodeError(
+            f"begins with byte 0x{value[0]:02x}, not 0x00: it was not written with a schema registry's serializer"
+        )
+    return int.from_bytes(value[1:HEADER_BYTES], "big"), value[HEADER_BYTES:]
+
+
+def path_bytes(path: Sequence[int]) -> bytes:
+    """Return the path to a message type, as Protobuf's payloads begin: its length, then its numbers, as zigzag varints; a single
+    zero for the first type of a file.
+
+    >>> path_bytes((0,)), path_bytes((1, 0))
+    (b'\\x00', b'\\x04\\x02\\x00')
+    """
+    return b"\0" if tuple(path) == (0,) else b"".join(_varint(number << 1) for number in (len(path), *path))
+
+
+def split_path(payload: bytes) -> tuple[tuple[int, ...], bytes]:
+    """Return the path to a message type and the message; raises DecodeError for what is no path.
+
+    >>> split_path(b"\\x00abc"), split_path(b"\\x04\\x02\\x00abc")
+    (((0,), b'abc'), ((1, 0), b'abc'))
+    """
+    count, at = _number(payload, 0)
+    if count == 0:
+        return (0,), payload[at:]
+    if count > LIMIT_PATH:
+        raise DecodeError(f"its message lies {count} types deep, {LIMIT_PATH} are the most")
+    path = []
+    for _ in range(count):
+        number, at = _number(payload, at)
+        path.append(number)
+    return tuple(path), payload[at:]
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number at *at*, which is not negative, and the place behind it."""
+    found = 0
+    for shift in range(0, 35, 7):
+        if at >= len(data):
+            raise DecodeError("the path to its message type is cut short")
+        found |= (data[at] & 0x7F) << shift
+        at += 1
+        if not data[at - 1] & 0x80:
+            if found & 1:
+                raise DecodeError("the path to its message type has a negative number")
+            return found >> 1, at
+    raise DecodeError("the path to its message type has a number without an end")

@@ -1,0 +1,157 @@
+"""The serde of values in JSON with a JSON Schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from holdfast.core.untrusted import UNFIT
+from holdfast.errors import ConfigError, DecodeError, FoldError
+from holdfast.schemas.registry import SchemaRegistry, SchemaText
+from holdfast.schemas.serde import Read, SchemaSerde
+from holdfast.schemas.types import missing, without_none
+
+T = TypeVar("T")
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+"""Of schemas that are made from types, and of those that name none."""
+
+
+class JsonSchema(SchemaSerde[T]):
+    """Values of type *of* in JSON, each with the id of its JSON Schema, as Confluent's serializer writes them.
+
+    The schema is made from the type, or is *schema*: JSON text, or what it means. A record must be valid by the schema that it was
+    written with (unless *validate* is false) and fit the type; so must what is written.
+
+    ConfigError for a type that JSON cannot hold, or what is no schema.
+
+    >>> serde = JsonSchema(int)
+    >>> print(serde.schema.text)
+    {"$schema":"https://json-schema.org/draft/2020-12/schema","title":"int","type":"integer"}
+    """
+
+    name, kind = "JsonSchema", "JSON"
+
+    @overload
+    def __init__(
+        self,
+        of: type[T],
+        schema: str | Mapping[str, Any] | None = None,
+        *,
+        validate: bool = True,
+        subject: str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: JsonSchema[Any],
+        of: Any,
+        schema: str | Mapping[str, Any] | None = None,
+        *,
+        validate: bool = True,
+        subject: str | None = None,
+    ) -> None: ...
+    def __init__(
+        self,
+        of: Any,
+        schema: str | Mapping[str, Any] | None = None,
+        *,
+        validate: bool = True,
+        subject: str | None = None,
+    ) -> None:
+        inner, tombstones = without_none(of)
+        super().__init__(of, tombstones=tombstones, subject=subject)
+        self._schema, self._validate = schema, validate
+        try:
+            self._decode = msgspec.json.Decoder(inner).decode
+            made = _made_of(inner) if schema is None else _given(schema)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self}: {error}") from error
+        self._encode = msgspec.json.Encoder(order="deterministic").encode
+        self._text = json.dumps(made, separators=(",", ":"), ensure_ascii=False)
+        check = _validator(made, {})
+        self._check_own = None if schema is None or not validate else check
+
+    @property
+    def schema(self) -> SchemaText:
+        return SchemaText("JSON", self._text)
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self.of, self._schema), {"validate": self._validate, "subject": self._given}
+
+    def reader(self, schema: SchemaText, asked: SchemaRegistry) -> Read:
+        named: dict[str, Any] = {}
+        _collect(schema, asked, named)
+        check = _validator(json.loads(schema.text), named) if self._validate else None
+
+        def value(payload: bytes) -> Any:
+            try:
+                if check is not None:
+                    check(msgspec.json.decode(payload))
+                return self._decode(payload)
+            except UNFIT as error:
+                raise DecodeError(str(error)) from None
+
+        return value
+
+    def payload(self, value: T) -> bytes:
+        try:
+            encoded = self._encode(value)
+            self._decode(encoded)
+            if self._check_own is not None:
+                self._check_own(msgspec.json.decode(encoded))
+        except Exception as error:
+            raise FoldError(f"{value!r:.200} cannot be written as {self}: {error}") from error
+        return encoded
+
+
+def _made_of(of: Any) -> dict[str, Any]:
+    return {"$schema": DIALECT, "title": getattr(of, "__name__", str(of)), **msgspec.json.schema(of)}
+
+
+def _given(schema: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema that names its dialect, which some registries ask for."""
+    found = json.loads(schema) if isinstance(schema, str) else schema
+    if not isinstance(found, Mapping):
+        raise TypeError(f"the schema is {found!r:.100}; write an object")
+    return {"$schema": DIALECT, **found}
+
+
+def _collect(schema: SchemaText, asked: SchemaRegistry, named: dict[str, Any]) -> None:
+    """Add the schemas that *schema* names, and those that they name, under the names that they are named by."""
+    for name, subject, version in schema.references:
+        if name not in named:
+            found = asked.version(subject, version).schema
+            named[name] = json.loads(found.text)
+            _collect(found, asked, named)
+
+
+def _validator(schema: Any, named: Mapping[str, Any]) -> Any:
+    """Return what raises for values that are not valid by *schema*. Nothing is fetched from anywhere."""
+    try:
+        from jsonschema import Draft202012Validator, exceptions
+        from jsonschema.validators import validator_for
+        from referencing import Registry, Resource
+        from referencing.jsonschema import DRAFT202012
+    except ImportError as error:
+        raise missing("jsonschema", error) from error
+    kind = validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except exceptions.SchemaError as error:
+        raise ConfigError(f"the JSON Schema cannot be used: {error.message:.500}") from error
+    resources = [
+        (name, Resource.from_contents(each, default_specification=DRAFT202012))
+        for name, each in named.items()
+    ]
+    known: Registry[Any] = Registry().with_resources(resources)
+    validator = kind(schema, registry=known)
+
+    def check(value: Any) -> None:
+        error = exceptions.best_match(validator.iter_errors(value))
+        if error is not None:
+            raise DecodeError(f"{error.json_path}: {error.message:.500}")
+
+    return check

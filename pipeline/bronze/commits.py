@@ -1,0 +1,193 @@
+"""The chain of a bronze table's commits, which leaves no overlap and no hole: read from its history, and refused where
+something else than a landing has changed rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.errors import LakeError
+from holdfast.pipeline.bronze.files import filesystem_of
+from holdfast.pipeline.bronze.lake import Landed, describe
+
+HISTORY_LIMIT = 1000
+
+# Operations of Delta that change how rows are stored, never which rows there are. FSCK is none of them: it forgets files.
+_UPKEEP = frozenset(
+    {
+        "CREATE TABLE",
+        "ADD COLUMN",
+        "ADD COLUMNS",
+        "ADD FEATURE",
+        "UPDATE FIELD METADATA",
+        "UPDATE TABLE METADATA",
+        "OPTIMIZE",
+        "REORG",
+        "VACUUM START",
+        "VACUUM END",
+        "SET TBLPROPERTIES",
+        "UNSET TBLPROPERTIES",
+        "UPGRADE PROTOCOL",
+        "ADD CONSTRAINT",
+        "DROP CONSTRAINT",
+        "CHANGE COLUMN",
+        "COMPUTE STATS",
+    }
+)
+
+_REBUILD = (
+    "records could be doubled or missed. Make sure that no other landing runs, then `holdfast pipeline land --rebuild` "
+    "reads the vector from the rows, and notes what is missing"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCommit:
+    """One line of a Delta table's history. *added* is how many rows it wrote, None where it does not tell."""
+
+    version: int
+    operation: str
+    metadata: str | None
+    added: int | None = None
+
+
+def commit_of(version: int, operation: str, metadata: str | None, metrics: Mapping[str, Any]) -> TableCommit:
+    """Return a commit from its columns in the history, as Spark or delta-rs give them."""
+    added = metrics.get("numOutputRows", metrics.get("num_added_rows"))
+    return TableCommit(
+        version=version, operation=operation, metadata=metadata, added=None if added is None else int(added)
+    )
+
+
+def landed_in(commit: TableCommit) -> Landed | None:
+    """Return what a commit says of itself, None when it was not made by a landing."""
+    if not commit.metadata or '"holdfast_landing":1' not in commit.metadata:
+        return None
+    try:
+        return msgspec.json.decode(commit.metadata, type=Landed)
+    except msgspec.DecodeError as error:
+        raise LakeError(
+            f"version {commit.version}: the landing's metadata is malformed ({error}); check who wrote it, then --rebuild"
+        ) from error
+
+
+class LastLanding(NamedTuple):
+    """The newest landing commit of a table: what it says of itself, its version, and how many rows it wrote."""
+
+    landed: Landed
+    version: int
+    added: int | None
+
+
+def last_landing(where: str, history: Iterable[TableCommit]) -> LastLanding | None:
+    """Return the newest landing commit, None for a table nothing was landed in yet. *history* comes newest
+    first.
+
+    Refuses a table whose rows something else has changed, since the last landing or between two of them: its vector would
+    not tell what rows there are. What lies before a rebuilt vector was judged when that was rebuilt.
+    """
+    oldest, newest, later = 0, None, None
+    for commit in history:
+        oldest = commit.version
+        landed = landed_in(commit)
+        if landed is None:
+            check_upkeep(where, commit, newest)
+            continue
+        if later is not None and landed.end != later.landed.start:
+            raise LakeError(
+                f"{where}: version {later.version} lands from {describe(later.landed.start)} on, but version {commit.version} "
+                f"before it ended at {describe(landed.end)}: {_REBUILD}"
+            )
+        later = LastLanding(landed, commit.version, commit.added)
+        newest = newest or later
+        if landed.rebuilt:
+            return newest
+    if newest is None and oldest > 0:
+        raise LakeError(
+            f"{where}: the history reaches back to version {oldest} only and holds no landing; "
+            "`holdfast pipeline land --rebuild` reads the vector of offsets from the rows"
+        )
+    return newest
+
+
+def check_upkeep(where: str, commit: TableCommit, newest: LastLanding | None) -> None:
+    if commit.operation.upper() in _UPKEEP:
+        return
+    told = f"{where}: version {commit.version} ({commit.operation}) was not written by a landing, so "
+    if newest is None:
+        raise LakeError(f"{told}its vector of offsets is lost: {_REBUILD}")
+    raise LakeError(f"{told}what was landed up to version {newest.version} may lack rows: {_REBUILD}")
+
+
+def last_landed(where: str, history: Iterable[TableCommit]) -> Landed | None:
+    """Return what the newest landing commit says of itself; otherwise as `last_landing`."""
+    found = last_landing(where, history)
+    return None if found is None else found.landed
+
+
+def check_rows(where: str, last: LastLanding | None, counted: Mapping[int, int | None]) -> None:
+    """Refuse a table that holds more or fewer rows than were landed. *counted* is what its files say of each
+    partition, None where a file does not tell.
+    """
+    if last is None or last.landed.rows is None or None in counted.values():
+        return
+    landed, before = last.landed, last.landed.rows
+    known = {partition: rows or 0 for partition, rows in counted.items()}
+    for partition in sorted({*before, *known, *landed.end}):
+        least = before.get(partition, 0)
+        if landed.added is not None:
+            most = least = least + landed.added.get(partition, 0)
+        else:
+            most = least + landed.end.get(partition, 0) - landed.start.get(partition, 0)
+        if not least <= known.get(partition, 0) <= most:
+            want = str(least) if least == most else f"{least} to {most}"
+            raise LakeError(
+                f"{where} partition {partition} has {known.get(partition, 0)} rows, where {want} were landed: {_REBUILD}"
+            )
+    total, want_total = sum(known.values()), sum(before.values()) + (last.added or 0)
+    if landed.added is None and last.added is not None and total != want_total:
+        raise LakeError(f"{where} has {total} rows, where {want_total} were landed: {_REBUILD}")
+
+
+# -- without a JVM
+
+
+def history_of(table: Any, limit: int = HISTORY_LIMIT) -> Sequence[TableCommit]:
+    """Return the history of a delta-rs table, newest first, from the version that the table is read at.
+
+    The commits' own files are read: `DeltaTable.history` begins with those that were made since, and numbers them as if
+    they had not been.
+    """
+    filesystem, version = filesystem_of(str(table.table_uri)), int(table.version())
+    found = list[TableCommit]()
+    for at in range(version, max(-1, version - limit), -1):
+        try:
+            with filesystem.open_input_stream(f"_delta_log/{at:020d}.json") as opened:
+                found.append(_commit_in(at, bytes(opened.read())))
+        except FileNotFoundError:
+            break  # the log was cleaned up to there
+    return found or [TableCommit(version=version, operation="a commit that was cleaned up", metadata=None)]
+
+
+def _commit_in(version: int, content: bytes) -> TableCommit:
+    for line in content.splitlines():
+        if b'"commitInfo"' in line and (told := msgspec.json.decode(line).get("commitInfo")) is not None:
+            operation, metadata = str(told.get("operation", "")), told.get("userMetadata")
+            return commit_of(version, operation, metadata, told.get("operationMetrics") or {})
+    return TableCommit(version=version, operation="a commit that does not tell what it is", metadata=None)
+
+
+def counted_rows(table: Any) -> dict[int, int | None]:
+    """Return how many rows a delta-rs table's files say each partition has, None where one does not tell."""
+    counts: dict[int, int | None] = {}
+    actions = pa.table(table.get_add_actions(flatten=True))
+    names = ("partition.partition", "num_records")
+    for partition, rows in zip(*(actions.column(name).to_pylist() for name in names), strict=True):
+        before = counts.get(int(partition), 0)
+        counts[int(partition)] = None if before is None or rows is None else before + rows
+    return counts

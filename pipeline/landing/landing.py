@@ -1,0 +1,322 @@
+"""Landing: a topic's committed records into a Delta table, one row each, exactly once, whatever is killed.
+
+One round reads the table's vector of end offsets, the topic's ends, and writes what lies between as one Delta
+commit that carries the new vector. There is no checkpoint beside the table, so nothing can be lost or fall
+behind it.
+
+Two landings of one table cannot both extend the same vector. Each commit names its predecessor as Delta's
+transaction id (`txnAppId`), and Delta lets one commit of an id through: of two landings that start from the
+same vector, the second is skipped or refused, sees a stranger's commit where its own should be, and stops
+with LakeError. A check before the write alone could not do that: both landings would pass it. Both engines write
+the same table, and the same chain of commits.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from holdfast.clock import system_clock
+from holdfast.config import Settings
+from holdfast.core.engine.fold.skips import OffsetRanges, gaps
+from holdfast.errors import LakeError, LostRecordsError
+from holdfast.kafka.reading.skip_log import read_skips
+from holdfast.pipeline.bronze.commits import HISTORY_LIMIT, TableCommit, check_rows, landed_in, last_landing
+from holdfast.pipeline.bronze.lake import (
+    FIRST_LINK,
+    SCHEMA_VERSION,
+    Cut,
+    Landed,
+    check_identity,
+    describe,
+    share,
+)
+from holdfast.pipeline.landing.options import LandOptions, LandReport
+from holdfast.pipeline.topic import Span, TopicLog
+
+POLL_S = 0.2
+
+Ranges = dict[int, list[tuple[int, int]]]
+
+
+class Contents(NamedTuple):
+    """What a table holds of one partition of a topic."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    rows: int
+    offsets: int
+
+
+class LandedRows(NamedTuple):
+    """What a commit says of itself, the rows of each partition that it has, and the bytes they take as stored."""
+
+    landed: Landed
+    added: Mapping[int, int]
+    stored_bytes: int
+
+
+class BronzeTable(Protocol):
+    """A bronze table as an engine reads and writes it. It exists, with all columns, once this does."""
+
+    path: str
+
+    def history(self, limit: int) -> Sequence[TableCommit]:
+        """Return the newest commits, newest first."""
+
+    def counted(self, version: int) -> dict[int, int | None]:
+        """Return how many rows each partition has in the newest version that `history` gave, None where it is not told."""
+
+    def below(self, version: int, vector: Mapping[int, int]) -> dict[int, int]:
+        """Return how many rows before *vector* each partition had in a version; LakeError when that is gone."""
+
+    def contents(self) -> Sequence[Contents]:
+        """Return what the rows themselves say is there."""
+
+    def write(
+        self, landed: Landed, link: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]
+    ) -> LandedRows:
+        """Append the records of *spans* in one commit, the only one that may ever follow *link*.
+
+        LakeError when another landing's does, or when something else has changed rows.
+        """
+
+
+class Landing:
+    """One landing of one table: remembers the last link of its chain of commits."""
+
+    def __init__(self, table: BronzeTable, settings: Settings, log: TopicLog, options: LandOptions) -> None:
+        self._table, self._settings, self._log, self._options = table, settings, log, options
+        self.path = table.path
+        self._topic_id = log.identity()
+        self.report = LandReport(topic=log.topic, path=table.path)
+        self._vector: dict[int, int] = {}
+        self._begins: dict[int, int] = {}
+        self._rows: dict[int, int] | None = {}
+        self._lost: Ranges = {}
+        self._removed: dict[int, int] = {}
+        self._skips = dict[int, OffsetRanges]()
+        self._noted = dict[str, Ranges]()
+        self._left_out: Ranges = {}
+        self._cut: Cut | None = None
+        self._link = FIRST_LINK
+        self._rebuilt = False
+        self._offset_bytes = 0.0
+        self._open()
+
+    # -- the table
+
+    def _open(self) -> None:
+        if self._options.rebuild:
+            self._rebuild()
+        else:
+            history = self._table.history(HISTORY_LIMIT)
+            last = last_landing(self.path, history)
+            if last is not None:
+                check_identity(self.path, last.landed, self._log.topic, self._topic_id)
+                counted = self._table.counted(history[0].version)
+                check_rows(self.path, last, counted)
+                self._take(last.landed)
+                self._rows = _all_told(counted)
+        self.report.vector = dict(self._vector)
+
+    def _take(self, landed: Landed) -> None:
+        self._vector, self._begins = dict(landed.end), dict(landed.begins)
+        self._take_notes(landed)
+        self._link, self._rebuilt = landed.batch, False
+
+    def _take_notes(self, landed: Landed) -> None:
+        self._lost, self._removed = dict(landed.lost), dict(landed.removed)
+        self._noted, self._left_out, self._cut = dict(landed.skipped), dict(landed.left_out), landed.cut
+
+    def _rebuild(self) -> None:
+        """Read the vector from the rows, and what was accepted and noted from the newest landing that there was.
+
+        Refuses rows that are doubled, since going on would not mend them.
+        """
+        history = self._table.history(HISTORY_LIMIT)
+        rows: dict[int, int] = {}
+        for each in self._table.contents():
+            if each.topic != self._log.topic:
+                raise LakeError(
+                    f"{self.path} holds rows of topic {each.topic}, not only of {self._log.topic}; remove them first"
+                )
+            if each.rows != each.offsets:
+                raise LakeError(
+                    f"{self.path}: {each.rows - each.offsets} rows of partition {each.partition} are doubled; remove them (Delta's time travel "
+                    "shows which commit brought them), then rebuild"
+                )
+            self._vector[each.partition], self._begins[each.partition] = each.last + 1, each.first
+            rows[each.partition] = each.rows
+        self._rows = rows
+        self._keep_notes(history, rows)
+        self._link, self._rebuilt = f"version-{history[0].version}", True
+
+    def _keep_notes(self, history: Sequence[TableCommit], rows: Mapping[int, int]) -> None:
+        """Keep what was accepted before a rebuild: losses, skips, where partitions begin; and count what is missing since."""
+        found = ((commit, landed_in(commit)) for commit in history)
+        commit, landed = next(((one, told) for one, told in found if told is not None), (None, None))
+        if commit is None or landed is None:
+            return
+        check_identity(self.path, landed, self._log.topic, self._topic_id)
+        self._take_notes(landed)
+        for partition, begin in landed.begins.items():
+            self._begins[partition] = begin
+            reached = max(self._vector.get(partition, begin), begin)
+            ranges = sorted([*landed.lost.get(partition, []), *landed.left_out.get(partition, [])])
+            self._vector[partition] = next((b for a, b in ranges if a <= reached < b), reached)
+        try:
+            before = self._table.below(commit.version, self._vector)
+        except LakeError:  # what it had was vacuumed
+            return
+        for partition, count in before.items():
+            if (missing := count - rows.get(partition, 0)) > 0:
+                self._removed[partition] = self._removed.get(partition, 0) + missing
+
+    # -- one round
+
+    def ends(self) -> dict[int, int]:
+        """Return how far the topic can be landed now, by partition."""
+        self.report.ends = self._log.ends(self._log.partitions())
+        return dict(self.report.ends)
+
+    def wait_for_more(self, stop: threading.Event, started_s: float) -> dict[int, int]:
+        """Return the topic's ends once they are past the vector, and the time between two commits is over or enough bytes
+        wait; or on a stop.
+        """
+        while not stop.is_set():
+            left_s = self._options.every_s - (system_clock.monotonic_s() - started_s)
+            if left_s > 0 and not self._may_be_full():
+                stop.wait(left_s)
+                continue
+            ends = self.ends()
+            if self.is_behind(ends) and (left_s <= 0 or self._is_full()):
+                return ends
+            stop.wait(POLL_S)
+        return dict(self._vector)
+
+    def _may_be_full(self) -> bool:
+        return self._options.every_bytes is not None and self._offset_bytes > 0
+
+    def _is_full(self) -> bool:
+        return sum(self.report.lag.values()) * self._offset_bytes >= (self._options.every_bytes or 0)
+
+    def is_behind(self, ends: Mapping[int, int]) -> bool:
+        """Tell whether there is more up to *ends* than the table holds."""
+        return any(end > self._vector.get(partition, 0) for partition, end in ends.items())
+
+    def step(self, ends: dict[int, int], cut: Cut | None = None) -> Landed | None:
+        """Write one commit on the way to *ends*, the last of them with *cut*; None when the table has reached them."""
+        self._skips = read_skips(self._settings).of_topic(self._log.topic)
+        start, lost = self._start(ends)
+        target = share(start, ends, self._options.max_records)
+        own = {partition: list(ranges) for partition, ranges in self._skips.items()}
+        is_there = all(target[partition] <= self._vector.get(partition, 0) for partition in target)
+        told = cut if cut is not None and target == ends else self._cut
+        if (
+            is_there
+            and not self._rebuilt
+            and own == self._noted.get(self._settings.app, {})
+            and told == self._cut
+        ):
+            return None
+        landed = self._commit(start, target, own, lost, told)
+        spans = {partition: Span(first=start[partition], end=target[partition]) for partition in start}
+        written = self._table.write(landed, self._link, spans, self._skips)
+        self._note(written, start, target, lost)
+        return written.landed
+
+    def _commit(
+        self,
+        start: dict[int, int],
+        target: dict[int, int],
+        own: Ranges,
+        lost: Ranges,
+        cut: Cut | None,
+    ) -> Landed:
+        return Landed(
+            topic=self._log.topic,
+            topic_id=self._topic_id,
+            batch=uuid.uuid4().hex,
+            start=dict(self._vector),
+            end=self._vector | target,
+            begins={partition: self._begins.get(partition, start[partition]) for partition in target},
+            lost={
+                partition: [*self._lost.get(partition, []), *lost.get(partition, [])]
+                for partition in {*self._lost, *lost}
+            },
+            rebuilt=self._rebuilt,
+            skipped={**self._noted, self._settings.app: own} if own else self._noted,
+            left_out={
+                partition: [
+                    *self._left_out.get(partition, []),
+                    *gaps(self._skips.get(partition, ()), start[partition], target[partition]),
+                ]
+                for partition in target
+            },
+            cut=cut,
+            rows=self._rows,
+            removed=self._removed,
+            columns=SCHEMA_VERSION,
+        )
+
+    def _note(self, written: LandedRows, start: dict[int, int], target: dict[int, int], lost: Ranges) -> None:
+        offsets, report = sum(target[partition] - start[partition] for partition in target), self.report
+        if offsets:
+            self._offset_bytes = written.stored_bytes / offsets
+        if self._rows is not None:
+            for partition, rows in written.added.items():
+                self._rows[partition] = self._rows.get(partition, 0) + rows
+        report.commits += 1
+        report.offsets += offsets
+        report.rows += sum(written.added.values())
+        report.vector = dict(written.landed.end)
+        report.committed_ms = system_clock.now_ms()
+        for partition, ranges in lost.items():
+            report.lost.setdefault(partition, []).extend(ranges)
+        self._take(written.landed)
+
+    def _start(self, ends: dict[int, int]) -> tuple[dict[int, int], Ranges]:
+        """Return where each partition goes on, and what is lost before that."""
+        firsts = self._log.firsts(sorted(ends))
+        start: dict[int, int] = {}
+        lost: Ranges = {}
+        for partition, end in ends.items():
+            first, reached = firsts[partition], self._vector.get(partition)
+            if reached is None:
+                # A new partition begins at 0; when the topic itself is new to the lake, it begins with what
+                # it still holds.
+                reached = first if not self._vector else 0
+            if reached > end:
+                raise LakeError(
+                    f"{self.path} holds partition {partition} up to offset {reached}, but topic {self._log.topic} ends at {end}: "
+                    "it lost records that were landed (an unclean election?), or is not the topic that was landed"
+                )
+            if reached < first:
+                if not self._options.accept_loss:
+                    raise LostRecordsError(
+                        f"{self._log.topic} partition {partition}: offsets {reached} to {first - 1} were deleted before they were landed "
+                        "(retention). Raise retention.ms, restore them if you can, or go on with --accept-loss, which notes the hole"
+                    )
+                lost[partition] = [(reached, first)]
+                reached = first
+            start[partition] = reached
+        return start, lost
+
+
+def _all_told(counted: Mapping[int, int | None]) -> dict[int, int] | None:
+    """Return how many rows each partition has, None when of one it is not told."""
+    rows = {partition: each for partition, each in counted.items() if each is not None}
+    return rows if len(rows) == len(counted) else None
+
+
+def taken(path: str, start: Mapping[int, int]) -> LakeError:
+    """Return the error of a landing that lost a race for one link of the chain."""
+    return LakeError(
+        f"{path}: another landing extended the table from the same offsets ({describe(start)}); nothing was written "
+        "by this one. Run one landing per topic and lake"
+    )

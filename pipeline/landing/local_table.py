@@ -1,0 +1,265 @@
+"""A bronze table as this process reads and writes it: Arrow makes the files, delta-rs the commits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from itertools import chain
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction
+from pyarrow import compute, parquet
+
+from holdfast.clock import system_clock
+from holdfast.config import Settings
+from holdfast.core.engine.fold.skips import OffsetRanges
+from holdfast.errors import LakeError, LostRecordsError
+from holdfast.pipeline.bronze.commits import TableCommit, check_upkeep, counted_rows, history_of, landed_in
+from holdfast.pipeline.bronze.files import filesystem_of
+from holdfast.pipeline.bronze.lake import ADDED_COLUMNS, PROPERTIES, Landed, open_table, table_uri
+from holdfast.pipeline.landing.columns import FILE_SCHEMA, PARTITIONED_BY, SCHEMA, columns_of
+from holdfast.pipeline.landing.landing import Contents, LandedRows, taken
+from holdfast.pipeline.topic import Span, TopicReader
+
+LOOK_BACK = 20
+GROUP_ROWS, GROUP_BYTES = 128 << 10, 32 << 20
+"""A row group of a file is written, and its memory let go, at so many rows or bytes."""
+_REPEATING = ["timestamp_type", "landed_at", "date", "leader_epoch", "key", "headers.list.element.key"]
+
+
+class LocalTable:
+    """A table at *path*, made or given its newer columns where it lacks them.
+
+    One handle judges where the table stands and makes the next commit: delta-rs refuses that commit if another with
+    its link was made since the handle read the log. A handle opened in between would let both through.
+    """
+
+    def __init__(self, settings: Settings, path: str) -> None:
+        self._settings, self.path = settings, path
+        self._table = self._open()
+        self._filesystem = filesystem_of(str(self._table.table_uri))
+
+    def _open(self) -> DeltaTable:
+        if not DeltaTable.is_deltatable(table_uri(self.path)):
+            try:
+                DeltaTable.create(
+                    table_uri(self.path),
+                    Schema.from_arrow(SCHEMA),
+                    mode="ignore",
+                    partition_by=PARTITIONED_BY,
+                    configuration=PROPERTIES,
+                )
+            except DeltaError as error:
+                # Another landing made it first, or nobody can.
+                if not DeltaTable.is_deltatable(table_uri(self.path)):
+                    raise LakeError(f"cannot make a Delta table at {self.path}: {error}") from error
+        table: DeltaTable = open_table(self.path)
+        there = {field.name for field in table.schema().fields}
+        missing = [SCHEMA.field(name) for name in ADDED_COLUMNS if name not in there]
+        if missing:
+            table.alter.add_columns([Field.from_arrow(field) for field in missing])
+            table = open_table(self.path)
+        return table
+
+    def history(self, limit: int) -> Sequence[TableCommit]:
+        return history_of(self._table, limit)
+
+    def counted(self, version: int) -> dict[int, int | None]:
+        assert version == self._table.version(), "a handle's history ends at its version"
+        return counted_rows(self._table)
+
+    def below(self, version: int, vector: Mapping[int, int]) -> dict[int, int]:
+        table = open_table(self.path)
+        rows = Counter[int]()
+        try:
+            table.load_as_version(version)
+            found = table.to_pyarrow_dataset()
+            for partition, end in vector.items():
+                wanted = (compute.field("partition") == partition) & (compute.field("offset") < end)
+                rows[partition] = found.count_rows(filter=wanted)
+        except (DeltaError, OSError) as error:
+            raise LakeError(f"{self.path}: version {version} cannot be read any more: {error}") from error
+        return rows
+
+    def contents(self) -> Sequence[Contents]:
+        found = self._table.to_pyarrow_dataset().to_table(columns=["topic", "partition", "offset"])
+        told = [("offset", "min"), ("offset", "max"), ("offset", "count"), ("offset", "count_distinct")]
+        return [
+            Contents(
+                row["topic"],
+                row["partition"],
+                row["offset_min"],
+                row["offset_max"],
+                row["offset_count"],
+                row["offset_count_distinct"],
+            )
+            for row in found.group_by(["topic", "partition"]).aggregate(told).to_pylist()
+        ]
+
+    # -- writing
+
+    def write(
+        self, landed: Landed, link: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]
+    ) -> LandedRows:
+        self._judge(landed, link)
+        files = self._write_files(landed.topic, spans, skips)
+        rows = Counter({file.partition: file.rows for file in files})
+        told = msgspec.structs.replace(landed, added=None if landed.rows is None else dict(rows))
+        self._commit(told, link, [file.action(landed.topic) for file in files])
+        return LandedRows(told, rows, sum(file.size_bytes for file in files))
+
+    def _judge(self, landed: Landed, link: str) -> None:
+        """Bring the handle up to date, and refuse what it then shows behind *link*: what comes later the commit refuses."""
+        judged = self._table.version()
+        self._table.update_incremental()
+        if self._table.transaction_version(_transaction(link)) is not None:
+            raise taken(self.path, landed.start)
+        newer = self._table.version() - judged
+        for commit in self.history(newer) if newer else ():
+            told = landed_in(commit)
+            if told is None:
+                check_upkeep(self.path, commit, None)
+            elif told.batch != link:
+                raise taken(self.path, landed.start)
+
+    def _commit(self, landed: Landed, link: str, actions: list[AddAction]) -> None:
+        properties = CommitProperties(
+            custom_metadata={"userMetadata": landed.encode()},
+            # Spark forgets transactions that do not tell their time, and would let a second commit through.
+            app_transactions=[Transaction(_transaction(link), 1, system_clock.now_ms())],
+        )
+        try:
+            self._table.create_write_transaction(
+                [*actions], "append", self._table.schema(), PARTITIONED_BY, commit_properties=properties
+            )
+        except DeltaError as error:
+            self._table.update_incremental()
+            told = [landed_in(commit) for commit in self.history(LOOK_BACK)]
+            if any(each is not None and each.batch == landed.batch for each in told):
+                return  # it is there, only the answer was lost
+            if self._table.transaction_version(_transaction(link)) is not None:
+                raise taken(self.path, landed.start) from error
+            raise LakeError(f"{self.path}: the commit failed, nothing was landed by it: {error}") from error
+
+    def _write_files(
+        self, topic: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]
+    ) -> list[_BronzeFile]:
+        """Write a file for each partition that has records; where reading fails, none is left."""
+        files: list[_BronzeFile] = []
+        landed_at_ms = system_clock.now_ms()
+        try:
+            with TopicReader(self._settings, topic, skips) as reader:
+                for partition, span in sorted(spans.items()):
+                    batches = (
+                        columns_of(records, landed_at_ms) for records, _ in reader.records(partition, span)
+                    )
+                    if (first := next(batches, None)) is not None:
+                        files.append(_BronzeFile.new(topic, partition))
+                        self._write_file(files[-1], chain((first,), batches))
+        except LostRecordsError as error:
+            self._remove(files)
+            raise LostRecordsError(
+                f"{topic}: records were deleted while they were read: {error.__cause__}. Raise retention.ms; `land --accept-loss` goes on without"
+            ) from error
+        except OSError as error:
+            self._remove(files)
+            raise LakeError(f"{self.path}: a file cannot be written: {error}") from error
+        except BaseException:
+            self._remove(files)
+            raise
+        return files
+
+    def _write_file(self, file: _BronzeFile, batches: Iterator[pa.RecordBatch]) -> None:
+        self._filesystem.create_dir(file.path.rpartition("/")[0], recursive=True)
+        with (
+            self._filesystem.open_output_stream(file.path) as stream,
+            parquet.ParquetWriter(
+                stream, FILE_SCHEMA, compression="snappy", use_dictionary=_REPEATING
+            ) as out,
+        ):
+            for group in _groups(batches):
+                file.note(group)
+                out.write_table(group, row_group_size=group.num_rows)
+        file.size_bytes = self._filesystem.get_file_info(file.path).size
+
+    def _remove(self, files: Sequence[_BronzeFile]) -> None:
+        for file in files:
+            with contextlib.suppress(OSError):
+                self._filesystem.delete_file(file.path)
+
+
+def _transaction(link: str) -> str:
+    return f"holdfast-landing-{link}"
+
+
+def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield *batches* as row groups of bounded size."""
+    gathered: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        gathered.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= GROUP_ROWS or size >= GROUP_BYTES:
+            yield pa.Table.from_batches(gathered)
+            gathered, rows, size = [], 0, 0
+    if gathered:
+        yield pa.Table.from_batches(gathered)
+
+
+_COUNTED = ("offset", "timestamp", "timestamp_type", "timestamp_ms", "landed_at", "date", "leader_epoch")
+"""Columns whose least and greatest value the log keeps for each file: what is searched and pruned by."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _BronzeFile:
+    """A file that was written, and what the log is told of it."""
+
+    partition: int
+    path: str
+    rows: int = 0
+    size_bytes: int = 0
+    least: dict[str, Any] = field(default_factory=dict)
+    greatest: dict[str, Any] = field(default_factory=dict)
+    nulls: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def new(cls, topic: str, partition: int) -> _BronzeFile:
+        name = f"part-{uuid.uuid4().hex}.snappy.parquet"
+        return cls(partition=partition, path=f"topic={topic}/partition={partition}/{name}")
+
+    def note(self, group: pa.Table) -> None:
+        """Take a row group into account."""
+        self.rows += group.num_rows
+        for name in _COUNTED:
+            column = group.column(name)
+            self.nulls[name] += column.null_count
+            found = compute.min_max(column).as_py()
+            if found["min"] is not None:
+                self.least[name] = min(found["min"], self.least.get(name, found["min"]))
+                self.greatest[name] = max(found["max"], self.greatest.get(name, found["max"]))
+
+    def action(self, topic: str) -> AddAction:
+        told = {
+            "numRecords": self.rows,
+            "minValues": {name: _told(value) for name, value in self.least.items()},
+            "maxValues": {name: _told(value) for name, value in self.greatest.items()},
+            "nullCount": dict(self.nulls),
+        }
+        values = {"topic": topic, "partition": str(self.partition)}
+        return AddAction(self.path, self.size_bytes, values, system_clock.now_ms(), True, json.dumps(told))
+
+
+def _told(value: Any) -> Any:
+    """Return a value as Delta's statistics write it; times are cut to ms, as Kafka's are whole ms."""
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z".rjust(24, "0")
+    return value.isoformat() if isinstance(value, date) else value

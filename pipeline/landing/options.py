@@ -1,0 +1,79 @@
+"""How to land, and what a landing tells of what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from holdfast.pipeline.bronze.lake import Landed
+from holdfast.pipeline.spark.session import SparkOptions, active_session, under_spark_submit
+
+MAX_RECORDS = 500_000
+
+LandEngine = Literal["auto", "local", "spark"]
+Progress = Callable[[Landed], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandOptions:
+    """How to land. *follow* goes on until `stop`; otherwise only what was committed at the start is landed.
+
+    *max_records* bounds one commit, *every_s* is the shortest time between two commits when following; before that a commit is
+    made when about *every_bytes* (as the table stores them) wait for it. *accept_loss* goes on where records were deleted before they were
+    landed, and notes the hole in the commit. *rebuild* reads the vector from the rows. *engine* "auto" is this process for lakes in
+    its own file system, and Spark for others, for a master elsewhere, and where a session is active.
+    """
+
+    engine: LandEngine = "auto"
+    follow: bool = False
+    max_records: int = MAX_RECORDS
+    every_s: float = 2.0
+    every_bytes: int | None = None
+    accept_loss: bool = False
+    rebuild: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class LandReport:
+    """What one landing did so far. *vector* holds the end offsets that the table has reached, *ends* those that the topic
+    was last seen to have; *committed_ms* is the time of the last commit.
+    """
+
+    topic: str
+    path: str
+    commits: int = 0
+    offsets: int = 0
+    rows: int = 0
+    vector: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    lost: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    committed_ms: int | None = None
+
+    @property
+    def lag(self) -> dict[int, int]:
+        """Return how many offsets of each partition are still to be landed."""
+        return {at: max(0, end - self.vector.get(at, 0)) for at, end in sorted(self.ends.items())}
+
+
+def chosen_engine(
+    engine: LandEngine, lake: str, spark: SparkOptions | None
+) -> tuple[Literal["local", "spark"], str]:
+    """Return which engine lands, and why.
+
+    >>> chosen_engine("auto", "/data/lake", None)
+    ('local', 'the lake is in the file system of this machine')
+    >>> chosen_engine("auto", "/data/lake", SparkOptions(master="spark://host:7077"))
+    ('spark', 'the master is spark://host:7077')
+    >>> chosen_engine("auto", "s3a://lake", None)[0], chosen_engine("local", "s3a://lake", None)
+    ('spark', ('local', 'it was asked for'))
+    """
+    if engine != "auto":
+        return engine, "it was asked for"
+    if active_session() is not None or under_spark_submit():
+        return "spark", "a session is active"
+    if spark is not None and not spark.in_one_jvm:
+        return "spark", f"the master is {spark.master}"
+    if "://" in lake and not lake.startswith("file://"):
+        return "spark", "the lake is not in the file system of this machine"
+    return "local", "the lake is in the file system of this machine"

@@ -1,0 +1,198 @@
+"""What is made of a registry's answers: which are kept, and which mean that it is not there yet."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from holdfast import Avro
+from holdfast.clock import system_clock
+from holdfast.config import SchemaRegistrySettings
+from holdfast.errors import DecodeError, Later
+from holdfast.schemas import registry
+from holdfast.schemas.frames import header
+from holdfast.schemas.registry import SchemaRegistry, SchemaText
+from tests.support.harness import wait_for
+
+SCHEMA = {"schema": '"string"'}
+Answer = tuple[int, Any]
+
+
+class Scripted:
+    """A server that answers as it is told, and counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[str], Answer] = lambda path: (200, SCHEMA)
+        self.drips = False
+        self.asked: Counter[str] = Counter()
+        self.authorization: list[str | None] = []
+        self.url = ""
+
+    @contextmanager
+    def served(self) -> Iterator[Scripted]:
+        scripted = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                scripted.asked[self.path] += 1
+                scripted.authorization.append(self.headers.get("Authorization"))
+                status, told = scripted.answer(self.path)
+                content = told if isinstance(told, bytes) else json.dumps(told).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                for byte in content:
+                    self.wfile.write(bytes([byte]))
+                    if scripted.drips:
+                        self.wfile.flush()
+                        threading.Event().wait(0.15)
+
+            do_POST = do_GET
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                return None
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        self.url = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join(10)
+
+
+@pytest.fixture
+def scripted() -> Iterator[Scripted]:
+    with Scripted().served() as server:
+        yield server
+
+
+def asked_at(url: str, **more: Any) -> SchemaRegistry:
+    return registry.use(
+        SchemaRegistrySettings(schema_registry_url=url, schema_registry_timeout_s=0.5, **more)
+    )
+
+
+def test_a_schema_is_asked_for_once_by_all_serdes(scripted: Scripted) -> None:
+    asked_at(scripted.url)
+    first, second = Avro(str).for_topic("a", "value"), Avro(str).for_topic("b", "value")
+    for serde in (first, second, first):
+        assert serde.decode(header(3) + b"\x02x") == "x"
+    assert scripted.asked == {"/schemas/ids/3": 1}
+
+
+def test_an_id_means_the_same_whatever_topic_it_comes_by(scripted: Scripted) -> None:
+    """A cache by subject would give the second topic's reader the first one's schema, or the first topic two readers of one."""
+    scripted.answer = lambda path: (200, {"schema": '"string"' if path.endswith("/3") else '"long"'})
+    asked_at(scripted.url)
+    serde = Avro(str).for_topic("a", "value")
+    assert serde.decode(header(3) + b"\x02x") == "x"
+    with pytest.raises(DecodeError, match=r"schema 4 of subject .*: does not fit: is long, not string"):
+        serde.decode(header(4) + b"\x02x")
+    assert serde.decode(header(3) + b"\x02y") == "y"
+    assert registry.current().schema(3) == SchemaText("AVRO", '"string"')
+
+
+NOT_THERE: dict[str, Answer] = {
+    "500": (500, {"error_code": 50001, "message": "error in the backend"}),
+    "503": (503, b"no JSON"),
+    "429": (429, {"error_code": 429, "message": "slow down"}),
+    "401": (401, {"error_code": 401, "message": "who are you"}),
+    "403": (403, {"error_code": 403, "message": "not you"}),
+    "a page of another server": (404, b"<html>not found</html>"),
+    "another API": (404, {"error_code": 0, "message": "no such resource"}),
+    "a page": (200, b"<html>hello</html>"),
+    "another shape": (200, ["a", "list"]),
+}
+
+
+@pytest.mark.parametrize("what", NOT_THERE)
+def test_no_record_is_to_blame_for_a_registry_that_is_not_there(scripted: Scripted, what: str) -> None:
+    asked = asked_at(scripted.url)
+    scripted.answer = lambda path: NOT_THERE[what]
+    serde = Avro(str)
+    with pytest.raises(Later, match="schema registry http://127") as caught:
+        serde.decode(header(3) + b"\x02x")
+    assert caught.value.needs == f"schema registry {scripted.url}" == asked.place
+    scripted.answer = lambda path: (200, SCHEMA)
+    assert serde.decode(header(3) + b"\x02x") == "x"
+
+
+def test_a_registry_that_is_away_or_slow_is_awaited_within_the_deadline(scripted: Scripted) -> None:
+    asked_at("http://127.0.0.1:1")
+    with pytest.raises(Later):
+        Avro(str).decode(header(3) + b"\x02x")
+    asked_at(scripted.url)
+    scripted.drips = True
+    before_s = system_clock.monotonic_s()
+    with pytest.raises(Later, match=r"no answer within 0\.5 s"):
+        Avro(str).decode(header(3) + b"\x02x")
+    assert system_clock.monotonic_s() - before_s < 1.5
+    before_s = system_clock.monotonic_s()
+    for _ in range(3):
+        with pytest.raises(Later, match=r"has not answered yet|no answer within"):
+            Avro(str).decode(header(3) + b"\x02x")
+    assert system_clock.monotonic_s() - before_s < 1.5, "who asks a silent registry again waits less for it"
+    assert sum(each.name == "holdfast-schema-registry" for each in threading.enumerate()) <= 2
+    scripted.drips = False
+    wait_for("the dripping answer to end", lambda: not registry.current()._is_silent, 10)
+    assert Avro(str).decode(header(3) + b"\x02x") == "x"
+
+
+def test_an_id_that_is_not_there_is_the_records_fault_and_not_asked_for_again_at_once(
+    scripted: Scripted,
+) -> None:
+    scripted.answer = lambda path: (404, {"error_code": 40403, "message": "Schema not found"})
+    asked_at(scripted.url)
+    for _ in range(3):
+        with pytest.raises(DecodeError, match="has no schema of id 3"):
+            Avro(str).decode(header(3) + b"\x02x")
+    assert scripted.asked == {"/schemas/ids/3": 1}
+
+
+def test_without_an_address_folds_wait_and_are_told_the_setting() -> None:
+    registry.use(SchemaRegistrySettings())
+    with pytest.raises(Later, match="schema_registry_url is not set"):
+        Avro(str).decode(header(3) + b"\x02x")
+
+
+def test_the_user_is_sent_and_the_password_is_not_shown(scripted: Scripted) -> None:
+    asked = asked_at(scripted.url, schema_registry_username="ada", schema_registry_password="hunter2")
+    Avro(str).decode(header(3) + b"\x02x")
+    assert scripted.authorization == ["Basic YWRhOmh1bnRlcjI="]
+    assert "hunter2" not in repr(asked.settings)
+
+
+def test_what_is_kept_has_a_limit(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "LIMIT_SCHEMAS", 4)
+    asked = asked_at(scripted.url)
+    for schema_id in range(20):
+        asked.schema(schema_id)
+    assert len(asked._by_id) == 4
+
+
+@pytest.mark.process
+def test_a_forked_process_has_connections_of_its_own(scripted: Scripted) -> None:
+    asked = asked_at(scripted.url)
+    asked.schema(1)
+    mine = asked._client
+    child = os.fork()
+    if child == 0:
+        try:
+            asked.schema(2)
+            os._exit(0 if asked._client is not mine else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
