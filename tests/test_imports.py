@@ -150,6 +150,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "declared": frozenset({"batches", "emits", "state"}),
         "fold": frozenset({"batches", "declared", "emits", "state"}),
         "merge": frozenset({"batches", "declared", "emits", "fold", "state"}),
+        "upgrades": frozenset({"declared"}),
     },
     "core.streams": {
         "emitting": frozenset(),
@@ -183,6 +184,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "audit": frozenset({"bronze", "folds", "replay", "spark", "topic"}),
         "verify": frozenset({"bronze", "folds", "replay", "topic"}),
         "verify_store": frozenset({"folds", "replay", "verify"}),
+        "verify_emits": frozenset({"folds", "topic", "verify"}),
     },
 }
 # Modules of the import root that are one topic with another.
