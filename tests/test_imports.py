@@ -78,7 +78,10 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "internal_log": frozenset({"protocol", "topics"}),
         "groups": frozenset({"internal_log", "settings", "topics"}),
         "transactions": frozenset({"faults", "groups", "internal_log", "logs", "settings", "topics"}),
-        "cluster": frozenset({"faults", "fetch_sessions", "groups", "settings", "topics", "transactions"}),
+        "upkeep": frozenset({"settings", "topics"}),
+        "cluster": frozenset(
+            {"upkeep", "faults", "fetch_sessions", "groups", "settings", "topics", "transactions"}
+        ),
         "apis": frozenset(
             {"cluster", "configs", "fetch_sessions", "groups", "internal_log", "logs", "protocol", "topics"}
         ),

@@ -14,6 +14,7 @@ from holdfast.embedded.settings import HOST, EmbeddedSettings
 from holdfast.embedded.topics.partition import EmbeddedTopic
 from holdfast.embedded.topics.registry import TopicRegistry
 from holdfast.embedded.transactions.coordinator import EmbeddedTransactions
+from holdfast.embedded.upkeep import Upkeep
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class EmbeddedCluster:
         self.nodes = {number: EmbeddedNode(number) for number in range(1, settings.nodes + 1)}
         self.topics = TopicRegistry(settings, list(self.nodes), self.chance)
         self.sessions = {number: FetchSessions(self.chance, settings.fetch_sessions) for number in self.nodes}
+        self.upkeep = Upkeep(self.topics, settings, self.now_ms)
         self.groups = EmbeddedGroups(self.topics, settings, self.now_ms)
         self.transactions = EmbeddedTransactions(self.topics, self.groups, settings, self.now_ms, self.faults)
 
@@ -81,8 +83,10 @@ class EmbeddedCluster:
     def start(self) -> None:
         """Begin what happens by itself, on the running loop."""
         self.transactions.start()
+        self.upkeep.start()
 
     def close(self) -> None:
         """Let nothing happen by itself any more."""
+        self.upkeep.close()
         self.transactions.close()
         self.groups.close()
