@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from holdfast.clock import Clock, system_clock
-from holdfast.embedded.faults import Faults
+from holdfast.embedded.faults import RequestedFaults
 from holdfast.embedded.fetch_sessions import FetchSessions
 from holdfast.embedded.groups.coordinator import EmbeddedGroups
 from holdfast.embedded.settings import HOST, EmbeddedSettings
@@ -35,7 +35,7 @@ class EmbeddedCluster:
     ) -> None:
         self.settings, self.clock = settings, clock
         self.chance = Random(seed)
-        self.faults = Faults(seed)
+        self.faults = RequestedFaults(seed)
         self.cluster_id = base64.urlsafe_b64encode(self.chance.randbytes(16)).decode().rstrip("=")
         self.nodes = {number: EmbeddedNode(number) for number in range(1, settings.nodes + 1)}
         self.topics = TopicRegistry(settings, list(self.nodes), self.chance)

@@ -1,4 +1,4 @@
-"""Faults on request: what a network, a disk or a coordinator may do to clients, when a test says so.
+"""RequestedFaults on request: what a network, a disk or a coordinator may do to clients, when a test says so.
 
 An answer that a fault concerns has been worked out already: what was asked has happened, and only the client does not
 hear of it as it should.
@@ -53,7 +53,7 @@ class _Running:
         return self.fault.api in (EVERY_API, api) and client_id.startswith(self.fault.client)
 
 
-class Faults:
+class RequestedFaults:
     """The faults of one cluster, in the order in which they were asked for: the first that concerns an answer hits it.
 
     What is left to chance follows from *seed* alone, so a conversation goes wrong in the same places again.

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from holdfast.embedded.apis.handlers import offered
 from holdfast.embedded.cluster import EmbeddedCluster
-from holdfast.embedded.faults import EVERY_API, Fault, FaultKind, Faults
+from holdfast.embedded.faults import EVERY_API, Fault, FaultKind, RequestedFaults
 from holdfast.embedded.serving.server import EmbeddedServer
 from holdfast.embedded.settings import HOST, EmbeddedSettings
 from holdfast.embedded.topics.registry import TopicRefusal
@@ -90,7 +90,7 @@ class EmbeddedKafka:
     # -- faults
 
     @property
-    def faults(self) -> Faults:
+    def faults(self) -> RequestedFaults:
         """What has gone wrong so far: `faults.hits`."""
         return self.cluster.faults
 

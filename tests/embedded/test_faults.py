@@ -1,4 +1,4 @@
-"""Faults on request, and what clients make of them."""
+"""RequestedFaults on request, and what clients make of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT
-from holdfast.embedded.faults import Fault, FaultKind, Faults
+from holdfast.embedded.faults import Fault, FaultKind, RequestedFaults
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import DevBrokerError
 from tests.embedded.raw_client import RawClient
@@ -114,7 +114,7 @@ def test_answers_are_repeated_and_change_places(kafka: EmbeddedKafka) -> None:
 
 def test_faults_follow_from_the_seed() -> None:
     def hits(seed: int) -> list[bool]:
-        faults = Faults(seed)
+        faults = RequestedFaults(seed)
         faults.add(Fault(kind=FaultKind.DROP, api="Fetch", client="a", skip=2, times=100, share=0.5))
         assert faults.next("Produce", "a") is faults.next("Fetch", "b") is None
         return [faults.next("Fetch", "abc") is not None for _ in range(40)]

@@ -17,7 +17,7 @@ from holdfast.core.kafka.transaction_state import (
     Transaction,
     TransactionState,
 )
-from holdfast.embedded.faults import Faults
+from holdfast.embedded.faults import RequestedFaults
 from holdfast.embedded.groups.coordinator import EmbeddedGroups
 from holdfast.embedded.internal_log import OFFSETS, TRANSACTIONS, Note, home_of, write_notes
 from holdfast.embedded.logs.kept_rows import KeptRows
@@ -37,7 +37,7 @@ class EmbeddedTransactions:
         groups: EmbeddedGroups,
         settings: EmbeddedSettings,
         now_ms: Callable[[], int],
-        faults: Faults,
+        faults: RequestedFaults,
     ) -> None:
         self._faults = faults
         self._topics, self._groups, self._settings, self._now_ms = topics, groups, settings, now_ms
