@@ -1,4 +1,4 @@
-"""RequestedFaults on request: what a network, a disk or a coordinator may do to clients, when a test says so.
+"""Faults on request: what a network, a disk or a coordinator may do to clients, when a test says so.
 
 An answer that a fault concerns has been worked out already: what was asked has happened, and only the client does not
 hear of it as it should.

@@ -1,4 +1,4 @@
-"""RequestedFaults on request, and what clients make of them."""
+"""Faults on request, and what clients make of them."""
 
 from __future__ import annotations
 
