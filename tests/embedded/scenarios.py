@@ -160,6 +160,7 @@ def topics_grown(talk: Talk) -> None:
     grow(7, nodes=[[9]])
     grow(8, nodes=[[1]])
     grow(7, nodes=[[1]])
+    talk.led(topic, 7)
     talk.until("Metadata", 12, topics=[{"name": topic}])
 
 
@@ -189,16 +190,18 @@ def settings_of_topics(talk: Talk) -> None:
         change = {"name": name, "config_operation": operation, "value": value}
         told = {"resource_type": 2, "resource_name": topic, "configs": [change], **more}
         talk.ask("IncrementalAlterConfigs", 1, resources=[told])
-        time.sleep(0.1)  # until the broker has it from its controller
 
     for version in talk.versions("DescribeConfigs"):
         describe(version, include_synonyms=True)
     describe(keys=["retention.ms", "nope", "cleanup.policy"])
     alter("cleanup.policy", 2, "compact")
+    talk.set(topic, cleanup_policy="delete,compact")
     describe(keys=["cleanup.policy"], include_synonyms=True)
     alter("cleanup.policy", 3, "delete")
+    talk.set(topic, cleanup_policy="compact")
     describe(keys=["cleanup.policy"])
     alter("retention.ms", 1, None)
+    talk.set(topic, retention_ms="604800000")
     describe(keys=["retention.ms"])
     alter("retention.ms", 0, "77")
     alter("retention.ms", 0, "soon")
@@ -210,7 +213,7 @@ def settings_of_topics(talk: Talk) -> None:
     told = {"resource_type": 2, "resource_name": topic, "configs": [{"name": "segment.ms", "value": "9"}]}
     for version in talk.versions("AlterConfigs"):
         talk.ask("AlterConfigs", version, resources=[told])
-    time.sleep(0.1)
+    talk.set(topic, segment_ms="9", retention_ms="604800000")
     describe(keys=["retention.ms", "segment.ms"])
     for kind, name in ((2, talk.name("nowhere")), (4, "9"), (4, "x"), (99, "x")):
         told = {"resource_type": kind, "resource_name": name, "configuration_keys": ["retention.ms"]}
@@ -560,7 +563,9 @@ def group_of_two(talk: Talk) -> None:
     join(talk, group, by="two")
     two = joined(talk, by="two")
     join(talk, group, two["member_id"], by="two")
-    time.sleep(0.1)
+    until_s = time.monotonic() + 20
+    while talk.client().ask("Heartbeat", 4, **told)["error_code"] == 0:  # until the second has been heard of
+        assert time.monotonic() < until_s
     talk.ask("Heartbeat", 4, **told)
     join(talk, group, one["member_id"], by="one")
     first, second = joined(talk), joined(talk, by="two")
@@ -568,7 +573,6 @@ def group_of_two(talk: Talk) -> None:
     told["generation_id"] = first["generation_id"]
     waiting = {**told, "member_id": two["member_id"]}
     talk.client("two").send("SyncGroup", 5, assignments=[], **waiting, **named)
-    time.sleep(0.1)
     parts = [
         {"member_id": each["member_id"], "assignment": each["client"]}
         for each in ({**one, "client": b"a"}, {**two, "client": b"b"})

@@ -94,19 +94,20 @@ class Talk:
         self, api: str, version: int | None = None, *, by: str = "raw", **fields: Any
     ) -> dict[str, Any]:
         """Ask until nothing has to be waited for any more, and write down that answer alone."""
+        answer = self.quietly(api, version, by=by, **fields)
+        version = list(self.versions(api))[-1] if version is None else version
+        self.tell(f"{api} {version}", answer)
+        return answer
+
+    def quietly(
+        self, api: str, version: int | None = None, *, by: str = "raw", **fields: Any
+    ) -> dict[str, Any]:
+        """Ask as `until` does, and write nothing down."""
         version = list(self.versions(api))[-1] if version is None else version
         until_s = time.monotonic() + DEADLINE_S
         while NOT_YET & codes_in(answer := self.client(by).ask(api, version, **fields)):
             assert time.monotonic() < until_s, answer
             time.sleep(0.02)
-        self.tell(f"{api} {version}", answer)
-        return answer
-
-    def quietly(self, api: str, version: int | None = None, **fields: Any) -> dict[str, Any]:
-        """Ask as `until` does, and write nothing down."""
-        kept = len(self.lines)
-        answer = self.until(api, version, **fields)
-        del self.lines[kept:]
         return answer
 
     def topic(self, name: str, partitions: int = 1, **configs: str) -> str:
@@ -115,12 +116,17 @@ class Talk:
         told = [{"name": each.replace("_", "."), "value": value} for each, value in configs.items()]
         wanted = {"name": topic, "num_partitions": partitions, "replication_factor": 1, "configs": told}
         self.quietly("CreateTopics", topics=[wanted], timeout_ms=10_000)
+        self.led(topic, partitions)
+        return topic
+
+    def led(self, topic: str, partitions: int) -> None:
+        """Wait until the broker knows of all partitions of a topic, and leads them."""
         until_s = time.monotonic() + DEADLINE_S
         while True:
             (found,) = self.quietly("Metadata", 12, topics=[{"name": topic}])["topics"]
             numbers = [each["partition_index"] for each in found["partitions"]]
             if len(numbers) == partitions and self._leads(topic, numbers):
-                return topic
+                return
             assert time.monotonic() < until_s
             time.sleep(0.02)
 
@@ -130,13 +136,29 @@ class Talk:
         told = [{"name": topic, "partitions": wanted}]
         return codes_in(self.client().ask("ListOffsets", 10, replica_id=-1, topics=told)) == {0}
 
+    def set(self, topic: str, **settings: str) -> None:
+        """Wait until the broker has heard of *settings* from its controller."""
+        told = {"resource_type": 2, "resource_name": topic, "configuration_keys": None}
+        until_s = time.monotonic() + DEADLINE_S
+        wanted = {name.replace("_", "."): value for name, value in settings.items()}
+        while True:
+            (found,) = self.quietly("DescribeConfigs", 4, resources=[told])["results"]
+            if wanted.items() <= {each["name"]: each["value"] for each in found["configs"]}.items():
+                return
+            assert time.monotonic() < until_s, wanted
+            time.sleep(0.02)
+
     def topic_id(self, topic: str) -> bytes:
         found: bytes = self.quietly("Metadata", 12, topics=[{"name": topic}])["topics"][0]["topic_id"]
         return found
 
     def coordinated(self, key: str, kind: int = 0) -> None:
-        """Wait until *key* has a coordinator."""
+        """Wait until *key* has a coordinator that has loaded its log."""
         self.quietly("FindCoordinator", key_type=kind, coordinator_keys=[key])
+        if kind == 0:
+            self.quietly("DescribeGroups", groups=[key])
+        else:
+            self.quietly("DescribeTransactions", transactional_ids=[key])
 
     # -- writing down
 
