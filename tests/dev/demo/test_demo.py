@@ -156,7 +156,7 @@ def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_p
         ("Start a Kafka broker", signal.SIGINT),
         ("Start two workers", signal.SIGTERM),
         pytest.param("Kill worker", signal.SIGHUP, marks=pytest.mark.slow),
-        pytest.param("by Spark", signal.SIGINT, marks=[pytest.mark.spark, pytest.mark.slow]),
+        pytest.param("Fold the Delta table", signal.SIGINT, marks=[pytest.mark.spark, pytest.mark.slow]),
     ],
 )
 def test_a_demo_that_is_cut_short_says_so_and_leaves_nothing(
