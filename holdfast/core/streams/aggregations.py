@@ -14,7 +14,7 @@ from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import DecoderInput, Emit, Emits, Processor
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.state.rows import Rows
-from holdfast.core.streams.emitting import Updates, check_topics, encode_json
+from holdfast.core.streams.emitting import Updates, check_topics, updates
 from holdfast.core.streams.reading import reading
 from holdfast.errors import ConfigError
 
@@ -48,7 +48,7 @@ class _Results(NamedTuple):
     """Where an aggregation's results go, and what makes their values."""
 
     topic: str
-    encode: Callable[[Any], bytes]
+    encode: Callable[[Any], bytes | None]
 
 
 def aggregate(
@@ -69,7 +69,7 @@ def aggregate(
 
     *source* is a `Source`, which tells what lies in the topic, or the name of one with *decode*, which makes an event of the *inputs* of a record.
     *fold* gets the aggregate so far, None at first, and the event, and returns the aggregate with it, of type *row*, or None, which removes it.
-    *emits* is a topic, or `updates(topic, encode=...)`: each change of a row is sent there with its key, and a removal as a tombstone; a record that
+    *emits* is a topic, a `Stream`, or `updates(topic, encode=...)`: each change of a row is sent there with its key, and a removal as a tombstone; a record that
     leaves the aggregate equal sends nothing.
 
     ConfigError for what cannot be, when the declaration is made.
@@ -366,7 +366,7 @@ def _results(name: str, emits: str | Updates | None) -> _Results | None:
         case None:
             return None
         case str():
-            return _Results(emits, encode_json)
+            return _results(name, updates(emits))
         case Updates(every_ms=0):
             return _Results(emits.topic, emits.encode)
         case Updates():

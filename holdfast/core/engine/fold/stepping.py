@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 from holdfast.core.engine.declared.emit_rules import EmitRules
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import EventTime
+from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.emits import Emit, Emits
 from holdfast.core.engine.fold.asides import Asides, close_asides, open_asides
 from holdfast.core.engine.fold.paced import Paced
@@ -30,6 +31,7 @@ from holdfast.core.engine.state.codec import (
     tick_key,
     wake_key,
 )
+from holdfast.core.engine.state.handover import Handover
 from holdfast.core.engine.state.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
 from holdfast.core.engine.state.timers import NEVER, TimerTable, timers_in
 from holdfast.errors import FoldError, Later, StoppedError
@@ -167,7 +169,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     it, and where it is the first, Later or StoppedError is raised, and all is rolled back. What was folded before it
     is folded a second time, since a record that was begun has moved stream time and fired timers.
 
-    With *trace*, every transaction is folded record by record and each change of a row is told.
+    With *trace*, every transaction is folded record by record and each change of a row is told. With *handover*, a transaction
+    ends there, and those up to it are silent.
     """
 
     def __init__(
@@ -180,8 +183,11 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         trace: Callable[[Transition[R]], None] | None,
         ticks: TimerTable | None = None,
         event_ms: int | None = None,
+        handover: Handover | None = None,
     ) -> None:
         self.processor = processor
+        self._handover, self._silent = handover, False
+        self._between = frozenset(str(topic) for topic in processor.emits if isinstance(topic, Internal))
         self.stream_ms = self._before_ms = stream_ms
         self.event_ms = self._before_event_ms = -NEVER if event_ms is None else event_ms
         self._events = timers_in(store, EVENT) if processor.has_event_time else None
@@ -300,6 +306,10 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             self._step_records = min(self._step_records, self._most_records)
         elif took_s < STEP_S / 4:
             self._most_records = min(STEP_RECORDS, 2 * self._most_records)
+
+    def _heard(self) -> list[Emit]:
+        """Return what the transaction emits: where it is silent, only what goes to internal topics."""
+        return [each for each in self._emits if each.topic in self._between] if self._silent else self._emits
 
     @abstractmethod
     def unchanged(self) -> C:

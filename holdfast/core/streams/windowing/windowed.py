@@ -165,7 +165,7 @@ def _takes_none(row: Any) -> bool:
     return True
 
 
-def _sent_later(emit: Updates | Final | None, row: Any) -> Callable[[Any], bytes] | None:
+def _sent_later(emit: Updates | Final | None, row: Any) -> Callable[[Any], bytes | None] | None:
     """Return what encodes the results that are sent later than they change, None if there are none that could fail."""
     if emit is None or (isinstance(emit, Updates) and not emit.every_ms):
         return None
