@@ -5,6 +5,7 @@ for a position.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -29,6 +30,7 @@ from holdfast.core.engine.merge.positions import (
     position_format,
 )
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED, key_in_table
+from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, encode_row_types, evolved
 from holdfast.core.engine.state.handover import HANDOVER, Handover, encode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_lost_heads
 from holdfast.core.kafka.topic_partition import Place
@@ -38,6 +40,8 @@ from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.pins import PinnedState
 from holdfast.tables.rocks import Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN = -1
 AnyFolder: TypeAlias = Folder[Any] | MergingFolder[Any]
@@ -125,6 +129,8 @@ class Partition:
         from it any more.
         """
         self._writer: ChangelogWriter | None = None
+        self._new_types: bytes | None = None
+        """The note of row types that the next transaction has to write."""
         self._lost = False
         self._folder: AnyFolder | None = None
         self.recorded: list[bytes] = []
@@ -268,7 +274,8 @@ class Partition:
         self._lost = False
 
     def activate(self) -> None:
-        """Start folding from the restored position."""
+        """Start folding from the restored position; ConfigError where the row type cannot read what is there."""
+        self._compare_types()
         self.role, marker, cache_rows = PartitionRole.ACTIVE, self._store.marker, self._env.cache_rows
         handover = (self._handover or self._store.handover) if self.processor.hands_over else None
         if isinstance(marker, VectorMarker):
@@ -290,6 +297,21 @@ class Partition:
             cache_rows=cache_rows,
             handover=handover,
         )
+
+    def _compare_types(self) -> None:
+        """Have the next transaction note the types of rows, where they are not those that are noted."""
+        if self.processor.stateless:
+            return
+        is_empty = counted(offsets_of(self._store.marker)) == NOTHING_APPLIED
+        noted = None if is_empty else decode_row_types(self._store.get(ROW_TYPES))
+        types = evolved(noted, self.processor)
+        self._new_types = None if types == noted else encode_row_types(types)
+        if self._new_types is not None and noted is not None:
+            logger.warning(
+                "%(table)s partition %(partition)d: the row type has changed; rows that were written before keep their bytes, so that `verify` "
+                "tells a difference until the table is rebuilt",
+                {"table": self.processor.table, "partition": self.partition},
+            )
 
     def stand_by(self) -> None:
         """Stop folding: drop the fold's state; what is committed stays. The writer is closed before."""
@@ -351,16 +373,22 @@ class Partition:
     def keep(self, changes: AnyChanges, changelog_next: int) -> None:
         """Apply here what Kafka has committed. Blocks; raises StoreError."""
         self._store.write(changes.puts, changes.marker, changelog_next)
+        if changes.puts and changes.puts[-1][0] == ROW_TYPES:
+            self._new_types = None
 
     def noted(self, changes: AnyChanges) -> AnyChanges:
         """Return *changes* with the notes that are due, before `commit` and `keep`: of the heads that were lost, where they bring the
-        first record of such a source, and of the handover, where it was just learned.
+        first record of such a source, of the handover, where it was just learned, and of row types that are new here.
 
         Raises OutOfRangeError when records between the state and these were deleted.
         """
         self._require_no_hole()
-        notes = [*self._note_of_heads(changes), *self._note_of_handover()]
+        notes = [*self._note_of_heads(changes), *self._note_of_handover(), *self._note_of_types()]
         return replace(changes, puts=[*changes.puts, *notes]) if notes else changes
+
+    def _note_of_types(self) -> Iterator[tuple[bytes, bytes]]:
+        if self._new_types is not None:
+            yield ROW_TYPES, self._new_types
 
     def _note_of_handover(self) -> Iterator[tuple[bytes, bytes]]:
         if self._handover is not None and self._handover != self._store.handover:

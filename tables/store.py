@@ -410,7 +410,7 @@ class PartitionStore:
             for key, value in notes.items():
                 batch.put(key, value)
             self._db.write(batch, options)
-            self._note(ordered[:2])  # there is no more bookkeeping than this among a transaction's rows
+            self._note(ordered[:3])  # there is no more bookkeeping than this among a transaction's rows
         except ChangelogError:
             raise  # what is to be written is at fault, and not the store
         except Exception as error:

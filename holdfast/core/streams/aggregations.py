@@ -11,7 +11,7 @@ import msgspec
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
-from holdfast.core.engine.declared.processor import DecoderInput, Emit, Emits, Processor
+from holdfast.core.engine.declared.processor import DecoderInput, Emit, Emits, OnError, Processor
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import Updates, check_topics, updates
@@ -63,6 +63,7 @@ def aggregate(
     inputs: tuple[DecoderInput, ...] = ("value",),
     route: Route | None = by_key,
     emits: str | Updates | None = None,
+    on_error: OnError = "quarantine",
 ) -> Processor[E, A]:
     """Return a processor that keeps one aggregate of the records of each *key*: the general one; the others
     below are short forms.
@@ -110,6 +111,7 @@ def aggregate(
         inputs=inputs,
         route=route,
         emits=() if results is None else (results.topic,),
+        on_error=on_error,
     )
 
 
@@ -304,6 +306,7 @@ def dedupe(
     inputs: tuple[DecoderInput, ...] = ("value",),
     route: Route | None = by_key,
     in_place: bool = False,
+    on_error: OnError = "quarantine",
 ) -> Processor[Any, int]:
     """Return a processor that passes the first record of each id on to the topic *to*, and drops its repeats.
 
@@ -345,10 +348,11 @@ def dedupe(
         route=route,
         emits=(to,),
         in_place=in_place,
+        on_error=on_error,
     )
 
 
-_MORE = ("name", "source", "version", "inputs", "route", "emits")
+_MORE = ("name", "source", "version", "inputs", "route", "emits", "on_error")
 
 
 def _short(what: str, declared: dict[str, Any], **given: Any) -> Processor[Any, Any]:

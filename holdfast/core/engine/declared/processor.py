@@ -62,7 +62,8 @@ class Processor(Generic[E, R]):
     needs as many partitions as the source.
 
     Rows of another *version* are never read: each version has its own table and changelog, built from the
-    log's beginning.
+    log's beginning. Within a version, a row type may change as long as it reads all rows that were written (fields with
+    defaults may be added, and fields left out); another is refused when a worker starts.
 
     **Several sources.** `on={customers: keep, orders: enrich}` in place of *source*, *decode* and *fold* names
     up to 8 co-partitioned sources, each a `Source` with its own fold, or `FoldWith` for one that asks for more

@@ -6,6 +6,7 @@ A folder adds what it is given to fold, and how it tells its position.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -143,6 +144,16 @@ def _parts_of(fold: _Fold[R], rows: Rows[R], event: Any, at_ms: int) -> Iterator
         yield from made.parts
     else:
         yield [*(made or ())]
+
+
+def _called(call: Callable[..., Any], *args: Any) -> Any:
+    """Return what code of users gives. What ends a generator or a task is a failure, where a fold raises it; where we yield, it
+    means that the caller has given up.
+    """
+    try:
+        return call(*args)
+    except (GeneratorExit, CancelledError) as error:
+        raise FoldError(f"it raised {type(error).__name__}: {error}") from error
 
 
 class _LooseError(Exception):
@@ -360,9 +371,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             while begun or not self._enough:
                 stop = min(end, start + self._step_records)
                 emitted = len(self._emits)
-                done = self._fast_step(
-                    batch.slice(start, stop) if end > self._step_records or start else batch
-                )
+                step = batch.slice(start, stop) if end > self._step_records or start else batch
+                done = _called(self._fast_step, step)
                 emitted = self._check_step(emitted)
                 # Timers may have fired for the next record, which has to be folded then.
                 begun = done < stop - start and self._rest_before
@@ -378,7 +388,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         yield from self._close(taken, records, checked=False)
 
     def _finish_rest(self, rest: Iterator[list[Emit]], emitted: int) -> Iterator[None]:
-        for part in rest:
+        while (part := _called(next, rest, None)) is not None:
             self._emits += part
             emitted = self._check_step(emitted)
             yield
@@ -514,8 +524,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                     act = partial(self._on_wake, rows, key, due_ms)
                     yield from self._attempt(rows, at, "wake", act, f"timer {key!r:.200} due at {due_ms}: ")
         try:
-            event = decode()
-            event_ms = -NEVER if self._events is None else time(event, self.stream_ms)
+            event = _called(decode)
+            event_ms = -NEVER if self._events is None else _called(time, event, self.stream_ms)
         except MemoryError:
             raise
         except Later as later:
@@ -553,9 +563,10 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         asides = Asides(self._rules.check, USERS_FAILURES)
         open_asides(rows, asides)
         try:
-            made, emits = act() or (), list[Emit]()
-            for some in made.parts if isinstance(made, Paced) else (made,):
-                emits += some
+            made = _called(act) or ()
+            parts, emits = made.parts if isinstance(made, Paced) else iter((made,)), list[Emit]()
+            while (some := _called(next, parts, None)) is not None:
+                emits += _called(list, some)
                 if isinstance(made, Paced):
                     yield WITHIN
             for emit in emits:
