@@ -53,10 +53,13 @@ sys.excepthook = tell_in_one_line(sys.excepthook)
 
 class Boot(BootStrategy):
     """Faust's start order without its web server: ours answers from the start on, says whether it may, and
-    asks for a token.
+    asks for a token. It serves Faust's pages too, so their cache is started.
     """
 
     enable_web = False
+
+    def web_server(self) -> Iterable[Any]:
+        return self.web_components()
 
 
 class App(FaustParts):
@@ -165,7 +168,7 @@ def create_app(
     settings = settings_from_environment() if settings is None else settings
     registry.use(settings)
     options.require_taken(faust)
-    app = App(settings.app, **{**BESIDE, **faust, **_governed(settings)})
+    app = App(settings.app, **{**BESIDE, **faust, **governed(settings)})
     app.settings, app.processors, app.bound = settings, named, app.conf.web_bind
     for processor in processors:
         _declare(app, processor)
@@ -176,7 +179,7 @@ def create_app(
     return app
 
 
-def _governed(settings: Settings) -> dict[str, Any]:
+def governed(settings: Settings) -> dict[str, Any]:
     """Return Faust's settings that follow from ours, or that holdfast's parts in it depend on."""
     return {
         "broker": "holdfast://" + settings.bootstrap_servers.replace(",", ";"),

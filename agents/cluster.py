@@ -15,6 +15,7 @@ from holdfast.clients.topics.application import require_topics
 from holdfast.clients.topics.specs import topic_names
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.upgrades import in_version, versions_on
 from holdfast.core.kafka.compression import Compression
 from holdfast.errors import BrokerError, ConfigError
 from holdfast.kafka.clients import CRITICAL, make_admin
@@ -35,6 +36,8 @@ class Survey:
 
     environment: Environment
     partitions: Mapping[str, int]
+    versions: Mapping[str, tuple[int, ...]]
+    """Of each processor the versions that have a changelog, ascending."""
 
 
 def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Survey:
@@ -49,8 +52,20 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
             {"topic": finding.topic, "problem": finding.message, "remedy": finding.remedy},
         )
     found = admin.cluster(topic_names(settings, processors))
+    partitions = {processor.name: found.partitions(processor.topics[0]) or 0 for processor in processors}
     changelogs = [processor.changelog(settings.app) for processor in processors]
-    cluster_id, ids = _identity(settings, changelogs)
+    identity = _Identity(settings)
+    versions = {
+        each.name: versions_on(settings.app, each.name, identity.topics, partitions[each.name])
+        for each in processors
+    }
+    earlier = [
+        in_version(each, version).changelog(settings.app)
+        for each in processors
+        for version in versions[each.name]
+        if version < each.version
+    ]
+    ids = identity.ids([*changelogs, *earlier])
     environment = Environment(
         app=settings.app,
         data_dir=settings.data_dir,
@@ -60,14 +75,13 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
             compression=_compression(settings),
         ),
         budget=Budget.of(settings.store_cache_bytes, settings.store_write_buffer_bytes),
-        cluster_id=cluster_id,
+        cluster_id=identity.cluster_id,
         changelog_ids=ids,
         cache_rows=settings.cache_rows,
         tombstones_kept_ms=min(
             (int(found.topics[topic].config["delete.retention.ms"]) for topic in changelogs), default=0
         ),
     )
-    partitions = {processor.name: found.partitions(processor.topics[0]) or 0 for processor in processors}
     limit = descriptors.raised_limit()
     if (
         short := descriptors.shortage(
@@ -75,7 +89,7 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
         )
     ) is not None:
         logger.warning("%(problem)s", {"problem": short})
-    return Survey(environment, partitions)
+    return Survey(environment, partitions, versions)
 
 
 def _compression(settings: Settings) -> int:
@@ -89,16 +103,30 @@ def _compression(settings: Settings) -> int:
         ) from None
 
 
-def _identity(settings: Settings, topics: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Return the cluster's id and the topics' ids: a topic deleted and made again under its name has
-    another.
+class _Identity:
+    """The cluster's id, and its topics: their partitions by name, and their ids, which tell one that was deleted and made
+    again under its name.
     """
-    client, timeout_s = make_admin(settings.client(), log_level=CRITICAL), settings.request_timeout_s
-    try:
-        described = client.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
-        ids = {topic: str(future.result(timeout_s).topic_id) for topic, future in described.items()}
-        return client.list_topics(timeout=timeout_s).cluster_id or "", ids
-    except KafkaException as error:
-        raise BrokerError(
-            f"Kafka at {settings.bootstrap_servers} did not describe the changelogs: {error.args[0].str()}"
-        ) from error
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._client = make_admin(settings.client(), log_level=CRITICAL)
+        try:
+            listed = self._client.list_topics(timeout=settings.request_timeout_s)
+        except KafkaException as error:
+            raise self._undescribed(error) from error
+        self.cluster_id = listed.cluster_id or ""
+        self.topics = {name: len(topic.partitions) for name, topic in listed.topics.items()}
+
+    def ids(self, topics: Sequence[str]) -> dict[str, str]:
+        timeout_s = self._settings.request_timeout_s
+        try:
+            described = self._client.describe_topics(TopicCollection([*topics]), request_timeout=timeout_s)
+            return {topic: str(future.result(timeout_s).topic_id) for topic, future in described.items()}
+        except KafkaException as error:
+            raise self._undescribed(error) from error
+
+    def _undescribed(self, error: KafkaException) -> BrokerError:
+        return BrokerError(
+            f"Kafka at {self._settings.bootstrap_servers} did not describe the changelogs: {error.args[0].str()}"
+        )

@@ -254,7 +254,13 @@ class _Page(Collector):
         ]
         yield from self._unreadable(replicas)
         yield from self._group(replicas)
-        yield from self._replicas(replicas)
+        kept = [
+            earlier
+            for replica in replicas
+            if (earlier := self._serving.earlier(replica.processor.name, replica.partition)) is not None
+        ]
+        yield from self._replicas([*replicas, *kept])
+        yield self._building(replicas)
         yield from book_families(replicas)
         yield from global_families(self._serving.global_tables().values())
         yield from self._metrics.counters()
@@ -307,6 +313,18 @@ class _Page(Collector):
         yield offset
         yield lag
 
+    def _building(self, replicas: Iterable[Replica]) -> Metric:
+        building = GaugeMetricFamily(
+            "holdfast_building",
+            "1 while this version of a partition has not caught up with the current one, and is not read",
+            labels=("table", "partition", "version"),
+        )
+        for replica in replicas:
+            name, number = replica.processor.name, replica.partition
+            labels = (name, str(number), str(replica.processor.version))
+            building.add_metric(labels, int(self._serving.building(name, number) is not None))
+        return building
+
     def _replicas(self, replicas: Iterable[Replica]) -> Iterator[Metric]:
         labels = ("table", "partition", "role")
         serving = GaugeMetricFamily("holdfast_serving", "1 while this replica answers queries", labels=labels)
@@ -339,7 +357,7 @@ class _Page(Collector):
         )
         for replica in replicas:
             place = (replica.processor.name, str(replica.partition))
-            labelled = (*place, "active" if replica.active else "standby")
+            labelled = (*place, replica.role)
             serving.add_metric(labelled, int(replica.serving))
             if replica.active:
                 standing.add_metric(place, int(replica.standing is not None))
@@ -349,7 +367,7 @@ class _Page(Collector):
             )
             rows.add_metric(labelled, replica.approximate_rows())
             partial.add_metric(labelled, int(bool(replica.partial)))
-            if not replica.active:
+            if replica.role == "standby":
                 if replica.source_end != UNKNOWN:
                     lag.add_metric(place, behind(replica))
                 if (age_ms := age_bound_ms(replica, self._now_ms)) is not None:

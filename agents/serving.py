@@ -66,6 +66,11 @@ class Replica(Protocol):
         ...
 
     @property
+    def role(self) -> str:
+        """Return what this worker is for the partition: "active", "standby", or "earlier" for what it keeps of an earlier version."""
+        ...
+
+    @property
     def serving(self) -> bool:
         """Return whether reads may be answered:
 
@@ -203,6 +208,20 @@ class Serving(Protocol):
 
     def lookup(self, table: str, partition: int) -> Replica | None:
         """Return what this worker holds of the partition now, active or standby."""
+        ...
+
+    def earlier(self, table: str, partition: int) -> Replica | None:
+        """Return what this worker keeps of the partition in an earlier version that nobody folds any more."""
+        ...
+
+    def earlier_version(self, table: str) -> int | None:
+        """Return the version that this worker keeps, or is about to; None for none."""
+        ...
+
+    def building(self, table: str, partition: int) -> str | None:
+        """Return why the partition is not read yet in the version that runs here: it has not caught up with the current one;
+        None when it may be.
+        """
         ...
 
     def owner(self, table: str, partition: int) -> str | None:

@@ -14,6 +14,7 @@ from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
 from holdfast.core.engine.state.codec import (
     APPLIED,
+    META,
     NOTHING_APPLIED,
     ROW_KINDS,
     RowCodec,
@@ -22,6 +23,8 @@ from holdfast.core.engine.state.codec import (
     digest,
     place_of_row,
 )
+from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, most_types
+from holdfast.core.engine.state.handover import HANDOVER, Handover, decode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, decode_lost_heads, told_lost
 from holdfast.errors import ChangelogError, TopicError
 from holdfast.kafka.fetching.records import Records
@@ -36,13 +39,16 @@ from holdfast.pipeline.topic import TopicLog, TopicReader
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePartition:
     """What a changelog says of one partition: rows and timers as stored, at the position of its last
-    marker. *lost* tells which sources had lost their heads when it began.
+    marker. *lost* tells which sources had lost their heads when it began, *handover* up to where it is silent.
     """
 
     partition: int
     marker: Position
     stored: Mapping[bytes, bytes]
     lost: LostHeads = field(default_factory=dict)
+    handover: Handover | None = None
+    row_types: int = 1
+    """As how many types its rows were written, at the most."""
 
     @property
     def applied(self) -> int:
@@ -267,7 +273,7 @@ def _live_partition(
 ) -> LivePartition:
     stored: dict[bytes, bytes] = {}
     positions = position_format(processor)
-    marker, lost = positions.start, dict[str, int]()
+    marker, notes = positions.start, dict[bytes, bytes | None]()
     open_records, objection = 0, None
     for records, _ in read:
         for offset, key, value in zip(records.offsets, records.keys, records.values, strict=True):
@@ -284,8 +290,8 @@ def _live_partition(
                     objection, open_records = error, open_records + 1
             else:
                 open_records += 1
-                if key == LOST_HEADS:
-                    lost = decode_lost_heads(value)
+                if key[:1] == META:
+                    notes[key] = value
                 elif value is None:
                     stored.pop(key, None)
                 else:
@@ -302,7 +308,15 @@ def _live_partition(
         raise ChangelogError(
             f"{where} holds version {marker.version} of {processor.name}, the code is version {processor.version}"
         )
-    return LivePartition(partition=partition, marker=marker, stored=stored, lost=lost)
+    types = notes.get(ROW_TYPES)
+    return LivePartition(
+        partition=partition,
+        marker=marker,
+        stored=stored,
+        lost=decode_lost_heads(notes.get(LOST_HEADS)),
+        handover=decode_handover(notes.get(HANDOVER)),
+        row_types=1 if types is None else most_types(decode_row_types(types)),
+    )
 
 
 # -- the comparison
@@ -326,7 +340,13 @@ def _judge(
         return replace(verdict, cause=apart)
     if verdict.live_digest != verdict.replayed_digest:
         difference = first_difference(processor, settings, options, live)
-        return replace(verdict, cause=f"{difference.kind} {difference.key!r} differs", difference=difference)
+        cause = f"{difference.kind} {difference.key!r} differs"
+        if live.row_types > 1:
+            cause += (
+                f"; its rows were written as {live.row_types} types, and keep their bytes until it is rebuilt: `holdfast tables repair "
+                f"{processor.name} --rebuild`, or a higher version"
+            )
+        return replace(verdict, cause=cause, difference=difference)
     if replayed.stream_ms != live.marker.stream_ms:
         return replace(
             verdict, cause=f"live stream time is {live.marker.stream_ms}, replayed {replayed.stream_ms}"

@@ -5,6 +5,7 @@ for a position.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -20,8 +21,17 @@ from holdfast.core.engine.fold.folding import Changes, Folder
 from holdfast.core.engine.merge.choices import VectorMarker, encode_choice, event_ms_of
 from holdfast.core.engine.merge.global_copies import WorkerGlobals
 from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
-from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
+from holdfast.core.engine.merge.positions import (
+    Position,
+    choices_of,
+    counted,
+    earlier_format,
+    offsets_of,
+    position_format,
+)
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED, key_in_table
+from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, encode_row_types, evolved
+from holdfast.core.engine.state.handover import HANDOVER, Handover, encode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_lost_heads
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ChangelogError, OutOfRangeError
@@ -30,6 +40,8 @@ from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.pins import PinnedState
 from holdfast.tables.rocks import Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN = -1
 AnyFolder: TypeAlias = Folder[Any] | MergingFolder[Any]
@@ -49,6 +61,8 @@ class PartitionRole(StrEnum):
 
     ACTIVE = "active"
     STANDBY = "standby"
+    EARLIER = "earlier"
+    """It keeps readable what an earlier version left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +92,7 @@ class Partition:
     time per partition. Reads show committed state only and are safe from any thread. `serving` tells whether
     reads may be answered; an owner's only while
     *still_ours* says so, since after a pause of the process nothing else tells that another has taken over.
+    An *earlier* one is of a version that nobody folds any more: it is restored and read, and answers as an owner does.
     """
 
     def __init__(
@@ -87,6 +102,8 @@ class Partition:
         environment: Environment,
         notify: PositionListener,
         still_ours: Callable[[], bool],
+        *,
+        earlier: bool = False,
     ) -> None:
         self.processor, self.partition, self._env, self._notify = processor, partition, environment, notify
         self._still_ours = still_ours
@@ -99,7 +116,7 @@ class Partition:
             cluster_id=environment.cluster_id,
             changelog_id=environment.changelog_ids.get(self.changelog, ""),
         )
-        self._positions = position_format(processor)
+        self._positions = earlier_format(processor) if earlier else position_format(processor)
         self._store = PartitionStore(
             environment.data_dir / processor.table / str(partition),
             stamp,
@@ -112,10 +129,13 @@ class Partition:
         from it any more.
         """
         self._writer: ChangelogWriter | None = None
+        self._new_types: bytes | None = None
+        """The note of row types that the next transaction has to write."""
         self._lost = False
         self._folder: AnyFolder | None = None
         self.recorded: list[bytes] = []
         """Choices that are written and not yet obeyed, those of several sources: from `marker.choices` on."""
+        self._handover: Handover | None = None
         self.head_of: Callable[[Place], int] = lambda place: 0
         """Tells where the log of a source began that is read from its beginning and has lost its head; 0 for all others."""
         self.views: WorkerGlobals | None = None
@@ -128,7 +148,8 @@ class Partition:
         self.restored_records = 0
         """Changelog records read since the store was opened."""
         self._waiting: list[tuple[Reaching, asyncio.Future[bool]]] = []
-        self.role, self._serving = PartitionRole.STANDBY, False
+        self.role = PartitionRole.EARLIER if earlier else PartitionRole.STANDBY
+        self._serving = False
         self._source_ends, self._end_asked_ms = (UNKNOWN,) * len(processor.topics), UNKNOWN
         self.current_ms = UNKNOWN
         """For a standby: when its changelog's end was asked for which it has since reached."""
@@ -253,11 +274,18 @@ class Partition:
         self._lost = False
 
     def activate(self) -> None:
-        """Start folding from the restored position."""
+        """Start folding from the restored position; ConfigError where the row type cannot read what is there."""
+        self._compare_types()
         self.role, marker, cache_rows = PartitionRole.ACTIVE, self._store.marker, self._env.cache_rows
+        handover = (self._handover or self._store.handover) if self.processor.hands_over else None
         if isinstance(marker, VectorMarker):
             self._folder = MergingFolder(
-                self.processor, self._store, marker=marker, cache_rows=cache_rows, views=self.views
+                self.processor,
+                self._store,
+                marker=marker,
+                cache_rows=cache_rows,
+                views=self.views,
+                handover=handover,
             )
             return
         self._folder = Folder(
@@ -267,12 +295,29 @@ class Partition:
             stream_ms=marker.stream_ms,
             event_ms=event_ms_of(marker),
             cache_rows=cache_rows,
+            handover=handover,
         )
+
+    def _compare_types(self) -> None:
+        """Have the next transaction note the types of rows, where they are not those that are noted."""
+        if self.processor.stateless:
+            return
+        is_empty = counted(offsets_of(self._store.marker)) == NOTHING_APPLIED
+        noted = None if is_empty else decode_row_types(self._store.get(ROW_TYPES))
+        types = evolved(noted, self.processor)
+        self._new_types = None if types == noted else encode_row_types(types)
+        if self._new_types is not None and noted is not None:
+            logger.warning(
+                "%(table)s partition %(partition)d: the row type has changed; rows that were written before keep their bytes, so that `verify` "
+                "tells a difference until the table is rebuilt",
+                {"table": self.processor.table, "partition": self.partition},
+            )
 
     def stand_by(self) -> None:
         """Stop folding: drop the fold's state; what is committed stays. The writer is closed before."""
         assert self._writer is None, "close the writer first"
         self.role, self._folder, self.recorded, self.standing = PartitionRole.STANDBY, None, [], None
+        self._handover = None  # another may come past it meanwhile
         self.note_source_ends({}, UNKNOWN)
 
     def lose(self) -> None:
@@ -328,27 +373,49 @@ class Partition:
     def keep(self, changes: AnyChanges, changelog_next: int) -> None:
         """Apply here what Kafka has committed. Blocks; raises StoreError."""
         self._store.write(changes.puts, changes.marker, changelog_next)
+        if changes.puts and changes.puts[-1][0] == ROW_TYPES:
+            self._new_types = None
 
     def noted(self, changes: AnyChanges) -> AnyChanges:
-        """Return *changes* with a note of the heads that were lost, where they bring the first record of such a source: before
-        `commit` and `keep`.
+        """Return *changes* with the notes that are due, before `commit` and `keep`: of the heads that were lost, where they bring the
+        first record of such a source, of the handover, where it was just learned, and of row types that are new here.
 
         Raises OutOfRangeError when records between the state and these were deleted.
         """
         self._require_no_hole()
+        notes = [*self._note_of_heads(changes), *self._note_of_handover(), *self._note_of_types()]
+        return replace(changes, puts=[*changes.puts, *notes]) if notes else changes
+
+    def _note_of_types(self) -> Iterator[tuple[bytes, bytes]]:
+        if self._new_types is not None:
+            yield ROW_TYPES, self._new_types
+
+    def _note_of_handover(self) -> Iterator[tuple[bytes, bytes]]:
+        if self._handover is not None and self._handover != self._store.handover:
+            yield HANDOVER, encode_handover(self._handover)
+
+    @property
+    def may_learn_handover(self) -> bool:
+        """Return whether up to where this version is silent is not fixed yet: it is, once it has come past that."""
+        found, marker = self._store.handover, self._store.marker
+        return found is None or found.covers(offsets_of(marker), choices_of(marker))
+
+    def learn_handover(self, handover: Handover) -> None:
+        """Take in up to where this version is silent, before `activate`; its next transaction records that."""
+        self._handover = handover
+
+    def _note_of_heads(self, changes: AnyChanges) -> Iterator[tuple[bytes, bytes]]:
         before, now = offsets_of(self._store.marker), offsets_of(changes.marker)
         if NOTHING_APPLIED not in before or before == now:
-            return changes
+            return
         begun = [
             topic
             for topic, was, offset in zip(self.processor.topics, before, now, strict=True)
             if was != offset
         ]
         lost = {topic: head for topic, head in self._heads_before(before).items() if topic in begun}
-        if not lost:
-            return changes
-        note = encode_lost_heads({**self._store.lost_heads, **lost})
-        return replace(changes, puts=[*changes.puts, (LOST_HEADS, note)])
+        if lost:
+            yield LOST_HEADS, encode_lost_heads({**self._store.lost_heads, **lost})
 
     def _require_no_hole(self) -> None:
         """Raise OutOfRangeError when a source was read from its beginning, for another table, and that lies behind the

@@ -20,6 +20,7 @@ from holdfast.core.engine.state.codec import (
     key_in_table,
     place_of_row,
 )
+from holdfast.core.engine.state.handover import HANDOVER, Handover, decode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, decode_lost_heads
 from holdfast.core.engine.state.timers import Timer
 from holdfast.errors import ChangelogError, RottenStoreError, StateError, StoreError
@@ -107,6 +108,8 @@ class PartitionStore:
         """Why nothing that this store says may be believed; None while there is no reason."""
         self.lost_heads: LostHeads = {}
         """What was deleted of the sources before this table began."""
+        self.handover: Handover | None = None
+        """Up to where it is silent; None where it was not declared so."""
         self.on_rotten: Callable[[str], None] = lambda cause: None
         """Called once, by whichever thread finds out."""
         self._open()
@@ -136,7 +139,7 @@ class PartitionStore:
             ) from error
         self.marker: Position
         self.marker, self.changelog_next, self._whole_at = self._positions.start, 0, 0
-        self.lost_heads = {}
+        self.lost_heads, self.handover = {}, None
 
     def _unfit(self) -> str | None:
         """Open the store found on disk; return why it must not be used, or None when it is open and fits."""
@@ -162,6 +165,7 @@ class PartitionStore:
                 self.changelog_next = int(offset) if offset else 0
                 self._whole_at = int(self._db.get(_PIECES) or 0)
                 self.lost_heads = decode_lost_heads(self._db.get(LOST_HEADS))
+                self.handover = decode_handover(self._db.get(HANDOVER))
                 return None
             cause = f"it belongs to {found}"
         except (msgspec.DecodeError, StateError, ValueError) as error:
@@ -406,8 +410,7 @@ class PartitionStore:
             for key, value in notes.items():
                 batch.put(key, value)
             self._db.write(batch, options)
-            if ordered and ordered[0][0] == LOST_HEADS:  # no other bookkeeping is among a transaction's rows
-                self.lost_heads = decode_lost_heads(ordered[0][1])
+            self._note(ordered[:3])  # there is no more bookkeeping than this among a transaction's rows
         except ChangelogError:
             raise  # what is to be written is at fault, and not the store
         except Exception as error:
@@ -419,6 +422,13 @@ class PartitionStore:
             raise StoreError(
                 f"cannot write the store {self.path}: {error}; nothing is lost (the changelog has it), free the disk and restart"
             ) from error
+
+    def _note(self, puts: Iterable[Put]) -> None:
+        for key, value in puts:
+            if key == LOST_HEADS:
+                self.lost_heads = decode_lost_heads(value)
+            elif key == HANDOVER:
+                self.handover = decode_handover(value)
 
     def _order_timers(self) -> None:
         """Put the timers in order of time if an older version wrote them last."""

@@ -28,6 +28,7 @@ PUBLIC_MODULES = {
     "holdfast.dev.databases.schema_registry",
     "holdfast.dev.databases.servers",
     "holdfast.dev.fixtures",
+    "holdfast.embedded.kafka",
     "holdfast.errors",
     "holdfast.outbox.goharvest",
     "holdfast.outbox.harvest.harvester",

@@ -29,6 +29,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "schemas": frozenset({"core", "config", "clock", "errors"}),
     "streams": frozenset({"core"}),
     "models": frozenset({"core", "errors"}),
+    "embedded": frozenset({"models", "core", "clock", "errors", "loop_thread"}),
     "kafka": frozenset({"core", "config", "clock", "errors"}),
     "tables": frozenset({"kafka", "core", "clock", "errors"}),
     "outbox": frozenset({"kafka", "core", "config", "clock", "errors"}),
@@ -65,6 +66,23 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "claims": frozenset({"topics"}),
         "groups": frozenset({"claims", "topics"}),
         "ranges": frozenset({"claims"}),
+    },
+    "embedded": {
+        "settings": frozenset(),
+        "protocol": frozenset(),
+        "configs": frozenset({"settings"}),
+        "fetch_sessions": frozenset({"protocol"}),
+        "logs": frozenset({"configs", "protocol"}),
+        "topics": frozenset({"configs", "logs", "protocol", "settings"}),
+        "internal_log": frozenset({"protocol", "topics"}),
+        "groups": frozenset({"internal_log", "settings", "topics"}),
+        "transactions": frozenset({"groups", "internal_log", "logs", "settings", "topics"}),
+        "cluster": frozenset({"fetch_sessions", "groups", "settings", "topics", "transactions"}),
+        "apis": frozenset(
+            {"cluster", "configs", "fetch_sessions", "groups", "internal_log", "logs", "protocol", "topics"}
+        ),
+        "serving": frozenset({"apis", "cluster", "protocol", "settings"}),
+        "kafka": frozenset({"cluster", "serving", "settings", "topics"}),
     },
     "kafka": {
         "codes": frozenset(),
@@ -117,6 +135,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "signals": frozenset(),
         "waits": frozenset(),
         "memory_tables": frozenset(),
+        "embedded_process": frozenset({"processes", "signals"}),
         "broker": frozenset({"parent_death", "ports", "processes"}),
         "fixtures": frozenset({"broker"}),
         "databases": frozenset({"parent_death", "ports", "processes"}),
@@ -130,6 +149,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "declared": frozenset({"batches", "emits", "state"}),
         "fold": frozenset({"batches", "declared", "emits", "state"}),
         "merge": frozenset({"batches", "declared", "emits", "fold", "state"}),
+        "upgrades": frozenset({"declared"}),
     },
     "core.streams": {
         "emitting": frozenset(),
@@ -163,6 +183,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "audit": frozenset({"bronze", "folds", "replay", "spark", "topic"}),
         "verify": frozenset({"bronze", "folds", "replay", "topic"}),
         "verify_store": frozenset({"folds", "replay", "verify"}),
+        "verify_emits": frozenset({"folds", "topic", "verify"}),
     },
 }
 # Modules of the import root that are one topic with another.
@@ -180,6 +201,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema", "msgspec", "referencing"}),
     "streams": frozenset(),
     "models": frozenset({"msgspec"}),
+    "embedded": frozenset({"google_crc32c", "msgspec"}),
     "kafka": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "google_crc32c"}),
     "tables": frozenset({"confluent_kafka", "msgspec", "rocksdict"}),
     "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "psycopg", "sqlalchemy"}),

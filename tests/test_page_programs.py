@@ -25,6 +25,7 @@ from tests.test_docs import PAGES, blocks, named, values
 DEADLINE_S = 90.0
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 README = ROOT / "README.md"
+UPGRADING = ROOT / "docs" / "upgrading.md"
 PRODUCERS = ROOT / "docs" / "producers.md"
 
 
@@ -115,6 +116,8 @@ def test_these_are_all_programs_of_all_pages() -> None:
         ("README.md", "billing.py"),
         ("README.md", "thumbnails.py"),
         ("docs/producers.md", "invoices.py"),
+        ("docs/upgrading.md", "ask_tallies.py"),
+        ("docs/upgrading.md", "tallies.py"),
     }
 
 
@@ -139,6 +142,48 @@ def test_the_readmes_shop_answers_from_any_other_process(
 
         printed = wait_for("the order in the table", answer, DEADLINE_S, live.tail)
     assert re.fullmatch(r"Total\(count=1, cents=1999\) as of [0-3] 0\n", printed)
+
+
+def test_the_upgrading_page_s_table_is_served_in_both_versions_and_switched_back(
+    tmp_path: Path, broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
+    orders = fresh_topic("orders", partitions=2, config=STAMPED)
+    text = exchanged(program(UPGRADING, "tallies.py"), {"orders": orders})
+    (tmp_path / "tallies.py").write_text(text)
+    (tmp_path / "before.py").write_text(text.replace("processors=[tallies]", "processors=[counts]"))
+    (tmp_path / "ask_tallies.py").write_text(program(UPGRADING, "ask_tallies.py"))
+    environment = settings_of(broker, app=f"tallies-{uuid.uuid4().hex[:8]}")
+    for module in ("before", "tallies"):
+        run(tmp_path, environment, "holdfast", "-A", module, "topics", "create", "--partitions", "2")
+    producer = Producer(broker.client_config(partitioner="murmur2_random"))
+    for _ in range(3):
+        producer.produce(orders, b'{"customer": "ada", "cents": 5}', "ada")
+    assert producer.flush(10) == 0
+
+    def switch(*arguments: str) -> str:
+        return run(
+            tmp_path, environment, "holdfast", "-A", "tallies", "tables", "switch", "tallies", *arguments
+        )
+
+    def answer(wanted: str, live: Worker) -> None:
+        def asked() -> bool:
+            return (
+                run(tmp_path, environment, sys.executable, "ask_tallies.py") == f"{wanted} as of offset 2\n"
+            )
+
+        wait_for(wanted, asked, DEADLINE_S, live.tail)
+
+    faust = str(Path(sys.executable).parent / "faust")
+    with worker(tmp_path, environment, faust, "-A", "before", "worker", "-l", "info") as old:
+        answer("version 1, active: Count(count=3)", old)
+        old.stop()
+    with worker(tmp_path, environment, faust, "-A", "tallies", "worker", "-l", "info") as new:
+        answer("version 2, active: Tally(count=3, cents=15)", new)
+        switch("--back")
+        answer("version 1, earlier: Count(count=3)", new)
+        switch("--to", "2")
+        answer("version 2, active: Tally(count=3, cents=15)", new)
+        assert re.search(r"^tallies +2 +true +true", switch(), re.MULTILINE)
 
 
 def test_the_readmes_service_handles_what_it_claims(

@@ -1,4 +1,5 @@
-"""Faust's assignor for members that return under another address.
+"""Faust's assignor for members that return under another address, and for groups of which some members run other versions of a
+table.
 
 Overrides faust-streaming 0.15.3's, which tests/agents/faust/test_contract.py holds us to.
 """
@@ -6,13 +7,64 @@ Overrides faust-streaming 0.15.3's, which tests/agents/faust/test_contract.py ho
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
-from faust.assignor.client_assignment import ClientMetadata
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
+from faust.assignor.client_assignment import ClientAssignment, ClientMetadata
+from faust.assignor.cluster_assignment import ClusterAssignment
+from faust.assignor.copartitioned_assignor import CopartitionedAssignor
 from faust.assignor.partition_assignor import PartitionAssignor
+from faust.types import TP
+from faust.types.app import AppT
+
+from holdfast.agents.faust.sharing import are_alike, share_by_writer
 
 logger = logging.getLogger(__name__)
+
+
+BY_WRITER = "holdfast:by-writer"
+"""A topic group that is none: where an assignment has it, a table is owned by who is given its changelog."""
+
+
+class TellingMetadata(ClientMetadata, serializer="json", include_metadata=False, namespace="@ClientMetadata"):
+    """What a member tells the leader, and which tables it runs."""
+
+    tables: Mapping[str, list[str]] = cast(Mapping[str, list[str]], None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tables is None:
+            self.tables = {}
+
+
+class Changelogs:
+    """Every changelog of application *app*: those of its processors in whatever version, which some other member alone may
+    know, and the *own* ones of this member.
+
+    >>> known = Changelogs("shop", lambda: {"shop-visits-changelog"})
+    >>> [topic in known for topic in ("shop-totals.v2-changelog", "shop-visits-changelog", "orders")]
+    [True, True, False]
+    """
+
+    def __init__(self, app: str, own: Callable[[], Collection[str]]) -> None:
+        self._name, self._own = re.compile(re.escape(app) + r"-.+\.v[0-9]+-changelog"), own
+
+    def __contains__(self, topic: str) -> bool:
+        return self._name.fullmatch(topic) is not None or topic in self._own()
+
+
+class _KnownTables:
+    """What the assignor asks Faust's table manager: here the leader counts every changelog as one."""
+
+    def __init__(self, app: AppT) -> None:
+        self._app = app
+        self.changelog_topics = Changelogs(str(app.conf.id), lambda: app.tables.changelog_topics)
+
+    @property
+    def data(self) -> Any:
+        return self._app.tables.data
 
 
 class ReturningAssignor(PartitionAssignor):
@@ -27,6 +79,97 @@ class ReturningAssignor(PartitionAssignor):
     everybody the one of today.
     """
     known_as = ""
+
+    def __init__(self, app: AppT, replicas: int = 0) -> None:
+        super().__init__(app, replicas)
+        # A leader that takes the changelogs of another version for ordinary topics leaves out its standbys, and the
+        # member that finds them missing refuses the assignment and ends.
+        self._table_manager = cast(Any, _KnownTables(app))
+
+    def metadata(self, topics: set[str]) -> ConsumerProtocolMemberMetadata:
+        found = self._metadata
+        told = TellingMetadata(**{**found.asdict(), "assignment": found.assignment, "tables": self._tables()})
+        return ConsumerProtocolMemberMetadata(self.version, [*topics], told.dumps())
+
+    def _tables(self) -> dict[str, list[str]]:
+        """Return the tables that this member runs, as it tells the leader; none where tables or agents of Faust's own must have a
+        processor's sources to themselves.
+        """
+        app = cast(Any, self.app)
+        name, processors = str(app.conf.id), app.processors.values()
+        folded = {topic for each in processors for topic in each.topics}
+        read = {
+            topic
+            for agent in app.agents.values()
+            if not agent.name.startswith("holdfast.")
+            for topic in getattr(agent.channel, "topics", None) or ()
+        }
+        if folded & read or app.tables.data.keys() - {each.table for each in processors}:
+            return {}
+        return {each.changelog(name): [each.writer(name), *each.topics] for each in processors}
+
+    def _perform_assignment(self, cluster: Any, member_metadata: Any) -> Any:
+        clients = {
+            member: cast(TellingMetadata, TellingMetadata.loads(each.user_data))
+            for member, each in member_metadata.items()
+        }
+        tables = {member: client.tables for member, client in clients.items()}
+        if are_alike(tables.values()):
+            return super()._perform_assignment(cluster, member_metadata)
+        self._update_member_urls(clients)
+        found = share_by_writer(
+            tables,
+            {member: client.assignment for member, client in clients.items()},
+            lambda topic: len(cluster.partitions_for_topic(topic) or ()),
+            self.replicas,
+        )
+        subscriptions = {member: each.subscription for member, each in member_metadata.items()}
+        self._share_others(cluster, subscriptions, clients, found)
+        groups = dict.fromkeys({topic for each in found.values() for topic in each.actives}, 0)
+        return self._protocol_assignments(
+            found,
+            self._get_changelog_distribution(found),
+            self._get_external_topic_distribution(found),
+            {**groups, BY_WRITER: 1},
+        )
+
+    def _share_others(
+        self,
+        cluster: Any,
+        subscriptions: Any,
+        clients: Mapping[str, ClientMetadata],
+        found: dict[str, ClientAssignment],
+    ) -> None:
+        """Share out the topics of ordinary agents as Faust does."""
+        cluster_assignment = ClusterAssignment()
+        for member, client in clients.items():
+            cluster_assignment.add_client(member, subscriptions[member], client)
+        shared = {topic for each in found.values() for topic in each.actives}
+        others = cluster_assignment.topics() - shared
+        for count, groups in sorted(self._get_copartitioned_groups(others, cluster, subscriptions).items()):
+            for topics in groups:
+                assignor = CopartitionedAssignor(
+                    topics=topics,
+                    cluster_asgn=cluster_assignment.copartitioned_assignments(topics),
+                    num_partitions=count,
+                    replicas=self.replicas,
+                )
+                for member, share in assignor.get_assignment().items():
+                    found[member].add_copartitioned_assignment(share)
+
+    @property
+    def by_writer(self) -> bool:
+        """Return whether the last assignment shares out tables by writers: whoever is given a changelog folds the table."""
+        return BY_WRITER in self._topic_groups
+
+    def owned(self, changelog: str, assigned: Collection[TP]) -> frozenset[int] | None:
+        """Return which partitions of a table this member is to own by the assignment that gave it *assigned*; None where its
+        sources tell that, since all members run the same tables.
+        """
+        if not self.by_writer:
+            return None
+        actives = self._assignment.actives.get(changelog, ())
+        return frozenset(number for number in actives if TP(changelog, number) in assigned)
 
     def on_assignment(self, assignment: Any) -> None:
         metadata = cast(ClientMetadata, ClientMetadata.loads(self._decompress(assignment.user_data)))

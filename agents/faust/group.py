@@ -38,8 +38,20 @@ class FaustGroup:
 
     def who_owns(self, table: str, partition: int) -> str | None:
         """Return the URL of the worker that the group gave the partition."""
-        topic = self._processors[table].changelog(self._settings.app)
-        for url, topics in self._app.assignor.tables_metadata().items():
-            if partition in topics.get(topic, ()):
+        return self._given(self._processors[table].changelog(self._settings.app), partition)
+
+    def who_folds(self, changelog: str, partition: int) -> str | None:
+        """Return the URL of the worker that the group gave a partition of the table with that changelog, in whatever version; None where
+        versions have one owner together, whose version is folded alone.
+        """
+        return self._given(changelog, partition) if self._assignor.by_writer else None
+
+    @property
+    def _assignor(self) -> Any:
+        return self._app.assignor
+
+    def _given(self, changelog: str, partition: int) -> str | None:
+        for url, topics in self._assignor.tables_metadata().items():
+            if partition in topics.get(changelog, ()):
                 return str(url)
         return None

@@ -39,12 +39,18 @@ class Share:
     apart: frozenset[int]
 
 
-def share_of(processor: Processor[Any, Any], app: str, assigned: Collection[TP]) -> Share:
-    """Return what of *processor* this worker is to own and to stand by.
+def share_of(
+    processor: Processor[Any, Any],
+    app: str,
+    assigned: Collection[TP],
+    owned: frozenset[int] | None = None,
+) -> Share:
+    """Return what of *processor* this worker is to own and to stand by: of what it has all sources of, *owned* where the assignment
+    tells that, else all.
 
-    The assignor keeps topics together that the same members read. While a new version of a chain is rolled out they do not: those of the new
-    one read its internal topics, all read the source beside them, and changelogs fall apart likewise. Whoever has a partition of each source
-    owns it, whoever has the changelog. What nobody has together waits, and nothing of it is lost.
+    The assignor keeps topics together that the same members read. Where a member of an older release leads, members of two versions of a chain
+    are not given their sources together. Whoever has a partition of each source owns it then, whoever has the changelog. What nobody has
+    together waits, and nothing of it is lost.
     """
 
     def numbers(topic: str) -> frozenset[int]:
@@ -52,8 +58,10 @@ def share_of(processor: Processor[Any, Any], app: str, assigned: Collection[TP])
 
     sources = [numbers(topic) for topic in processor.topics]
     active = frozenset.intersection(*sources)
-    standby = numbers(processor.changelog(app)) - active
-    return Share(active, standby, frozenset.union(*sources) - active)
+    apart = frozenset.union(*sources) - active
+    if owned is not None:
+        active, apart = active & owned, frozenset()
+    return Share(active, numbers(processor.changelog(app)) - active, apart)
 
 
 def require_known(
@@ -119,7 +127,11 @@ class FencedRecovery(recovery.Recovery):
         except TopicError as error:
             self.manager.crash(error)
             return
-        shares = {name: share_of(each, app, assigned) for name, each in self.manager.processors.items()}
+        told = self.app.assignor.owned
+        shares = {
+            name: share_of(each, app, assigned, told(each.changelog(app), assigned))
+            for name, each in self.manager.processors.items()
+        }
         active = {(name, number) for name, share in shares.items() for number in share.active}
         standby = {(name, number) for name, share in shares.items() for number in share.standby}
         if apart := sorted(name for name, share in shares.items() if share.apart):
@@ -187,6 +199,7 @@ class FencedRecovery(recovery.Recovery):
         self.tables.on_standbys_ready()
         app.on_rebalance_end()
         await self.manager.announce()
+        self.manager.upgrading.adopted()
         if app.assignor.moved:
             await consumer.rejoin()  # nothing moves, and the other workers learn where this one is now
 

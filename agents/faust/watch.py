@@ -113,6 +113,10 @@ class ManagerService(Service):
         await self.manager.globals.run()
 
     @Service.task
+    async def _upgrade_tables(self) -> None:
+        await self.manager.upgrading.run()
+
+    @Service.task
     async def _trim_internal(self) -> None:
         await self.manager.trimming.run()
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.gate import FoldGate
+from holdfast.agents.partitions.handovers import learn_handovers
 from holdfast.agents.partitions.holdings import Holdings
 from holdfast.agents.partitions.membership import Membership
 from holdfast.agents.partitions.readiness import Readiness
@@ -191,6 +192,7 @@ class Adoption:
         if self._interrupted.is_set():
             raise RestoreInterrupted
         await self._thread(read_choices, *reading)
+        await self._thread(learn_handovers, settings, fresh)
         await self._skipping.refresh()
         await asyncio.gather(*(self._thread(self._activate, part) for part in fresh))
         return records

@@ -11,6 +11,7 @@ from holdfast.agents.partitions.types import RunInThread
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.upgrades import Switch, encode_switch, switch_key
 from holdfast.kafka.clients import CRITICAL, make_writer
 from holdfast.kafka.librdkafka_log import Quiet
 
@@ -46,13 +47,21 @@ class Announcer:
         }
         await self._send(json.dumps(announcement).encode())
 
+    async def switch(self, switch: Switch) -> None:
+        """Make a version of a table the current one."""
+        logger.info(
+            "version %(version)d of %(table)s is current from here on, in place of %(before)d",
+            {"version": switch.version, "table": switch.table, "before": switch.before},
+        )
+        await self._send(encode_switch(switch), switch_key(switch.table))
+
     async def withdraw(self) -> None:
         """Take back what was announced."""
         if self._announced:
             await self._send(None)
 
-    async def _send(self, value: bytes | None) -> None:
-        self.producer.produce(self._topic, value, self._url.encode(), 0)
+    async def _send(self, value: bytes | None, key: str = "") -> None:
+        self.producer.produce(self._topic, value, (key or self._url).encode(), 0)
         left = await self._thread(self.producer.flush, FLUSH_S)
         if left:
             logger.warning(

@@ -30,9 +30,11 @@ from holdfast.agents.partitions.skipping import Skipping
 from holdfast.agents.partitions.source_ends import SourceEnds
 from holdfast.agents.partitions.trimming import Trimming
 from holdfast.agents.partitions.types import FoldEvent, FoldLimits, GroupClient, Held
+from holdfast.agents.partitions.upgrading import Upgrading
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.upgrades import in_version
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.outbox.pacing import AdaptiveLinger
 from holdfast.errors import FencedError
@@ -151,12 +153,26 @@ class PartitionManager:
             name: ServedGlobal(table, self.globals) for name, table in self.globals.reads.items()
         }
         self.trimming = Trimming(settings, self.processors, self.thread, gate=gate, holdings=holdings)
+        self.upgrading = Upgrading(
+            settings,
+            self.processors,
+            self.thread,
+            gate=gate,
+            holdings=holdings,
+            announcer=self.announcer,
+            announce=self.announce,
+            open_earlier=self._open_earlier,
+            ends=self.feed.ends,
+            is_folded=self._is_folded,
+            clock=self._clock,
+        )
 
     async def start(self) -> None:
         """Read what the cluster says of this application's topics; raises TopicError when state on them
         would be wrong.
         """
         self._cluster = await self.thread(survey, self.settings, list(self.processors.values()))
+        await self.upgrading.open(self.cluster.versions)
         await self.globals.open(self.cluster.environment)
 
     @property
@@ -211,6 +227,7 @@ class PartitionManager:
         for owned in self.holdings.owned.values():
             owned.runner.revoked()
         self.adoption.interrupt()
+        self.upgrading.interrupt()
         self.readiness.why = "rebalancing"
         self.metrics.rebalances += 1
 
@@ -222,6 +239,23 @@ class PartitionManager:
         part.on_rotten = self._rotten
         part.views = self.globals.views(part.processor)
         part.head_of = self.feed.head
+        return self._not_expired(part)
+
+    def _open_earlier(self, held: Held, version: int) -> Partition:
+        """Open the store of a partition in an earlier version. Blocks."""
+        name, number = held
+        processor, environment = in_version(self.processors[name], version), self.cluster.environment
+        part = Partition(processor, number, environment, self._applied, self.membership.owns, earlier=True)
+        return self._not_expired(part)
+
+    def _is_folded(self, held: Held, version: int) -> bool:
+        """Tell whether a worker of the group folds a partition in an earlier version."""
+        name, number = held
+        changelog = in_version(self.processors[name], version).changelog(self.settings.app)
+        return self._group.who_folds(changelog, number) is not None
+
+    def _not_expired(self, part: Partition) -> Partition:
+        environment = self.cluster.environment
         expired_ms = self._clock.now_ms() - environment.tombstones_kept_ms
         if part.changelog_next and part.touched_ms < expired_ms and part.stream_ms < expired_ms:
             part.rebuild(
@@ -316,6 +350,15 @@ class PartitionManager:
     def lookup(self, table: str, partition: int) -> Partition | None:
         return self.holdings.lookup(table, partition)
 
+    def earlier(self, table: str, partition: int) -> Partition | None:
+        return self.upgrading.earlier(table, partition)
+
+    def earlier_version(self, table: str) -> int | None:
+        return self.upgrading.earlier_version(table)
+
+    def building(self, table: str, partition: int) -> str | None:
+        return self.upgrading.building(table, partition)
+
     def partitions(self, table: str) -> int:
         return 0 if self._cluster is None else self._cluster.partitions[table]
 
@@ -339,6 +382,7 @@ class PartitionManager:
             lost=self.holdings.unserved(),
             standby_failure=self.standby_failure,
             behind=self.globals.behind(),
+            building=self.upgrading.causes(),
         )
 
     def touch(self) -> None:
@@ -361,9 +405,9 @@ class PartitionManager:
     async def announce(self) -> None:
         """Announce on the workers topic what this worker holds now."""
         self._announced_partial = self._partial()
-        await self.announcer.announce(
-            self.adoption.generation, self.holdings.announced(self.cluster.partitions)
-        )
+        held = self.holdings.announced(self.cluster.partitions)
+        tables = {name: {**told, **self.upgrading.announced(name)} for name, told in held.items()}
+        await self.announcer.announce(self.adoption.generation, tables)
 
     def _partial(self) -> frozenset[Held]:
         return frozenset((part.processor.name, part.partition) for part in self.holdings.partial())
@@ -377,6 +421,7 @@ class PartitionManager:
         await self.adoption.settled()
         await self.adoption.quiet()
         await self.feed.close()
+        await self.upgrading.close()
         await self.adoption.close()
         await self.globals.close()
         await self.announcer.withdraw()

@@ -33,8 +33,11 @@ class Readiness:
         lost: Collection[Held],
         standby_failure: Exception | None,
         behind: Sequence[str] = (),
+        building: Sequence[str] = (),
     ) -> str | None:
-        """Return why this worker is not ready, None when it is. *behind* are the causes of global tables that are not caught up."""
+        """Return why this worker is not ready, None when it is. *behind* are the causes of global tables that are not caught up,
+        *building* those of tables whose version here has not caught up with the current one.
+        """
         if standby_failure is not None:
             return f"standby failed: {standby_failure}"
         if not folding:
@@ -43,7 +46,12 @@ class Readiness:
             return "the group has not confirmed this worker for a session, or does not know it: another may own these partitions by now"
         if self._feed.broker_down:
             return "broker unreachable"
-        if standing := [*behind, *self.held.values(), *map(self._unreadable, self._feed.standing.values())]:
+        if standing := [
+            *behind,
+            *building,
+            *self.held.values(),
+            *map(self._unreadable, self._feed.standing.values()),
+        ]:
             return "; ".join(standing)
         return f"lost to a newer owner: {sorted(lost)}" if lost else None
 

@@ -86,6 +86,10 @@ class GroupClient(Protocol):
         """Forget a message that nobody will acknowledge."""
         ...
 
+    def who_folds(self, changelog: str, partition: int) -> str | None:
+        """Return the URL of the worker that the group gave a partition of the table with that changelog, in whatever version."""
+        ...
+
     def who_owns(self, table: str, partition: int) -> str | None:
         """Return the URL of the worker that the group gave the partition, None when nobody is known to
         have it.

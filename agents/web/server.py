@@ -44,8 +44,8 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine import query_wire
 from holdfast.core.engine.declared.processor import Processor, table_name
-from holdfast.core.engine.query_wire import PageReply, Role, RowReply, RowsReply, Staleness, render
-from holdfast.core.engine.state.codec import RowCodec
+from holdfast.core.engine.query_wire import PageReply, RowReply, RowsReply, Staleness, render
+from holdfast.core.engine.state.codec import RowCodec, decode_untyped
 from holdfast.core.engine.state.lost_heads import told_lost
 from holdfast.core.streams.windowing.rows import holds_windows
 from holdfast.errors import ConfigError, StoreError
@@ -273,8 +273,12 @@ class _Tables:
     def _describe(self, name: str, processor: Processor[Any, Any]) -> dict[str, Any]:
         partitions = self._serving.partitions(name)
         held = [
-            replica for at in range(partitions) if (replica := self._serving.lookup(name, at)) is not None
+            replica
+            for at in range(partitions)
+            for replica in (self._serving.lookup(name, at), self._serving.earlier(name, at))
+            if replica is not None
         ]
+        built = [at for at in range(partitions) if self._serving.building(name, at) is not None]
         return {
             "version": processor.version,
             **(
@@ -284,10 +288,12 @@ class _Tables:
             ),
             **({"tables": list(processor.tables)} if processor.tables else {}),
             "partitions": partitions,
+            **({"building": built} if built else {}),
             "held": [
                 {
                     "partition": replica.partition,
-                    "role": _role(replica),
+                    **({} if replica.role != "earlier" else {"version": replica.processor.version}),
+                    "role": replica.role,
                     "serving": replica.serving,
                     **({} if replica.standing is None else {"standing": replica.standing}),
                     **as_of(replica),
@@ -376,6 +382,8 @@ class _Tables:
         if value is None:
             return None
         processor = replica.processor
+        if replica.role == "earlier":
+            return render(decode_untyped(value))  # the type of its rows is not known here
         name = table_name(processor, table)
         codec = self._codecs.get(name)
         if codec is None:
@@ -402,7 +410,8 @@ class _Tables:
             raise RequestRefused(
                 404, "no_such_table", f"{table} is a stateless step: it has no table, only a position"
             )
-        if terms.version is not None and terms.version != processor.version:
+        earlier = terms.version is not None and terms.version != processor.version
+        if earlier and terms.version != self._serving.earlier_version(table):
             raise RequestRefused(
                 404,
                 "no_such_table",
@@ -414,11 +423,17 @@ class _Tables:
                 404, "no_such_table", f"table {table} has partitions 0 to {partitions - 1}, not {partition}"
             )
         wanted = wanted_of(processor, terms.at_offset)
-        replica = self._find(request, table, partition, terms.staleness)
+
+        def find() -> Replica:
+            if earlier:
+                return self._find_earlier(table, partition)
+            return self._find(request, table, partition, terms.staleness)
+
+        replica = find()
         if wanted is None or has_reached(replica, wanted):
             return replica
         reached = await replica.reached(wanted, terms.timeout_ms / 1000)
-        replica = self._find(request, table, partition, terms.staleness)  # it may have moved meanwhile
+        replica = find()  # it may have moved meanwhile
         if reached and has_reached(replica, wanted):
             return replica
         reached_to = shown_offsets(replica.applied if isinstance(wanted, int) else replica.offsets)
@@ -443,9 +458,33 @@ class _Tables:
         names = [table_name(each, table) for each in tables.values() for table in ("", *each.tables)]
         return ", ".join(sorted(names)) or "none"
 
+    def _find_earlier(self, table: str, partition: int) -> Replica:
+        """Return what is kept of a partition in the earlier version."""
+        replica = self._serving.earlier(table, partition)
+        if replica is not None and replica.serving:
+            return replica
+        version = self._serving.earlier_version(table)
+        raise RequestRefused(
+            503,
+            "not_ready",
+            f"{table}/{partition} is not kept here in version {version}, or is being restored; ask again",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
+    def _refuse_built(self, table: str, partition: int) -> None:
+        """Refuse to read a version that has not caught up."""
+        if (why := self._serving.building(table, partition)) is None:
+            return
+        version = self._serving.earlier_version(table)
+        hint = "" if version is None else f"; ask for version={version}, or again later"
+        raise RequestRefused(
+            503, "not_ready", f"{table}/{partition}: {why}{hint}", retry_after_ms=RETRY_AFTER_MS
+        )
+
     def _find(self, request: web.Request, table: str, partition: int, staleness: Staleness | None) -> Replica:
         replica = self._serving.lookup(table, partition)
         if replica is not None and replica.serving:
+            self._refuse_built(table, partition)
             if replica.active:
                 return replica
             too_stale = (
@@ -476,10 +515,6 @@ class _Tables:
         raise RequestRefused(503, "not_ready", f"{table}/{partition} {cause}", retry_after_ms=RETRY_AFTER_MS)
 
 
-def _role(replica: Replica) -> Role:
-    return "active" if replica.active else "standby"
-
-
 def _named(request: web.Request) -> str:
     """Return the named table that is asked for, "" for a processor's own."""
     return request.match_info["table"].partition(".")[2]
@@ -494,7 +529,7 @@ def _about(replica: Replica, table: str) -> dict[str, Any]:
         "table": table_name(replica.processor, table),
         "version": replica.processor.version,
         "partition": replica.partition,
-        "role": _role(replica),
+        "role": replica.role,
         **as_of(replica),
         "stream_ms": replica.stream_ms,
     }

@@ -1,4 +1,4 @@
-"""`holdfast dev`: a real Kafka on this machine; only a JDK must be installed."""
+"""`holdfast dev`: a Kafka on this machine, Apache Kafka itself (only a JDK must be installed) or the embedded one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from holdfast.cli.context import output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.dev.broker import jars
 from holdfast.dev.broker.cluster import Cluster, Credentials
+from holdfast.dev.embedded_process import EmbeddedProcess
+from holdfast.embedded.kafka import NOTICE
 from holdfast.errors import ConfigError, DevBrokerError
 
 app = typer.Typer(
@@ -43,6 +45,13 @@ def up(
     password: Annotated[
         str | None, typer.Option(envvar="HOLDFAST_DEV_PASSWORD", help="For --sasl. [default: a random one]")
     ] = None,
+    embedded: Annotated[
+        bool,
+        typer.Option(
+            "--embedded",
+            help="Start the embedded Kafka instead: no JDK, ready in a second, records in memory until it is stopped.",
+        ),
+    ] = False,
     server_properties: Annotated[
         list[str] | None,
         typer.Option("--property", metavar="NAME=VALUE", help="A Kafka server property; may be repeated."),
@@ -53,7 +62,16 @@ def up(
             "--password without --sasl: a broker without SASL asks for no password; add --sasl or leave it out"
         )
     wanted = _pairs(server_properties or [])
+    running = _running_embedded(folder)
     existing = Cluster.find(folder)
+    if embedded:
+        _refuse_with_embedded(sasl=sasl, wanted=wanted, cluster=existing, folder=folder)
+        _show_embedded(
+            running or EmbeddedProcess.start(folder, nodes=nodes or 1, port=port), output_of(context)
+        )
+        return
+    if running is not None:
+        raise DevBrokerError(f"an embedded Kafka runs in {folder}; `holdfast dev down --dir {folder}` first")
     if existing is not None and _all_run(existing, folder, nodes=nodes, port=port, sasl=sasl, wanted=wanted):
         note("Kafka runs already")
         _show(existing, output_of(context))
@@ -102,6 +120,10 @@ def _all_run(
 
 @app.command(help="Show each node and how to connect. Exit code 1 unless all nodes run.")
 def status(context: typer.Context, folder: DirOption = DEFAULT_FOLDER) -> None:
+    embedded = EmbeddedProcess.find(folder)
+    if embedded is not None:
+        _show_embedded(embedded, output_of(context))
+        raise typer.Exit(0 if embedded.is_running else 1)
     cluster = Cluster.attach(folder)
     _show(cluster, output_of(context))
     if any(node.condition != "running" for node in cluster.status()):
@@ -115,9 +137,10 @@ def down(
     purge: Annotated[bool, typer.Option("--purge", help="Remove its data and settings too.")] = False,
 ) -> None:
     cluster = Cluster.find(folder)
-    stopped = 0
+    embedded = EmbeddedProcess.find(folder)
+    stopped = 0 if embedded is None else len(embedded.status()) * embedded.stop()
     if cluster is not None:
-        stopped = sum(node.condition != "stopped" for node in cluster.status())
+        stopped += sum(node.condition != "stopped" for node in cluster.status())
         if purge:
             cluster.purge()
         else:
@@ -125,8 +148,40 @@ def down(
     if output_of(context) is Output.JSON:
         show_json({"folder": str(folder), "nodes_stopped": stopped, "purged": purge and cluster is not None})
         return
-    fate = "nothing was ever started in" if cluster is None else "removed" if purge else "data stays in"
+    nothing = "nothing was ever started in" if embedded is None else "it held its records in memory, not in"
+    fate = nothing if cluster is None else "removed" if purge else "data stays in"
     print(f"stopped {stopped} node{'s' * (stopped != 1)}; {fate} {folder}")
+
+
+def _running_embedded(folder: Path) -> EmbeddedProcess | None:
+    found = EmbeddedProcess.find(folder)
+    return found if found is not None and found.is_running else None
+
+
+def _refuse_with_embedded(
+    *, sasl: bool, wanted: dict[str, str], cluster: Cluster | None, folder: Path
+) -> None:
+    if sasl or wanted:
+        raise ConfigError(
+            f"--embedded with {'--sasl' if sasl else '--property'}: the embedded Kafka has neither; leave one of them out"
+        )
+    if cluster is not None and any(node.condition != "stopped" for node in cluster.status()):
+        raise DevBrokerError(f"Kafka runs in {folder}; `holdfast dev down --dir {folder}` first")
+
+
+def _show_embedded(embedded: EmbeddedProcess, output: Output) -> None:
+    nodes: list[dict[str, Cell]] = [
+        {"node": node.node_id, "endpoint": node.endpoint, "state": node.condition, "pid": node.pid}
+        for node in embedded.status()
+    ]
+    if output is Output.JSON:
+        client: dict[str, Cell] = {"bootstrap.servers": embedded.bootstrap}
+        show_json({"folder": str(embedded.folder), "kafka": "embedded", "nodes": nodes, "client": client})
+        return
+    show(nodes, ("node", "endpoint", "state", "pid"), output)
+    note(NOTICE)
+    if embedded.is_running:
+        note(f"export KAFKA_BOOTSTRAP_SERVERS={embedded.bootstrap}")
 
 
 def _show(cluster: Cluster, output: Output) -> None:

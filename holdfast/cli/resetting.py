@@ -27,7 +27,7 @@ FENCE_S, TRANSACTION_S = 60.0, 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResetStep:
+class ApplicationResetStep:
     """One step of a reset: what is done to *name*, and how."""
 
     action: str
@@ -71,22 +71,26 @@ class ApplicationReset:
         """Raise GroupError while a worker of the application runs."""
         self._groups.require_stopped(self._settings.app)
 
-    def steps(self) -> Iterator[ResetStep]:
+    def steps(self) -> Iterator[ApplicationResetStep]:
         """Yield the steps in order; between two of them a reset may be cut."""
         settings, app = self._settings, self._settings.app
-        yield ResetStep(action="begin", kind="topic", name=settings.reset_topic, do=self._begin)
+        yield ApplicationResetStep(action="begin", kind="topic", name=settings.reset_topic, do=self._begin)
         for each in self._processors:
-            name = f"{app}.{each.name}.*"
-            yield ResetStep(action="fence", kind="transactional ids", name=name, do=self._fencing(each.name))
+            name = f"{each.writer(app)}.*"
+            yield ApplicationResetStep(
+                action="fence", kind="transactional ids", name=name, do=self._fencing(each.name)
+            )
         for topic, role in self.topics.deleted:
-            yield ResetStep(action="delete", kind=str(role), name=topic, do=self._deleting(topic))
-        yield ResetStep(action="delete", kind="group", name=app, do=self._delete_group)
+            yield ApplicationResetStep(action="delete", kind=str(role), name=topic, do=self._deleting(topic))
+        yield ApplicationResetStep(action="delete", kind="group", name=app, do=self._delete_group)
         for folder in self._stores():
-            yield ResetStep(action="delete", kind="store", name=str(folder), do=_removing(folder))
+            yield ApplicationResetStep(action="delete", kind="store", name=str(folder), do=_removing(folder))
         for topic in self.topics.outputs if self._empty else ():
-            yield ResetStep(action="empty", kind="output", name=topic, do=self._emptying(topic))
-        yield ResetStep(action="create", kind="topics", name="that the application needs", do=self._create)
-        yield ResetStep(action="end", kind="topic", name=settings.reset_topic, do=self._end)
+            yield ApplicationResetStep(action="empty", kind="output", name=topic, do=self._emptying(topic))
+        yield ApplicationResetStep(
+            action="create", kind="topics", name="that the application needs", do=self._create
+        )
+        yield ApplicationResetStep(action="end", kind="topic", name=settings.reset_topic, do=self._end)
 
     def _begin(self) -> None:
         settings = self._settings

@@ -14,6 +14,7 @@ from holdfast.cli.application import load_application, load_function
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.cli.tables_reading import add_commands
+from holdfast.cli.tables_switching import switch
 from holdfast.core.engine.state.codec import EVENT, META, NAMED, ROW, TICK, WAKE
 from holdfast.errors import ConfigError
 
@@ -27,6 +28,9 @@ app = typer.Typer(
     help="Read tables from the workers that serve them; inspect changelogs, and repair them.",
 )
 add_commands(app)
+app.command(
+    help="Show which version of a table is current, or make another one current: clients that know both ask that one."
+)(switch)
 
 COLUMNS = ("partition", "offset", "kind", "key", "producer_id", "why")
 _KINDS = {

@@ -24,6 +24,22 @@ class ApplicationSettings(Section):
     instance_id: str | None = setting(
         None, "static membership: a worker that returns with this id within the session keeps its partitions"
     )
+    switch_versions: str = setting(
+        "caught-up",
+        "when a new version of a table becomes the current one: caught-up, or command (`holdfast tables switch`)",
+    )
+    build_limit_s: float = setting(
+        0,
+        "a new version answers, and its worker is ready, after this time even if it has not caught up; 0 for no limit",
+        low=0,
+        high=31_536_000,
+    )
+    earlier_version_s: float = setting(
+        3_600,
+        "how long the earlier version of a table is kept readable after the switch",
+        low=0,
+        high=31_536_000,
+    )
     standbys: int = setting(1, "standby replicas of each table partition", low=0, high=100)
     replication_factor: int = setting(1, "replicas of each topic that holdfast creates", low=1, high=100)
     coordination_topic: str = setting("__marshal", "topic of claims and heartbeats")
@@ -93,6 +109,7 @@ class ApplicationSettings(Section):
                 f"{self.place('app')} is {self.app!r}; use 1 to 100 letters, digits, '.', '_' or '-': "
                 "it becomes part of topic names"
             )
+        yield from self.one_of("switch_versions", "caught-up", "command")
         if not is_topic(self.coordination_topic):
             yield (
                 f"{self.place('coordination_topic')} is {self.coordination_topic!r}, "

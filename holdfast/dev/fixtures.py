@@ -3,7 +3,8 @@
     from holdfast.dev.fixtures import fresh_topic, holdfast_broker
 
 - ``holdfast_broker``: one real broker for the whole session. With ``KAFKA_BOOTSTRAP_SERVERS`` set it is that cluster (its security
-  settings as ``HOLDFAST_KAFKA__…``); otherwise a node of its own, which ends with the session, however that ends.
+  settings as ``HOLDFAST_KAFKA__…``), with ``KAFKA_BOOTSTRAP_SERVERS=embedded`` an embedded Kafka, which needs no JDK; otherwise a
+  node of its own, which ends with the session, however that ends.
 - ``fresh_topic``: makes topics that no other test has, ready to use, and deletes them after the test.
 
 Without a JDK the session fails and says so: a test that was skipped has proven nothing.
@@ -25,11 +26,13 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from holdfast.clock import system_clock
 from holdfast.config import load_settings
 from holdfast.dev.broker.cluster import Cluster
+from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import DevBrokerError
 from holdfast.kafka.clients import make_admin
 
 __all__ = ["FreshTopic", "SessionBroker", "fresh_topic", "holdfast_broker"]
 
+EMBEDDED = "embedded"
 DEADLINE_S = 30.0
 _POLL_S = 0.02
 
@@ -140,6 +143,10 @@ class FreshTopic:
 
 def session_broker(folder: Callable[[], Any]) -> Iterator[SessionBroker]:
     """Yield the broker of a session, in *folder()* when it must be started."""
+    if os.environ.get("KAFKA_BOOTSTRAP_SERVERS") == EMBEDDED:
+        with EmbeddedKafka() as kafka:
+            yield SessionBroker(config=kafka.client_config())
+        return
     if os.environ.get("KAFKA_BOOTSTRAP_SERVERS"):
         given = load_settings(flags={}, env=os.environ, file=None).client()
         yield SessionBroker(config={name: str(value) for name, value in given.items()})

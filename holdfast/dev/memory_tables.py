@@ -23,7 +23,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.global_tables import Global, globals_by_name
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.merge.global_copies import GlobalCopy, GlobalView, key_in_copy, trimmed_at
-from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
+from holdfast.core.engine.query_wire import EarlierClaims, TableClaims, WorkerClaims
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, RowCodec, key_in_table, row_key
 
 T = TypeVar("T")
@@ -37,12 +37,17 @@ class MemoryReplica:
     def __init__(self, processor: Processor[Any, Any], partition: int, *, active: bool = True) -> None:
         self.processor, self.partition, self.active, self.serving = processor, partition, active, True
         self.applied, self.stream_ms, self.source_end, self.current_ms = NOTHING_APPLIED, -1, UNKNOWN, UNKNOWN
+        self.is_earlier = False
         self.standing: str | None = None
         self.partial: dict[str, int] = {}
         self.rows: dict[str, bytes] = {}
         self.named: dict[str, dict[str, bytes]] = {name: {} for name in processor.tables}
         self.waited_for = asyncio.Event()
         self._moved = asyncio.Condition()
+
+    @property
+    def role(self) -> str:
+        return "earlier" if self.is_earlier else "active" if self.active else "standby"
 
     def of(self, table: str) -> dict[str, bytes]:
         """Return the stored rows of a named table, or of the processor's own."""
@@ -186,6 +191,8 @@ class MemoryWorker:
         self._count = partitions
         self.replicas: dict[tuple[str, int], MemoryReplica] = {}
         self.owners: dict[tuple[str, int], str] = {}
+        self.earlier_replicas: dict[tuple[str, int], MemoryReplica] = {}
+        self.built: dict[tuple[str, int], str] = {}
         self.cause: str | None = None
         self.metrics = Metrics(settings.app, clock)
         for name, processor in self._processors.items():
@@ -214,6 +221,14 @@ class MemoryWorker:
     def replica(self, processor: Processor[Any, Any], partition: int) -> MemoryReplica:
         return self.replicas[processor.name, partition]
 
+    def keep(self, processor: Processor[Any, Any], partition: int) -> MemoryReplica:
+        """Keep an earlier version of a partition."""
+        replica = self.earlier_replicas[processor.name, partition] = MemoryReplica(
+            processor, partition, active=False
+        )
+        replica.is_earlier = True
+        return replica
+
     def put(
         self,
         processor: Processor[Any, Any],
@@ -241,10 +256,17 @@ class MemoryWorker:
                 standby=sorted(
                     at for (table, at), held in self.replicas.items() if table == name and not held.active
                 ),
+                building=sorted(at for table, at in self.built if table == name),
+                earlier=self._earlier_claims(name),
             )
             for name, processor in self._processors.items()
         }
         return WorkerClaims(url=self.url, generation=generation, started_ms=0, at_ms=0, tables=tables)
+
+    def _earlier_claims(self, name: str) -> EarlierClaims | None:
+        version = self.earlier_version(name)
+        kept = sorted(at for table, at in self.earlier_replicas if table == name)
+        return None if version is None else EarlierClaims(version=version, partitions=kept)
 
     def directory(self) -> FixedDirectory:
         """Return a directory that knows this worker alone."""
@@ -263,6 +285,18 @@ class MemoryWorker:
 
     def lookup(self, table: str, partition: int) -> MemoryReplica | None:
         return self.replicas.get((table, partition))
+
+    def earlier(self, table: str, partition: int) -> MemoryReplica | None:
+        return self.earlier_replicas.get((table, partition))
+
+    def earlier_version(self, table: str) -> int | None:
+        versions = [
+            each.processor.version for (name, _), each in self.earlier_replicas.items() if name == table
+        ]
+        return versions[0] if versions else None
+
+    def building(self, table: str, partition: int) -> str | None:
+        return self.built.get((table, partition))
 
     def owner(self, table: str, partition: int) -> str | None:
         return self.owners.get((table, partition))

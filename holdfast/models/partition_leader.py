@@ -48,6 +48,7 @@ from holdfast.core.kafka.producer_state import (
     producer_key,
     verification_key,
 )
+from holdfast.core.kafka.record_batch import NO_PRODUCER
 from holdfast.core.kafka.sequences import NO_EPOCH, NO_SEQUENCE, advance, follows
 
 # -- the table
@@ -223,6 +224,9 @@ def verification_of(rows: Rows[LeaderRow], producer_id: int) -> Verification | N
 
 
 def _append(rows: Rows[LeaderRow], batch: Append) -> AppendVerdict:
+    if batch.producer_id == NO_PRODUCER:  # nothing is kept of it (UnifiedLog.analyzeAndValidateProducerState)
+        rows[LOG_KEY] = msgspec.structs.replace(log_of(rows), end_offset=batch.last_offset + 1)
+        return _verdict(AppendOutcome.ACCEPTED, 0, batch, None)
     entry, verification = producer_of(rows, batch.producer_id), verification_of(rows, batch.producer_id)
     verdict = decide(entry, batch, verification)
     if verdict.outcome is not AppendOutcome.ACCEPTED:

@@ -265,6 +265,13 @@ def _end(rows: Rows[CoordinatorRow], command: EndTransaction, at_ms: int) -> Coo
         after = _prepared(rows, known, command, at_ms)
         _put(rows, command.transactional_id, known, after)
         return _told(after, command.transactional_id)
+    if own_epochs and not again and not command.commit:
+        # Nothing was written, yet the epoch moves, so that nothing of it can arrive later (Kafka 4,
+        # TransactionCoordinator.endTransaction with noPartitionAdded).
+        assert known.state in MAY_EXPIRE
+        after = _prepared(rows, msgspec.structs.replace(known, started_ms=at_ms), command, at_ms)
+        _put(rows, command.transactional_id, known, after)
+        return _told(after, command.transactional_id)
     wanted = (
         (_S.PREPARE_COMMIT, _S.COMPLETE_COMMIT) if command.commit else (_S.PREPARE_ABORT, _S.COMPLETE_ABORT)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TypeVar
 
 K = TypeVar("K")
@@ -29,7 +30,8 @@ class Bounded(OrderedDict[K, V]):
         """Return the entry of *key* and note that it was read; None for none."""
         found = self.get(key)
         if found is not None:
-            self.move_to_end(key)
+            with suppress(KeyError):  # another thread may have put it out
+                self.move_to_end(key)
         return found
 
     def __setitem__(self, key: K, value: V) -> None:

@@ -6,6 +6,7 @@ not there is an answer.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,6 +25,8 @@ LIMIT_SCHEMAS = 1_000
 """How many schemas are kept, by id and by subject and version."""
 UNKNOWN_FOR_S = 5.0
 """How long an id that the registry does not know is not asked for again: a topic may be full of it."""
+PROBE_S = 0.2
+"""How long a registry is waited for that was silent last time: whoever asks stands still, and comes again."""
 _NOT_FOUND = (40400, 40401, 40402, 40403)
 """Error codes for a schema, subject or version that is not there. A 404 with another one is the answer of another server."""
 
@@ -68,6 +71,8 @@ class SchemaRegistry:
         self._unknown: Bounded[int, float] = Bounded(LIMIT_SCHEMAS)
         self._client: Any = None
         self._pid = 0
+        self._is_silent = False
+        self._asking: Thread | None = None
 
     @property
     def place(self) -> str:
@@ -138,9 +143,10 @@ class SchemaRegistry:
     # -- asking
 
     def _ask(self, question: Callable[[Any], T]) -> T:
-        """Return what the registry answers within the deadline."""
+        """Return what the registry answers within the deadline, which is short while it is silent."""
         answer: Future[T] = Future()
         client = self._opened()
+        deadline_s, began_s = self._deadline_s(), system_clock.monotonic_s()
 
         def ask() -> None:
             try:
@@ -148,19 +154,38 @@ class SchemaRegistry:
                 answer.set_result(question(client))
             except BaseException as error:  # noqa: BLE001  whoever asked raises it
                 answer.set_exception(error)
+            self._is_silent = self._was_silent(answer, system_clock.monotonic_s() - began_s)
 
         # A server that sends a byte now and then is within every timeout of the client; this thread may wait for it.
-        Thread(target=ask, name="holdfast-schema-registry", daemon=True).start()
+        self._asking = Thread(target=ask, name="holdfast-schema-registry", daemon=True)
+        self._asking.start()
         try:
-            return answer.result(self.settings.schema_registry_timeout_s)
+            return answer.result(deadline_s)
         except TimeoutError:
-            raise self._later(
-                f"gave no answer within {self.settings.schema_registry_timeout_s:g} s"
-            ) from None
+            self._is_silent = True
+            raise self._later(f"gave no answer within {deadline_s:g} s") from None
         except (Later, SchemaError):
             raise
         except Exception as error:
             raise self._explained(error) from error
+
+    def _deadline_s(self) -> float:
+        """Return how long to wait for an answer; raises Later while a silent registry has still not answered the last question."""
+        timeout_s = self.settings.schema_registry_timeout_s
+        if not self._is_silent:
+            return timeout_s
+        if self._asking is not None and self._pid == os.getpid():
+            self._asking.join(min(PROBE_S, timeout_s))
+            if self._asking.is_alive():
+                raise self._later("has not answered yet")
+        return min(PROBE_S, timeout_s) if self._is_silent else timeout_s
+
+    @staticmethod
+    def _was_silent(answer: Future[Any], spent_s: float) -> bool:
+        """Tell whether a question took its time and got no answer, be it an error of the registry."""
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        return spent_s > PROBE_S and not isinstance(answer.exception(), SchemaRegistryError | None)
 
     def _explained(self, error: Exception) -> Later | SchemaError:
         from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -209,6 +234,8 @@ def _client(settings: SchemaRegistrySettings) -> Any:
     except ImportError as error:
         text = f"the schema registry's client is not installed ({error}): pip install 'holdfast[avro]', or protobuf, or jsonschema"
         raise Later(text, needs="package confluent-kafka[schemaregistry]") from error
+    if (requests := logging.getLogger("httpx2")).level == logging.NOTSET:
+        requests.setLevel(logging.WARNING)  # it would tell of each request
     given: dict[str, Any] = {
         "url": settings.schema_registry_url,
         "timeout": settings.schema_registry_timeout_s,

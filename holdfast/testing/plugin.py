@@ -1,6 +1,7 @@
 """The pytest plugin of holdfast, found by its entry point: fixtures for tests of processors.
 
 - ``topology``: `topology([totals], partitions=3)` returns a `Topology` and checks it at the end of the test.
+- ``embedded_kafka``: an `EmbeddedKafka` for the session, without a JDK; `embedded_kafka.create_topic("orders")` makes topics.
 - ``holdfast_broker`` and ``fresh_topic``: a real broker for the session, and topics of it; see
   `holdfast.dev.fixtures`.
 
@@ -18,6 +19,7 @@ from holdfast.testing.topology import Topology
 
 if TYPE_CHECKING:
     from holdfast.dev.fixtures import FreshTopic, SessionBroker
+    from holdfast.embedded.kafka import EmbeddedKafka
 
 MakeTopology = Callable[..., Topology]
 
@@ -34,6 +36,15 @@ def topology() -> Iterator[MakeTopology]:
     yield make
     for each in made:
         each.check()
+
+
+@pytest.fixture(scope="session")
+def embedded_kafka() -> Iterator[EmbeddedKafka]:
+    """Give one embedded Kafka for the whole session."""
+    from holdfast.embedded.kafka import EmbeddedKafka
+
+    with EmbeddedKafka() as kafka:
+        yield kafka
 
 
 @pytest.fixture(scope="session")

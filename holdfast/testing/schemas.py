@@ -6,6 +6,7 @@ from holdfast.clients.topics.schemas import read, written
 from holdfast.clients.topics.types import Processors
 from holdfast.config import SchemaRegistrySettings
 from holdfast.schemas import registry
+from holdfast.schemas.serde import SchemaSerde
 
 IN_MEMORY = SchemaRegistrySettings(schema_registry_url="mock://topology")
 
@@ -15,11 +16,17 @@ class KitSchemas:
 
     def __init__(self, processors: Processors) -> None:
         self._before: SchemaRegistrySettings | None = None
-        if schemas := [*written(processors), *read(processors)]:
+        for each in (*written(processors), *read(processors)):
+            self.know(each.serde)
+
+    def know(self, serde: object) -> None:
+        """Register the schema of *serde*, if it has one."""
+        if not isinstance(serde, SchemaSerde) or serde.subject is None:
+            return
+        if registry.told() != IN_MEMORY:
             self._before = registry.told()
-            asked = registry.use(IN_MEMORY)
-            for each in schemas:
-                asked.register(str(each.serde.subject), each.serde.needed(asked, register=True))
+        asked = registry.use(IN_MEMORY)
+        asked.register(serde.subject, serde.needed(asked, register=True))
 
     def close(self) -> None:
         """Have them read what they read before."""

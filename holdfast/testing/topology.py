@@ -133,6 +133,9 @@ class Topology:
             raise TopologyError(
                 f"no processor reads {topic!r:.200}; sources are {', '.join(sorted(self._readers))}"
             )
+        if isinstance(source, Source):
+            self._schemas.know(source.serde)
+            self._schemas.know(source.key)
         if at is not None:
             if type(at) is not int:
                 raise TopologyError(f"at={at!r:.100}: an append time is a whole number of ms")

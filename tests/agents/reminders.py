@@ -43,9 +43,11 @@ def own_time(order: RemindedOrder) -> int:
     return order.own_ms
 
 
-def reminders(app: str, version: int = 1, *, timed: bool = False) -> Processor[Any, Any]:
+def reminders(
+    app: str, version: int = 1, *, timed: bool = False, handover: bool = False
+) -> Processor[Any, Any]:
     """Return the processor; version 2 counts double, so that nobody can take the rows of one for the
-    other's. Of one that is *timed* the timers are those of event time.
+    other's. Of one that is *timed* the timers are those of event time; one with *handover* goes on emitting where the version before it stood.
     """
 
     def fold(rows: Rows[Reminded], order: RemindedOrder, at_ms: int) -> Iterator[Emit]:
@@ -77,6 +79,7 @@ def reminders(app: str, version: int = 1, *, timed: bool = False) -> Processor[A
         version=version,
         route=by_key,
         emits=(f"{app}-out",),
+        emits_from="handover" if handover else "beginning",
     )
 
 
@@ -84,4 +87,5 @@ if __name__ == "__main__":
     if fault := os.environ.get("CHAOS_FAULT"):
         plant(Doom(fault))
     version, timed = int(os.environ.get("REMINDERS_VERSION", "1")), "REMINDERS_TIMED" in os.environ
-    create_app([reminders(os.environ["HOLDFAST_APP"], version, timed=timed)]).main()
+    handover = "REMINDERS_HANDOVER" in os.environ
+    create_app([reminders(os.environ["HOLDFAST_APP"], version, timed=timed, handover=handover)]).main()

@@ -191,6 +191,7 @@ def test_names_are_in_base_units_and_no_label_can_hold_a_key(worker: MemoryWorke
                 "le",
                 "consumergroup",
                 "topic",
+                "version",
             }, name
 
 

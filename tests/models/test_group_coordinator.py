@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.groups.codes import GroupCode as Code
-from holdfast.models.group_coordinator.rules import step
+from holdfast.models.group_coordinator.rules import next_deadline_ms, step
 from holdfast.models.group_coordinator.types import (
     ClassicGroup,
     CoordinatorSettings,
@@ -358,3 +358,44 @@ def test_what_happens_does_not_depend_on_when_somebody_looks() -> None:
     seldom.wait(60_000)
     assert often.value == seldom.value
     assert often.where() is GroupState.EMPTY
+
+
+def test_transactions_commit_offsets_without_a_member_and_while_a_group_completes() -> None:
+    group = Group(initial_delay_ms=0)
+    group.join(new_id="a")
+    group.now_ms += 1
+    group.ask(TimePasses())
+    assert group.value.state is GroupState.COMPLETING
+
+    def commit(**told: object) -> Code | None:
+        reply = group.ask(OffsetCommit(request=group.number(), **told))  # type: ignore[arg-type]
+        return None if reply is None else reply.code
+
+    member = {"member_id": "a", "generation": group.value.generation}
+    assert commit(**member) is Code.REBALANCE_IN_PROGRESS
+    assert commit(**member, transactional=True) is Code.NONE
+    assert commit() is Code.UNKNOWN_MEMBER_ID
+    assert commit(transactional=True) is Code.NONE
+    assert commit(member_id="z", generation=1, transactional=True) is Code.UNKNOWN_MEMBER_ID
+
+
+def test_a_newcomer_with_another_protocol_is_refused_before_it_has_an_id() -> None:
+    group = Group(initial_delay_ms=0)
+    group.join(new_id="a")
+    number = group.join(new_id="b", protocols=(("sticky", b""),), requires_id=True)
+    assert group.answers[number].code is Code.INCONSISTENT_GROUP_PROTOCOL
+    assert group.value.pending == ()
+
+
+def test_the_next_deadline_is_when_something_happens() -> None:
+    group = Group(initial_delay_ms=0)
+    assert next_deadline_ms(group.value) is None
+    group.join(new_id="a", session_ms=10_000)
+    while (due_ms := next_deadline_ms(group.value)) is not None:
+        before, group.now_ms = group.value, due_ms - 1
+        group.ask(TimePasses())
+        assert group.value == before
+        group.now_ms = due_ms
+        group.ask(TimePasses())
+        assert group.value != before
+    assert group.value.members == ()

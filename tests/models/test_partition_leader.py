@@ -400,3 +400,11 @@ def test_a_log_of_events_folds_to_the_same_bytes_however_it_is_cut(cuts: list[in
         states.append(store.state)
     assert states[0] == states[1]
     assert len(states[0]) == 5  # three producers, the log, one aborted transaction
+
+
+def test_nothing_is_kept_of_a_producer_without_an_id() -> None:
+    log = Log()
+    for _ in range(2):
+        assert log.append(-1, pid=-1, epoch=-1).outcome is AppendOutcome.ACCEPTED
+    assert log.log.end_offset == 2
+    assert list(log.rows.scan("p/")) == []

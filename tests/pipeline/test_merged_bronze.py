@@ -82,7 +82,7 @@ def write(lake: Path, told: Log | None = None, **cut: Any) -> None:
     for topic, log in found.items():
         write_bronze(lake, topic, log)
     note = replace(Cut(sources={topic: ends(log) for topic, log in found.items()}, numbers=numbers()), **cut)
-    write_bronze(lake, CHOICES, told or choices(), cut=note, end=ends(choices()))
+    write_bronze(lake, CHOICES, told or choices(), commits=1, cut=note, end=ends(choices()))
 
 
 def replayed(lake: Path, engine: Literal["local", "spark"] = "local", **more: Any) -> Replayed:
@@ -218,7 +218,8 @@ def test_choices_that_were_lost_before_they_were_landed_are_missed(lake: Path) -
     write(lake)
     found = sources()
     cut = Cut(sources={topic: ends(log) for topic, log in found.items()}, numbers=numbers())
-    write_bronze(lake, CHOICES, {0: []}, cut=cut, end=ends(choices()), lost={0: [(0, 2)]})
+    reached = ends(choices())
+    write_bronze(lake, CHOICES, {0: []}, commits=1, cut=cut, start=reached, end=reached, lost={0: [(0, 2)]})
     with pytest.raises(LostRecordsError, match="in which order the sources were folded"):
         replayed(lake)
 

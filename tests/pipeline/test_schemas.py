@@ -45,6 +45,7 @@ def fleet(broker: SessionBroker, schema_registry: SchemaRegistryServer, tmp_path
         module="tests.schemas.worker",
         declare=processors,
         schema_registry_url=schema_registry.url,
+        schema_registry_timeout_s=30,
     )
     create_topics(made.settings, made.processors, partitions=PARTITIONS)
     yield made

@@ -32,4 +32,5 @@ def memory() -> SchemaRegistry:
 @pytest.fixture
 def real(schema_registry: SchemaRegistryServer) -> SchemaRegistry:
     """Give the session's registry."""
-    return registry.use(SchemaRegistrySettings(schema_registry_url=schema_registry.url))
+    url = schema_registry.url
+    return registry.use(SchemaRegistrySettings(schema_registry_url=url, schema_registry_timeout_s=30))

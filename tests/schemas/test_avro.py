@@ -15,6 +15,7 @@ import pytest
 
 from holdfast import Avro, Source, Stream
 from holdfast.errors import ConfigError, DecodeError, FoldError, Later
+from holdfast.schemas import registry
 from holdfast.schemas.frames import header
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 from tests.schemas.shop import FULL, Big, Line, Order, Total
@@ -92,6 +93,13 @@ def test_with_a_schema_its_aliases_and_defaults_hold(memory: SchemaRegistry) -> 
     schema = record_of(buyer="string", cents="long")
     value = record(schema, {"buyer": "ada", "cents": 7}, registered(memory, schema))
     assert Avro(Newer, json.dumps(own)).decode(value) == Newer("ada", 7.0, "of the schema")
+    schema = record_of("com.other.OrderEvent", buyer="string", cents="long")
+    value = record(schema, {"buyer": "ada", "cents": 7}, registered(memory, schema))
+    with pytest.raises(
+        DecodeError, match="does not fit: is a record OrderEvent, not Order: give that an alias"
+    ):
+        Avro(Newer, json.dumps(own)).decode(value)
+    assert Avro(Newer, own | {"aliases": ["OrderEvent"]}).decode(value) == Newer("ada", 7.0, "of the schema")
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -276,7 +284,10 @@ def test_a_pickled_serde_opens_no_client_and_takes_its_registry_along(memory: Sc
     memory.register("big-value", stream.serde.schema)  # type: ignore[attr-defined]
     value = stream.emit("ada", Big("ada", Total())).value
     text = pickle.dumps(stream)
+    registry._current = None  # as in another process
     again = pickle.loads(text)
+    assert registry.told() == memory.settings
+    registry._current = memory
     assert again.serde.subject == "big-value"
     assert again.serde._registry is None
     assert again.serde.decode(value) == Big("ada", Total())

@@ -20,6 +20,7 @@ from holdfast.errors import DecodeError, Later
 from holdfast.schemas import registry
 from holdfast.schemas.frames import header
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
+from tests.support.harness import wait_for
 
 SCHEMA = {"schema": '"string"'}
 Answer = tuple[int, Any]
@@ -94,12 +95,13 @@ def test_a_schema_is_asked_for_once_by_all_serdes(scripted: Scripted) -> None:
 
 def test_an_id_means_the_same_whatever_topic_it_comes_by(scripted: Scripted) -> None:
     """A cache by subject would give the second topic's reader the first one's schema, or the first topic two readers of one."""
-    scripted.answer = lambda path: (200, {"schema": '"string"' if path.endswith("/3") else '"bytes"'})
+    scripted.answer = lambda path: (200, {"schema": '"string"' if path.endswith("/3") else '"long"'})
     asked_at(scripted.url)
     serde = Avro(str).for_topic("a", "value")
     assert serde.decode(header(3) + b"\x02x") == "x"
-    with pytest.raises(DecodeError, match="schema 4"):
-        serde.decode(header(4) + b"\x02\xff")
+    with pytest.raises(DecodeError, match=r"schema 4 of subject .*: does not fit: is long, not string"):
+        serde.decode(header(4) + b"\x02x")
+    assert serde.decode(header(3) + b"\x02y") == "y"
     assert registry.current().schema(3) == SchemaText("AVRO", '"string"')
 
 
@@ -138,7 +140,14 @@ def test_a_registry_that_is_away_or_slow_is_awaited_within_the_deadline(scripted
     with pytest.raises(Later, match=r"no answer within 0\.5 s"):
         Avro(str).decode(header(3) + b"\x02x")
     assert system_clock.monotonic_s() - before_s < 1.5
+    before_s = system_clock.monotonic_s()
+    for _ in range(3):
+        with pytest.raises(Later, match=r"has not answered yet|no answer within"):
+            Avro(str).decode(header(3) + b"\x02x")
+    assert system_clock.monotonic_s() - before_s < 1.5, "who asks a silent registry again waits less for it"
+    assert sum(each.name == "holdfast-schema-registry" for each in threading.enumerate()) <= 2
     scripted.drips = False
+    wait_for("the dripping answer to end", lambda: not registry.current()._is_silent, 10)
     assert Avro(str).decode(header(3) + b"\x02x") == "x"
 
 

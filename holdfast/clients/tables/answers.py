@@ -27,6 +27,7 @@ from holdfast.errors import QueryError
 T = TypeVar("T")
 
 NOWHERE = -1
+_WEAKEST_FIRST: tuple[Role, ...] = ("earlier", "standby", "active")
 
 AtLeast: TypeAlias = tuple[int, AtOffset] | Mapping[int, AtOffset]
 """A (source partition, offset) to be reflected in the answer, or several by partition: what a producer was
@@ -45,7 +46,8 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     copy in the partitions of its topic, and *as_of_offset* is how many offsets these are in all, less one. *stream_ms* is the highest append time the answer reflects
     (the lowest of those, when several partitions were asked), -1 for none. Of a table of several sources, *as_of* tells
     the offset of each, and *as_of_offset* how many offsets these are in all, less one. *partial* tells that records of a
-    source were deleted before this version of the table began, and are not reflected (of several partitions, in one of them).
+    source were deleted before this version of the table began, and are not reflected (of several partitions, in one of them). *version* is the processor's; 0 for a
+    global table. *role* "earlier" is what a version has left that nobody folds any more: it does not move.
     """
 
     key: str
@@ -56,6 +58,7 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     role: Role | Literal["copy"]
     positions: Mapping[int, int]
     as_of: Mapping[str, int] = {}
+    version: int = 0
     partial: bool = False
 
 
@@ -144,6 +147,7 @@ def answering(decode: Callable[[bytes], Any], reply: Reply) -> Callable[[str, by
             role=reply.role,
             positions=positions,
             as_of=reply.as_of,
+            version=reply.version,
             partial=bool(reply.partial),
         )
 
@@ -196,8 +200,9 @@ def _merged(one: Answer[Any], other: Answer[Any]) -> Answer[Any]:
             partition=NOWHERE,
             as_of_offset=NOWHERE,
             stream_ms=min(one.stream_ms, other.stream_ms),
-            role="standby" if "standby" in (one.role, other.role) else "active",
+            role=next((role for role in _WEAKEST_FIRST if role in (one.role, other.role)), one.role),
             positions=positions,
+            version=one.version,
             partial=one.partial or other.partial,
         )
     return msgspec.structs.replace(one if one.value is not None else other, positions=positions)

@@ -30,9 +30,10 @@ class BlockingTableClient:
         settings: Settings,
         processors: Iterable[Processor[Any, Any]],
         *,
+        earlier: Iterable[Processor[Any, Any]] = (),
         directory: Directory | None = None,
     ) -> None:
-        self._client = TableClient(settings, processors, directory=directory)
+        self._client = TableClient(settings, processors, earlier=earlier, directory=directory)
         self._thread = LoopThread("holdfast-tables")
         self._wait = self._thread.wait
 

@@ -54,7 +54,7 @@ from holdfast.core.streams.windowing.rows import (
     windows_of,
     windows_prefix,
 )
-from holdfast.errors import NoSuchTableError, QueryError
+from holdfast.errors import ConfigError, NoSuchTableError, QueryError
 
 __all__ = ["NOWHERE", "Answer", "AtLeast", "Bound", "TableClient"]
 
@@ -99,6 +99,10 @@ class TableClient:
     A `Global` that one of *processors* reads is a table too, by itself or by its name. Any worker answers from its copy, and the
     answer's *positions* tell how far that was; *at_least* takes offsets of the global's topic.
 
+    *earlier* are earlier versions of some of *processors*. While a table moves from one version to the next, each question is
+    then asked of the version that is current, or of the one that is served; the answer tells its *version*, and its row is of that
+    version's type.
+
     Every call ends by its *timeout_s*. Until then it is tried again while partitions move, restore or their
     workers restart; see the QueryErrors for what can be in the way at the end.
     """
@@ -108,10 +112,12 @@ class TableClient:
         settings: Settings,
         processors: Iterable[Processor[Any, Any]],
         *,
+        earlier: Iterable[Processor[Any, Any]] = (),
         directory: Directory | None = None,
         clock: Clock = system_clock,
     ) -> None:
         self._app, self._clock, processors = settings.app, clock, [*processors]
+        self._earlier = _earlier_tables(processors, earlier)
         self._tables = {
             table_name(processor, table): _Table(processor, table)
             for processor in processors
@@ -220,10 +226,8 @@ class TableClient:
 
         Different answers may be from different moments; each says from which.
         """
-        found, terms = (
-            self._table(table),
-            ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s),
-        )
+        terms = ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
+        found = await self._answering(self._table(table), terms.deadline_s)
         _check_keys(keys)
         if isinstance(found, _GlobalTable):
             _refuse_partition(found, partition)
@@ -282,10 +286,8 @@ class TableClient:
         It is read a page at a time, each as of its own moment; *timeout_s* is for each page, since between
         pages the time is yours.
         """
-        found, terms = (
-            self._table(table),
-            ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s),
-        )
+        terms = ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
+        found = await self._answering(self._table(table), terms.deadline_s)
         limit = min(max(1, page_rows), LIMIT_PAGE_ROWS)
         if isinstance(found, _GlobalTable):
             _refuse_partition(found, partition)
@@ -373,8 +375,9 @@ class TableClient:
         page_rows: int = PAGE_ROWS,
     ) -> AsyncIterator[list[Answer[WindowResult[Any]]]]:
         """Yield the windows of `windows` in lists: one for each page that a worker answers with, which may be empty."""
-        found = self._windowed(table, key, since_ms, until_ms)
         terms = ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
+        windowed = self._windowed(table, key, since_ms, until_ms)
+        found = await self._answering(windowed, terms.deadline_s)
         partitions = await self._partitions_of(found, key, partition, terms.deadline_s)
         terms.check(partitions)
         limit = min(max(1, page_rows), LIMIT_PAGE_ROWS)
@@ -396,6 +399,19 @@ class TableClient:
                 yield windows
 
     # -- within
+
+    @overload
+    async def _answering(self, table: _Table, deadline_s: float) -> _Table: ...
+    @overload
+    async def _answering(self, table: _Table | _GlobalTable, deadline_s: float) -> _Table | _GlobalTable: ...
+    async def _answering(self, table: _Table | _GlobalTable, deadline_s: float) -> _Table | _GlobalTable:
+        """Return the version of *table* that is to be asked."""
+        earlier = [] if isinstance(table, _GlobalTable) else self._earlier.get(table.processor.name, [])
+        if not earlier or isinstance(table, _GlobalTable):
+            return table
+        versions = [table.processor, *earlier]
+        chosen = await self._asker.answering(versions, deadline_s)
+        return table if chosen is table.processor else _Table(chosen, table.name)
 
     def _table(self, table: Processor[Any, Any] | Global[Any] | str) -> _Table | _GlobalTable:
         if not isinstance(table, str | Processor | Global):
@@ -523,6 +539,24 @@ class TableClient:
                 answers[key] = answer(key, value)
             at += len(reply.values)
         return answers
+
+
+def _earlier_tables(
+    processors: Iterable[Processor[Any, Any]], earlier: Iterable[Processor[Any, Any]]
+) -> dict[str, list[Processor[Any, Any]]]:
+    """Return earlier versions by the name of the processor; ConfigError for one that is none."""
+    versions = {each.name: each.version for each in processors}
+    found: dict[str, list[Processor[Any, Any]]] = {}
+    for each in earlier:
+        if each.version >= versions.get(each.name, 0):
+            own = versions.get(each.name)
+            raise ConfigError(
+                f"earlier has version {each.version} of {each.name}, and "
+                + ("processors has none of it" if own is None else f"processors has version {own}")
+                + ": give the latest in processors, and those before it in earlier"
+            )
+        found.setdefault(each.name, []).append(each)
+    return found
 
 
 def _refuse_partition(table: _GlobalTable, partition: int | None) -> None:

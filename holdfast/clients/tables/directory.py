@@ -8,7 +8,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Protocol
@@ -22,6 +22,7 @@ from yarl import URL
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims, decode_worker
+from holdfast.core.engine.upgrades import SWITCH_KEY, Switch, read_switch
 from holdfast.errors import BrokerError
 from holdfast.kafka.clients import make_admin, make_reader, reader_options
 from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _LEADER_WAIT_S = 0.05
 _SLACK_S = 0.2
-LIMIT_WORKERS = 10_000
+LIMIT_WORKERS = LIMIT_SWITCHES = 10_000
 LIMIT_RECORD_BYTES = 1 << 20
 LIMIT_URL = 300
 LIMIT_PARTITIONS = 100_000
@@ -50,9 +51,20 @@ class Workers:
     ('http://a', 'http://b', None, 2)
     """
 
-    __slots__ = ("_by_age", "_claimants", "_partial", "_partitions", "_standbys", "urls")
+    __slots__ = (
+        "_building",
+        "_by_age",
+        "_claimants",
+        "_partial",
+        "_partitions",
+        "_standbys",
+        "_switches",
+        "urls",
+    )
 
-    def __init__(self, claims: Iterable[WorkerClaims] = ()) -> None:
+    def __init__(self, claims: Iterable[WorkerClaims] = (), switches: Iterable[Switch] = ()) -> None:
+        self._switches = {switch.table: switch for switch in switches}
+        self._building: set[tuple[str, str, int, int]] = set()
         # Ascending, so that what is written last into the maps is the newest claim.
         self._by_age = sorted(claims, key=lambda worker: (worker.generation, worker.at_ms, worker.url))
         self._standbys: dict[tuple[str, int, int], list[str]] = {}
@@ -71,6 +83,34 @@ class Workers:
         for partition in held.standby:
             self._standbys.setdefault((table, held.version, partition), []).insert(0, url)
         self._partial.update((table, held.version, partition) for partition in held.partial)
+        self._building.update((url, table, held.version, partition) for partition in held.building)
+        if (earlier := held.earlier) is not None:
+            self._partitions[table, earlier.version] = held.partitions
+            for partition in earlier.partitions:
+                self._claimants.setdefault((table, earlier.version, partition), []).insert(0, url)
+
+    def switch(self, table: str) -> Switch | None:
+        """Return the record that says which version of the table is current; None where none was written."""
+        return self._switches.get(table)
+
+    def owning(self, table: str, version: int, partition: int) -> tuple[str, bool] | None:
+        """Return the URL of the worker with the newest claim on the partition, and whether it says that it is being built."""
+        url = self.owner(table, version, partition)
+        return None if url is None else (url, (url, table, version, partition) in self._building)
+
+    def answering(self, table: str, versions: Sequence[int]) -> int:
+        """Return which of *versions* a question is to be asked of: the current one, or another while no worker serves that.
+        Without a record, the lowest that is served is current.
+
+        >>> claims = WorkerClaims(url="http://a", generation=1, started_ms=0, at_ms=0, tables={"t": TableClaims(version=2, partitions=2)})
+        >>> Workers([claims]).answering("t", [2, 1]), Workers().answering("t", [2, 1])
+        (2, 2)
+        """
+        served = [version for version in sorted(versions) if self.partitions(table, version)]
+        switch = self.switch(table)
+        if switch is not None and switch.version in served:
+            return switch.version
+        return served[0] if served else max(versions)
 
     def owner(self, table: str, version: int, partition: int) -> str | None:
         """Return the URL of the worker with the newest claim on the partition."""
@@ -118,7 +158,9 @@ def read_claims(url: str, value: bytes) -> WorkerClaims:
     for table, held in claims.tables.items():
         if not 0 < held.partitions <= LIMIT_PARTITIONS:
             raise ValueError(f"table {table[:80]!a} of {held.partitions} partitions")
-        if any(not 0 <= each < held.partitions for each in (*held.active, *held.standby, *held.partial)):
+        earlier = () if held.earlier is None else held.earlier.partitions
+        claimed = (*held.active, *held.standby, *held.building, *held.partial, *earlier)
+        if any(not 0 <= each < held.partitions for each in claimed):
             raise ValueError(
                 f"table {table[:80]!a} has partitions 0 to {held.partitions - 1}, and others are claimed"
             )
@@ -186,6 +228,7 @@ class WorkersTopic:
         self._reader: LogReader | None = None
         self._admin: AdminClient | None = None
         self._claims: dict[str, WorkerClaims] = {}
+        self._switches: dict[str, Switch] = {}
         self.ignored = 0
         """How many records of the topic were none that a worker writes."""
         self.workers = Workers()
@@ -219,7 +262,7 @@ class WorkersTopic:
             return self._failed(error.args[0])
         except TimeoutError:
             return self._failed(KafkaError(KafkaError._TIMED_OUT))
-        return Workers(self._claims.values())
+        return Workers(self._claims.values(), self._switches.values())
 
     def _opened(self, deadline_s: float) -> LogReader:
         if self._reader is None:
@@ -239,7 +282,7 @@ class WorkersTopic:
             except BaseException:
                 reader.close()
                 raise
-            self._reader, self._claims = reader, {}
+            self._reader, self._claims, self._switches = reader, {}, {}
         return self._reader
 
     def _end(self, deadline_s: float) -> int:
@@ -277,6 +320,9 @@ class WorkersTopic:
         )
         try:
             url = raw_key[: LIMIT_URL * 4].decode()
+            if url.startswith(SWITCH_KEY):
+                self._learn_switch(url, raw)
+                return
             if raw is None:
                 self._claims.pop(url, None)
                 return
@@ -294,6 +340,16 @@ class WorkersTopic:
             return
         self._claims[url] = claims
 
+    def _learn_switch(self, key: str, raw: bytes | None) -> None:
+        table = key.removeprefix(SWITCH_KEY)
+        if raw is None:
+            self._switches.pop(table, None)
+            return
+        switch = read_switch(key, raw)
+        if table not in self._switches and len(self._switches) >= LIMIT_SWITCHES:
+            raise ValueError(f"switches of more than {LIMIT_SWITCHES} tables")
+        self._switches[table] = switch
+
     def _failed(self, error: KafkaError) -> Workers:
         if error.code() in NO_TOPIC:
             return Workers()  # no worker has ever announced itself
@@ -307,12 +363,12 @@ class WorkersTopic:
 class FixedDirectory:
     """A directory with given contents; for tests and for a single worker without announcements."""
 
-    def __init__(self, claims: Iterable[WorkerClaims] = ()) -> None:
-        self.workers = Workers(claims)
+    def __init__(self, claims: Iterable[WorkerClaims] = (), switches: Iterable[Switch] = ()) -> None:
+        self.workers = Workers(claims, switches)
 
-    def announce(self, claims: Mapping[str, WorkerClaims]) -> None:
+    def announce(self, claims: Mapping[str, WorkerClaims], switches: Iterable[Switch] = ()) -> None:
         """Replace what is known, keyed by URL as on the topic."""
-        self.workers = Workers(claims.values())
+        self.workers = Workers(claims.values(), switches)
 
     async def refresh(self, timeout_s: float) -> None:
         """Nothing is newer than the given contents."""

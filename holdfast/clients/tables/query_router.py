@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -48,6 +48,8 @@ KEEPALIVE_S = 30.0  # below the server's, so that it is seldom the server that c
 ATTEMPT_S = 2.0
 REFRESH_S = 2.0
 ASKED_LAST_S = 10.0
+CURRENT_S = 1.0
+"""How long a client that knows several versions of a table goes by what it last read of which is current."""
 LIMIT_FAILED = 1_000
 LIMIT_READ_BYTES = 2 * LIMIT_REPLY_BYTES
 """What is read of a reply at most.
@@ -130,7 +132,7 @@ class QueryRouter:
         false.
         """
         self._refreshing = asyncio.Lock()
-        self._refreshed = 0
+        self._refreshed, self._read_s = 0, float("-inf")
 
     async def __aenter__(self) -> Self:
         headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
@@ -191,6 +193,20 @@ class QueryRouter:
                 "give the client the processor that the workers run"
             )
 
+    async def answering(
+        self, processors: Sequence[Processor[Any, Any]], deadline_s: float
+    ) -> Processor[Any, Any]:
+        """Return which of several versions of a processor is to be asked (`Workers.answering`), as of CURRENT_S ago at most.
+
+        Raises BrokerError when the directory was never read.
+        """
+        name, by_version = processors[0].name, {each.version: each for each in processors}
+        if self._clock.monotonic_s() - self._read_s > CURRENT_S:
+            failure = await self._refresh(self._refreshed, deadline_s)
+            if failure is not None and not self._refreshed:
+                raise failure
+        return by_version[self._directory.workers.answering(name, [*by_version])]
+
     async def _refresh(self, seen: int, deadline_s: float) -> BrokerError | None:
         """Bring the directory abreast, unless somebody did since *seen* was read; return why it could not
         be.
@@ -201,6 +217,7 @@ class QueryRouter:
                 if self._refreshed == seen:
                     await self._directory.refresh(max(0.001, min(REFRESH_S, self._left_s(deadline_s))))
                     self._refreshed += 1
+                    self._read_s = self._clock.monotonic_s()
         except BrokerError as error:
             return error
         except TimeoutError:
@@ -328,10 +345,9 @@ class QueryRouter:
         raise self._refused(url, question, response, body)
 
     def _url(self, url: str, question: AnyQuestion, attempt_s: float) -> URL:
-        offsets = question.offsets
+        offsets, terms = question.offsets, question.terms
         if offsets is None and question.staleness is None:
-            return _plain_url(url, question.path)
-        terms = [] if question.staleness is None else [f"stale-ok={question.staleness}"]
+            return _plain_url(url, f"{question.path}?{'&'.join(terms)}" if terms else question.path)
         if offsets is not None:
             # The worker gives up a little earlier than this attempt, so that its word on how far it is
             # arrives.

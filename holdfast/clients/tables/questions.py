@@ -34,6 +34,12 @@ class Question:
         return f"/tables/{table_name(self.processor, self.table)}/{self.partition}/{self.verb}"
 
     @property
+    def terms(self) -> list[str]:
+        """Return what its URL states."""
+        stale = [] if self.staleness is None else [f"stale-ok={self.staleness}"]
+        return [f"version={self.processor.version}", *stale]
+
+    @property
     def offsets(self) -> str | None:
         """Return the offsets to be reflected as a URL has them; None for any."""
         if self.at_offset is None or isinstance(self.at_offset, int):
@@ -88,6 +94,11 @@ class GlobalQuestion:
     def path(self) -> str:
         """Return the path of its endpoint."""
         return f"/globals/{self.table}/{self.verb}"
+
+    @property
+    def terms(self) -> list[str]:
+        """Return what its URL states: nothing."""
+        return []
 
     @property
     def offsets(self) -> str | None:

@@ -39,12 +39,19 @@ def worker_grants(settings: Settings, processors: Processors) -> list[Grant]:
         out += topic_grants(
             processor.changelog(settings.app), "its rows are written and restored", READ, WRITE
         )
+        if processor.hands_over:
+            why = "where earlier versions stood is read once"
+            out.append(
+                Grant(Resource.TOPIC, f"{settings.app}-{processor.name}.v", READ, why, Pattern.PREFIXED)
+            )
         for topic in map(str, processor.emits):
             out += topic_grants(topic, "its folds emit to it", WRITE)
         for topic in map(str, processor.internal if settings.trim_internal else ()):
             out += topic_grants(topic, "what all that read it have in their state is deleted", DELETE)
     out += topic_grants(settings.quarantine_topic, "refused records are copied to it", WRITE)
-    out += topic_grants(settings.workers_topic, "workers announce what they serve", WRITE)
+    out += topic_grants(
+        settings.workers_topic, "workers announce what they serve, and which version is current", READ, WRITE
+    )
     out += topic_grants(settings.reset_topic, "a reset that is under way is seen at start", DESCRIBE)
     out += topic_grants(
         settings.skips_topic,

@@ -16,6 +16,9 @@ from holdfast.schemas import registry
 from holdfast.schemas.registry import NotRegisteredError, SchemaRegistry
 from holdfast.schemas.serde import SchemaSerde
 
+LIMIT_WRAPPED = 3
+"""How often a decoder may be wrapped and its serde still be found."""
+
 
 @dataclass(frozen=True, slots=True)
 class TopicSchema:
@@ -43,22 +46,39 @@ def written(processors: Processors) -> list[TopicSchema]:
 
 
 def read(processors: Processors) -> list[TopicSchema]:
-    """Return what *processors* read with a schema."""
-    return [each for processor in processors for each in _read_by(processor)]
+    """Return what *processors* read with a schema, once for each of their topics and types."""
+    found = {
+        (each.topic, each.serde.subject, repr(each.serde)): each
+        for processor in processors
+        for each in _read_by(processor)
+    }
+    return list(found.values())
 
 
 def _read_by(processor: Processor[Any, Any]) -> Iterator[TopicSchema]:
     sources: list[Source[Any]] = [*(processor.on or ()), *(each.source for each in processor.reads)]
     for source in sources:
         yield from _of(str(source.topic), source.serde, source.key)
-    if processor.on is None:
-        yield from _of(str(processor.source), getattr(processor.decode, "__self__", None))
+    decoders = [(str(each.source.topic), each.decode) for each in processor.folds]
+    for topic, decode in decoders or [(str(processor.source), processor.decode)]:
+        for serde in _behind(decode):
+            yield from _of(topic, serde)
+
+
+def _behind(decode: object, depth: int = 0) -> Iterator[object]:
+    """Yield the serdes that a decoder is a method of, or that it was made from: steps and windows wrap that of their source."""
+    owner = getattr(decode, "__self__", None)
+    if owner is not None:
+        yield owner
+    elif depth < LIMIT_WRAPPED:
+        for cell in getattr(decode, "__closure__", None) or ():
+            yield from _behind(cell.cell_contents, depth + 1)
 
 
 def _of(topic: str, serde: object, key: object = None) -> Iterator[TopicSchema]:
     for each, part in ((serde, "value"), (key, "key")):
         if isinstance(each, SchemaSerde):
-            yield TopicSchema(topic, each.for_topic(topic, part))
+            yield TopicSchema(topic, each if each.subject is not None else each.for_topic(topic, part))
 
 
 def plan_schemas(settings: SchemaRegistrySettings, processors: Processors) -> list[RegisterSchema]:
@@ -111,7 +131,7 @@ def schema_findings(settings: SchemaRegistrySettings, processors: Processors) ->
         return [*_of_writers(asked, wanted), *_of_readers(asked, read(processors))]
     except Later as error:
         cure = "bring it back, or correct the settings: folds wait for it, and no record is refused meanwhile"
-        return [TopicFinding(severity=Severity.WARNING, topic="-", message=str(error), remedy=cure)]
+        return [_warning("-", str(error), cure)]
 
 
 def _of_writers(asked: SchemaRegistry, wanted: list[TopicSchema]) -> Iterator[TopicFinding]:
@@ -132,10 +152,13 @@ def _of_readers(asked: SchemaRegistry, wanted: list[TopicSchema]) -> Iterator[To
         schema = asked.schema(latest.schema_id, each.serde.form)
         if (why := each.serde.why_unreadable(schema, asked)) is not None:
             text = f"version {latest.version} of subject {latest.subject} (schema {latest.schema_id}) cannot be read as {each.serde}: {why}"
-            yield _error(
-                each.topic, text, "declare the type that fits, with defaults for what may be missing"
-            )
+            cure = "records of it go to the quarantine: declare the type that fits, with defaults for what may be missing"
+            yield _warning(each.topic, text, cure)
 
 
 def _error(topic: str, message: str, remedy: str) -> TopicFinding:
     return TopicFinding(severity=Severity.ERROR, topic=topic, message=message, remedy=remedy)
+
+
+def _warning(topic: str, message: str, remedy: str) -> TopicFinding:
+    return TopicFinding(severity=Severity.WARNING, topic=topic, message=message, remedy=remedy)

@@ -29,7 +29,8 @@ LIMIT_PARTITIONS = 100_000
 LIMIT_WAIT_MS = 60_000
 WAIT_MS = 10_000
 
-Role = Literal["active", "standby"]
+Role = Literal["active", "standby", "earlier"]
+"""What the answering worker is for the partition: it folds it, it keeps a copy, or it keeps what an earlier version left."""
 Reason = Literal[
     "moved",
     "not_ready",
@@ -242,13 +243,24 @@ _STALENESS = re.compile(r"([0-9]{1,18})|([0-9]{1,18})ms|([0-9]{1,18}),([0-9]{1,1
 _UNBOUND = Staleness()
 
 
+class EarlierClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """The partitions of which one worker says that it keeps an earlier version readable; none while it has yet to restore them."""
+
+    version: int
+    partitions: list[int] = []
+
+
 class TableClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """The partitions of one table that one worker says it holds; *partial* are those which began behind a hole in a source."""
+    """The partitions of one table that one worker says it holds. Those of *active* that are *building* have not caught up
+    with the version that is current, and do not answer yet; *partial* are those which began behind a hole in a source.
+    """
 
     version: int
     partitions: int
     active: list[int] = []
     standby: list[int] = []
+    building: list[int] = []
+    earlier: EarlierClaims | None = None
     partial: list[int] = []
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from struct import Struct
+from typing import Any
 
 from holdfast.errors import WireError
 
@@ -83,6 +84,20 @@ class WireReader:
         """Take *size* bytes as they are."""
         at = self._step(size, what)
         return bytes(self.data[at : at + size])
+
+    def unpack(self, form: Struct, what: str) -> tuple[Any, ...]:
+        """Take the values of *form*, the first of which is *what*."""
+        return form.unpack_from(self.data, self._step(form.size, what))
+
+    def view(self, size: int, what: str) -> memoryview:
+        """Take *size* bytes without copying them."""
+        at = self._step(size, what)
+        return memoryview(self.data)[at : at + size]
+
+    def utf8(self, size: int, what: str) -> str:
+        """Take *size* bytes as text."""
+        at = self.at
+        return self._utf8(self.raw(size, what), what, at)
 
     def string(self, what: str, *, nullable: bool = False) -> str | None:
         """Take a string with its length in 16 bits; -1 is null."""

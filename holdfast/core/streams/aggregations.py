@@ -11,10 +11,10 @@ import msgspec
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
-from holdfast.core.engine.declared.processor import DecoderInput, Emit, Emits, Processor
+from holdfast.core.engine.declared.processor import DecoderInput, Emit, Emits, OnError, Processor
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.state.rows import Rows
-from holdfast.core.streams.emitting import Updates, check_topics, encode_json
+from holdfast.core.streams.emitting import Updates, check_topics, updates
 from holdfast.core.streams.reading import reading
 from holdfast.errors import ConfigError
 
@@ -48,7 +48,7 @@ class _Results(NamedTuple):
     """Where an aggregation's results go, and what makes their values."""
 
     topic: str
-    encode: Callable[[Any], bytes]
+    encode: Callable[[Any], bytes | None]
 
 
 def aggregate(
@@ -63,13 +63,14 @@ def aggregate(
     inputs: tuple[DecoderInput, ...] = ("value",),
     route: Route | None = by_key,
     emits: str | Updates | None = None,
+    on_error: OnError = "quarantine",
 ) -> Processor[E, A]:
     """Return a processor that keeps one aggregate of the records of each *key*: the general one; the others
     below are short forms.
 
     *source* is a `Source`, which tells what lies in the topic, or the name of one with *decode*, which makes an event of the *inputs* of a record.
     *fold* gets the aggregate so far, None at first, and the event, and returns the aggregate with it, of type *row*, or None, which removes it.
-    *emits* is a topic, or `updates(topic, encode=...)`: each change of a row is sent there with its key, and a removal as a tombstone; a record that
+    *emits* is a topic, a `Stream`, or `updates(topic, encode=...)`: each change of a row is sent there with its key, and a removal as a tombstone; a record that
     leaves the aggregate equal sends nothing.
 
     ConfigError for what cannot be, when the declaration is made.
@@ -110,6 +111,7 @@ def aggregate(
         inputs=inputs,
         route=route,
         emits=() if results is None else (results.topic,),
+        on_error=on_error,
     )
 
 
@@ -304,6 +306,7 @@ def dedupe(
     inputs: tuple[DecoderInput, ...] = ("value",),
     route: Route | None = by_key,
     in_place: bool = False,
+    on_error: OnError = "quarantine",
 ) -> Processor[Any, int]:
     """Return a processor that passes the first record of each id on to the topic *to*, and drops its repeats.
 
@@ -345,10 +348,11 @@ def dedupe(
         route=route,
         emits=(to,),
         in_place=in_place,
+        on_error=on_error,
     )
 
 
-_MORE = ("name", "source", "version", "inputs", "route", "emits")
+_MORE = ("name", "source", "version", "inputs", "route", "emits", "on_error")
 
 
 def _short(what: str, declared: dict[str, Any], **given: Any) -> Processor[Any, Any]:
@@ -366,7 +370,7 @@ def _results(name: str, emits: str | Updates | None) -> _Results | None:
         case None:
             return None
         case str():
-            return _Results(emits, encode_json)
+            return _results(name, updates(emits))
         case Updates(every_ms=0):
             return _Results(emits.topic, emits.encode)
         case Updates():

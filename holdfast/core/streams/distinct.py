@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.streams.aggregations import aggregate
 from holdfast.core.streams.emitting import Updates, encode_json
 from holdfast.errors import ChangelogError, ConfigError, FoldError
@@ -161,9 +162,8 @@ def distinct(
     except ConfigError as error:
         raise ConfigError(f"processor {declared.get('name')}: {error}") from error
     if isinstance(emits, str):
-        emits = Updates(emits, encode=_rounded)
+        encode: Callable[[int], bytes | None] = (
+            emits.serde.encode if isinstance(emits, Stream) else encode_json
+        )
+        emits = Updates(emits, encode=lambda found: encode(round(found.estimate)))
     return aggregate(key=key, fold=fold, row=Distinct, emits=emits, **declared)
-
-
-def _rounded(found: Distinct) -> bytes:
-    return encode_json(round(found.estimate))

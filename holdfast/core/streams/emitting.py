@@ -10,6 +10,8 @@ import msgspec
 
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.durations import duration_ms
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.fold.stepping import LIMIT_BYTES
 from holdfast.errors import ConfigError, FoldError
 
@@ -21,7 +23,7 @@ class Updates:
     """Results as they change; see `updates`."""
 
     topic: str
-    encode: Callable[[Any], bytes]
+    encode: Callable[[Any], bytes | None]
     every_ms: int = 0
 
 
@@ -30,37 +32,45 @@ class Final:
     """One result of each window when it is closed; see `final`."""
 
     topic: str
-    encode: Callable[[Any], bytes]
+    encode: Callable[[Any], bytes | None]
 
 
 def updates(
-    topic: str, *, encode: Callable[[Any], bytes] = encode_json, every: str | int | None = None
+    topic: str, *, encode: Callable[[Any], bytes | None] | None = None, every: str | int | None = None
 ) -> Updates:
     """Send a result to *topic* at each change, with the row's key as its key.
 
-    *encode* makes its value: of a `WindowResult` for windows, of the row for other aggregations. With *every*, of
+    *encode* makes its value: of a `WindowResult` for windows, of the row for other aggregations. Without it, the serde of a
+    `Stream` does, or JSON. With *every*, of
     windows only, a window's results are at least so much stream time apart; the last one is always sent.
     """
-    _check(topic, encode)
-    return Updates(topic, encode, 0 if every is None else duration_ms(every, "every of updates"))
+    made = _encoder(topic, encode)
+    return Updates(topic, made, 0 if every is None else duration_ms(every, "every of updates"))
 
 
-def final(topic: str, *, encode: Callable[[Any], bytes] = encode_json) -> Final:
+def final(topic: str, *, encode: Callable[[Any], bytes | None] | None = None) -> Final:
     """Send exactly one result of each window to *topic*, when it is closed, with the row's key as its key.
 
-    *encode* makes its value of a `WindowResult`, and is called at each change too: a record is refused if it makes a result that cannot be sent.
+    *encode* makes its value of a `WindowResult`; without it, the serde of a `Stream` does, or JSON. It is called at each change too: a record is refused if it makes a result that cannot be sent.
     A window is closed by a later record of its partition, whatever its key: a partition without traffic closes nothing, unless the windows are
     declared with `idle=`. Those closed by one record are sent by end, then by row key.
     """
-    _check(topic, encode)
-    return Final(topic, encode)
+    return Final(topic, _encoder(topic, encode))
 
 
-def _check(topic: str, encode: Callable[[Any], bytes]) -> None:
+def _encoder(topic: str, encode: Callable[[Any], bytes | None] | None) -> Callable[[Any], bytes | None]:
+    """Return what makes the values of results to *topic*."""
     if not isinstance(topic, str):
-        raise ConfigError(f"results to {topic!r:.100}: give the name of a topic")
+        raise ConfigError(f"results to {topic!r:.100}: give the name of a topic, or a Stream")
+    if isinstance(topic, Stream) and not isinstance(topic.key, Text):
+        raise ConfigError(
+            f"results to {topic}: their keys are those of rows, as text: leave out key= of the stream"
+        )
+    if encode is None:
+        return topic.serde.encode if isinstance(topic, Stream) else encode_json
     if (why := why_uncallable(encode, ("result",))) is not None:
         raise ConfigError(f"results to {topic}: encode {why}")
+    return encode
 
 
 def check_topics(whose: str, sources: Collection[str], *topics: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 import msgspec
 
 from holdfast.core.engine.declared.declaring import why_uncallable
-from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.processor import OnError, Processor
 from holdfast.core.engine.declared.serdes import Bytes, Serde
 from holdfast.core.engine.declared.sources import FoldWith, Input, Source
 from holdfast.core.engine.declared.streams import Internal, Stream
@@ -92,6 +92,7 @@ class Map(Step[T], Generic[S, T]):
         serde: Serde[T] | None = None,
         to: Stream[T] | None = None,
         version: int = 1,
+        on_error: OnError = "quarantine",
     ) -> None:
         whose = _checked(name, source, each=each)
         if (serde is None) == (to is None):
@@ -103,7 +104,7 @@ class Map(Step[T], Generic[S, T]):
             event, _, key, headers, partition = record
             return (Emit(topic, key, encode(each(event)), headers, partition if stays else None),)
 
-        self._declare(name=name, version=version, fold=fold, **_one(source, out, stays))
+        self._declare(name=name, version=version, on_error=on_error, fold=fold, **_one(source, out, stays))
 
 
 class Filter(Step[T]):
@@ -131,6 +132,7 @@ class Filter(Step[T]):
         keep: Callable[[Any], bool],
         to: Stream[T] | None = None,
         version: int = 1,
+        on_error: OnError = "quarantine",
     ) -> None:
         whose = _checked(name, source, keep=keep)
         out, stays = _same(whose, name, source, to, version), to is None
@@ -140,7 +142,7 @@ class Filter(Step[T]):
             event, value, key, headers, partition = record
             return (Emit(topic, key, value, headers, partition if stays else None),) if keep(event) else None
 
-        self._declare(name=name, version=version, fold=fold, **_one(source, out, stays))
+        self._declare(name=name, version=version, on_error=on_error, fold=fold, **_one(source, out, stays))
 
 
 class Branch(Step[T]):
@@ -169,6 +171,7 @@ class Branch(Step[T]):
         source: Source[T],
         into: Mapping[Any, Callable[[Any], bool]],
         version: int = 1,
+        on_error: OnError = "quarantine",
     ) -> None:
         whose = _checked(name, source)
         if not isinstance(into, Mapping) or not into:
@@ -196,7 +199,7 @@ class Branch(Step[T]):
 
         stay = all(stays for _, _, stays in tests)
         declared = {**_one(source, next(iter(branches.values())), stay), "emits": (*branches.values(),)}
-        self._declare(name=name, version=version, fold=fold, **declared)
+        self._declare(name=name, version=version, on_error=on_error, fold=fold, **declared)
 
     def __getitem__(self, branch: str) -> Stream[T]:
         """Return the topic of a branch."""
@@ -227,7 +230,13 @@ class Merge(Step[T]):
     __slots__ = ()
 
     def __init__(
-        self, *, name: str, sources: Sequence[Source[T]], to: Stream[T] | None = None, version: int = 1
+        self,
+        *,
+        name: str,
+        sources: Sequence[Source[T]],
+        to: Stream[T] | None = None,
+        version: int = 1,
+        on_error: OnError = "quarantine",
     ) -> None:
         whose = f"processor {name}"
         if not isinstance(sources, Sequence) or isinstance(sources, str) or len(sources) < 2:
@@ -252,6 +261,7 @@ class Merge(Step[T]):
         self._declare(
             name=name,
             version=version,
+            on_error=on_error,
             on={replace(each, serde=_as_is(each.serde), key=Bytes()): asked for each in sources},
             emits=(out,),
             in_place=stays,
@@ -287,6 +297,7 @@ class Rekey(Step[T], Generic[S, T]):
         by: Callable[[Any], Any],
         to: Stream[S] | None = None,
         version: int = 1,
+        on_error: OnError = "quarantine",
         key: Serde[Any] | None = None,
     ) -> None: ...
 
@@ -300,6 +311,7 @@ class Rekey(Step[T], Generic[S, T]):
         serde: Serde[T] | None = None,
         to: Stream[T] | None = None,
         version: int = 1,
+        on_error: OnError = "quarantine",
         key: Serde[Any] | None = None,
     ) -> None: ...
 
@@ -313,6 +325,7 @@ class Rekey(Step[T], Generic[S, T]):
         serde: Serde[Any] | None = None,
         to: Stream[Any] | None = None,
         version: int = 1,
+        on_error: OnError = "quarantine",
         key: Serde[Any] | None = None,
     ) -> None:
         if (by is None) == (pairs is None):
@@ -334,7 +347,7 @@ class Rekey(Step[T], Generic[S, T]):
             out = _stream(whose, to) if serde is None else Internal(name, serde, key, version=version)
             assert pairs is not None
             fold = _pairs(out, pairs)
-        self._declare(name=name, version=version, fold=fold, **_one(source, out, False))
+        self._declare(name=name, version=version, on_error=on_error, fold=fold, **_one(source, out, False))
 
 
 Fold = Callable[[Rows[NoRow], Record, int], Emits]

@@ -40,6 +40,12 @@ def step(group: ClassicGroup, request: Request, at_ms: int) -> tuple[ClassicGrou
     return context.group, context.replies
 
 
+def next_deadline_ms(group: ClassicGroup) -> int | None:
+    """Return when the group changes though nobody asks anything; None for never."""
+    due = TransitionContext(group).due()
+    return None if due is None else due[0]
+
+
 class TransitionContext:
     """One request's way through a group: *group* is what became of it, *replies* who was answered."""
 
@@ -90,7 +96,7 @@ class TransitionContext:
         """Work off every deadline up to *at_ms*, the earliest first, ties in this order: joining, syncing,
         sessions, ids.
         """
-        while (due := self._due()) is not None and due[0] <= at_ms:
+        while (due := self.due()) is not None and due[0] <= at_ms:
             when_ms, _, what = due
             if what == "join":
                 self._join_is_over(when_ms)
@@ -114,7 +120,8 @@ class TransitionContext:
                 self._set(pending=tuple(each for each in self.group.pending if each[1] > when_ms))
                 self._maybe_complete(when_ms)
 
-    def _due(self) -> tuple[int, int, str] | None:
+    def due(self) -> tuple[int, int, str] | None:
+        """Return the earliest deadline: its time, its place among others of that time, and what it is."""
         group, due = self.group, []
         if group.join_ends_ms is not None:
             due.append((group.join_ends_ms, 0, "join"))
@@ -160,6 +167,8 @@ class TransitionContext:
             if not self._fits(said, besides=before.member_id):
                 return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL)
             return self._replace(before, said, at_ms)
+        if not self._fits(said):  # classicGroupJoinNewMember: before an id is given
+            return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL)
         if said.instance_id is None and said.requires_id:
             if len(self.group.members) >= self.group.settings.max_size:
                 return self._answer(said.request, GroupCode.GROUP_MAX_SIZE_REACHED)
@@ -437,14 +446,17 @@ class TransitionContext:
         return GroupCode.NONE
 
     def _commit(self, said: OffsetCommit, at_ms: int) -> GroupCode:
+        """ClassicGroup.validateOffsetCommit: transactions may commit without a member, and while a group rebalances."""
+        if self.group.state is GroupState.DEAD:
+            return GroupCode.COORDINATOR_NOT_AVAILABLE
+        if said.generation == NO_GENERATION and self.group.state is GroupState.EMPTY:
+            return GroupCode.NONE
         if said.generation == NO_GENERATION and said.member_id == "" and said.instance_id is None:
-            if self.group.state is GroupState.DEAD:
-                return GroupCode.COORDINATOR_NOT_AVAILABLE
-            return GroupCode.NONE if self.group.state is GroupState.EMPTY else GroupCode.UNKNOWN_MEMBER_ID
+            return GroupCode.NONE if said.transactional else GroupCode.UNKNOWN_MEMBER_ID
         member = self._of_generation(said.member_id, said.instance_id, said.generation)
         if isinstance(member, GroupCode):
             return member
-        if self.group.state is GroupState.COMPLETING:
+        if self.group.state is GroupState.COMPLETING and not said.transactional:
             return GroupCode.REBALANCE_IN_PROGRESS
         self._change(member, session_ends_ms=at_ms + member.session_ms)
         return GroupCode.NONE

@@ -79,15 +79,16 @@ class LeaveGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OffsetCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """OffsetCommit, or TxnOffsetCommit from version 3 on: fenced alike.
+    """OffsetCommit, or (*transactional*) TxnOffsetCommit, which is fenced alike where it names a member.
 
-    Generation -1 without a member is a simple consumer.
+    Generation -1 without a member is a simple consumer, or a producer that does not tell of its group.
     """
 
     request: int
     member_id: str = ""
     generation: int = NO_GENERATION
     instance_id: str | None = None
+    transactional: bool = False
 
 
 class DeleteGroup(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,6 +37,9 @@ class Alone:
 
     def discard(self, message: object) -> None: ...
 
+    def who_folds(self, changelog: str, partition: int) -> str | None:
+        return None
+
     def who_owns(self, table: str, partition: int) -> str | None:
         return None
 

@@ -73,6 +73,7 @@ class Worker:
         self.terms: list[int] = []
         monkeypatch.setattr(module, "restore", self._restore)
         monkeypatch.setattr(module, "read_choices", self._read_choices)
+        monkeypatch.setattr(module, "learn_handovers", self._learn_handovers)
         follower = SimpleNamespace(follow=self._follow, close=lambda: None, failure=None)
         monkeypatch.setattr(module, "StandbyFollower", lambda *_: follower)
         held: Any = SimpleNamespace(adopt=self.terms.append)
@@ -103,6 +104,11 @@ class Worker:
 
     def runner_of(self, part: Any) -> Any:
         return SimpleNamespace(job=None)
+
+    def _learn_handovers(self, settings: Settings, fresh: Iterable[Part]) -> None:
+        for part in fresh:
+            place = part.partition
+            assert ("restore", place) in self.steps, "a position is behind the fence, and known, then"
 
     def _restore(self, fresh: Iterable[Part], *_: Any) -> int:
         for part in fresh:

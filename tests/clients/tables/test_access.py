@@ -91,7 +91,7 @@ async def test_another_version_of_a_table_is_another_table() -> None:
             await refused_at_once(tables, NoSuchTableError, "in version 2, not 1")
         lying = msgspec.structs.replace(worker.claims(), tables=_claiming(0))
         async with client(directory=FixedDirectory([lying])) as tables:
-            await refused_at_once(tables, NoSuchTableError, "version 2, not 1")
+            await refused_at_once(tables, NoSuchTableError, "version 2 here, not 1")
 
 
 @scenario

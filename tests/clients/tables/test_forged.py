@@ -155,6 +155,8 @@ BAD = {
     "key": record(url="http://b:1"),
     "negative": record(table={"active": [-1]}),
     "beyond": record(table={"standby": [4]}),
+    "building": record(table={"building": [4]}),
+    "earlier": record(table={"earlier": {"version": 1, "partitions": [4]}}),
     "many": record(table={"partitions": 10_000_000}),
     "none": record(table={"partitions": 0}),
     "huge": record(url="http://a:1", tables={"x" * 2_000_000: {"version": 1, "partitions": 1}}),

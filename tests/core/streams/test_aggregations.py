@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import Json, Source
+from holdfast import Json, Msgpack, Source, Stream
 from holdfast.errors import ConfigError
 from holdfast.streams import (
     Hopping,
@@ -17,6 +17,7 @@ from holdfast.streams import (
     Sliding,
     Tumbling,
     Windowed,
+    WindowResult,
     aggregate,
     count,
     dedupe,
@@ -274,3 +275,54 @@ def windows(**declared: Any) -> Windowed[str, int]:
 def test_what_cannot_be_is_said_at_declaration(make: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         make()
+
+
+class Told(msgspec.Struct, frozen=True):
+    name: str
+    count: int
+
+
+def test_results_to_a_stream_are_written_by_its_serde() -> None:
+    """They were JSON whatever the stream declares, so that its readers were refused them."""
+    sizes = Stream("sizes", Msgpack(int))
+    counted = count(name="sizes", source="words", decode=bytes.decode, key=str, emits=sizes)
+    with Topology([counted]) as topology:
+        topology.pipe("words", b"a")
+        topology.pipe("words", b"a")
+        assert [sizes.serde.decode(each.value) for each in topology.read("sizes")] == [1, 2]
+    views = Stream("views", Msgpack(WindowResult[int]))
+    windowed = Windowed(
+        name="hourly",
+        source="words",
+        decode=bytes.decode,
+        by=str,
+        window=Tumbling("1h"),
+        fold=lambda so_far, word: (so_far or 0) + 1,
+        row=int,
+        emit=final(views),
+    )
+    with Topology([windowed]) as topology:
+        topology.pipe("words", b"a", at=0)
+        topology.pipe("words", b"b", at=3_600_000)
+        (told,) = [views.serde.decode(each.value) for each in topology.read("views")]
+        assert told == WindowResult("a", 0, 3_600_000, 1)
+    own = count(
+        name="own",
+        source="words",
+        decode=bytes.decode,
+        key=str,
+        emits=updates(sizes, encode=lambda row: b"!"),
+    )
+    with Topology([own]) as topology:
+        topology.pipe("words", b"a")
+        assert [each.value for each in topology.read("sizes")] == [b"!"], "what is given counts"
+
+
+def test_a_result_that_its_stream_cannot_hold_refuses_the_record_that_makes_it() -> None:
+    names = Stream("names", Json(Told))
+    counted = count(name="wrong", source="words", decode=bytes.decode, key=str, emits=names)
+    with Topology([counted]) as topology:
+        topology.pipe("words", b"a")
+        (refused,) = topology.refused
+        assert (refused.stage, refused.error) == ("fold", "FoldError")
+        assert topology.table("wrong") == {}

@@ -62,7 +62,8 @@ class Processor(Generic[E, R]):
     needs as many partitions as the source.
 
     Rows of another *version* are never read: each version has its own table and changelog, built from the
-    log's beginning.
+    log's beginning. Within a version, a row type may change as long as it reads all rows that were written (fields with
+    defaults may be added, and fields left out); another is refused when a worker starts.
 
     **Several sources.** `on={customers: keep, orders: enrich}` in place of *source*, *decode* and *fold* names
     up to 8 co-partitioned sources, each a `Source` with its own fold, or `FoldWith` for one that asks for more
@@ -85,6 +86,10 @@ class Processor(Generic[E, R]):
     **Several tables.** `tables={"sessions": Session}` declares named tables beside the processor's own, each
     with its type; a fold has the rows of one by `rows.table("sessions")`. They change in the same transaction
     and lie in the same changelog. Queries name them PROCESSOR.TABLE.
+
+    **What a new version emits.** It folds its sources from the beginning, and emits all of it again. With `emits_from="handover"` it is silent up to where
+    the versions before it stood when it took a partition over; internal topics get everything all the same. That position is recorded with
+    its first transaction, so it is the same after every restart. It is for processors of one source, and not of an internal topic, whose offsets begin anew with each version.
 
     **Global tables.** `reads=(rates,)`, with `on=`, lets folds look into a `Global`: `rows.globals[rates].get(key)`. What they see
     is as of a position that is recorded with the choices. To add, remove or reorder globals, give the processor another name.
@@ -110,6 +115,7 @@ class Processor(Generic[E, R]):
     on_error: OnError = "quarantine"
     tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
     reads: tuple[Global[Any], ...] = ()
+    emits_from: Literal["beginning", "handover"] = "beginning"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -145,7 +151,28 @@ class Processor(Generic[E, R]):
             raise self._wrong(why)
         if self.reads:
             self._check_globals()
+        self._check_handover()
         retentions([self])
+
+    def _check_handover(self) -> None:
+        if self.emits_from not in ("beginning", "handover"):
+            raise self._wrong(f'emits_from {self.emits_from!r:.100}; write "beginning" or "handover"')
+        if not self.hands_over:
+            return
+        if self.version == 1:
+            raise self._wrong('emits_from="handover" needs a version before it: version 1 has none')
+        if self.internal:
+            raise self._wrong(
+                f'emits_from="handover" with internal topic {self.internal[0]}: what the version before had folded lies in another topic, so nothing tells '
+                'where it stood in this one: write "beginning"'
+            )
+        if len(self._sources) > 1:
+            raise self._wrong(
+                f'emits_from="handover" with {len(self._sources)} sources: in which order the version before folded its last records is recorded only when '
+                'another comes too late for it, so it cannot be told up to where it emitted: write "beginning", or emit from a processor of one source'
+            )
+        if all(isinstance(topic, Internal) for topic in self.emits):
+            raise self._wrong('emits_from="handover" with no topic of others to emit to: leave it out')
 
     def _check_globals(self) -> None:
         if not isinstance(self.reads, tuple):
@@ -294,6 +321,11 @@ class Processor(Generic[E, R]):
         return columns_in(self.inputs)
 
     @property
+    def hands_over(self) -> bool:
+        """Return whether it is silent up to where the versions before it stood."""
+        return self.emits_from == "handover"
+
+    @property
     def has_event_time(self) -> bool:
         """Return whether its position has event time, and its folds may set timers of the event clock."""
         return self.on_event is not None
@@ -382,9 +414,23 @@ class Processor(Generic[E, R]):
         """
         return f"{app}-{self.name}-choices{''.join(f'.v{each.version}' for each in self.internal)}"
 
+    @property
+    def writes_alone(self) -> bool:
+        """Return whether no other version writes to a topic that this one writes to: it emits to internal topics at most, which bear its
+        version, and makes no choices. Then it can be folded beside other versions.
+        """
+        return self.on is None and all(isinstance(topic, Internal) for topic in self.emits)
+
+    def writer(self, app: str) -> str:
+        """Return what the transactional ids of all partitions begin with. Versions that write to the same topics share it, so that
+        they fence each other.
+        """
+        apart = self.version > 1 and self.writes_alone
+        return f"{app}.{self.name}.v{self.version}" if apart else f"{app}.{self.name}"
+
     def transactional_id(self, app: str, partition: int) -> str:
-        """Return the id whose epoch fences older owners; one per application, processor and partition."""
-        return f"{app}.{self.name}.{partition}"
+        """Return the id whose epoch fences older owners; one for each partition of a writer."""
+        return f"{self.writer(app)}.{partition}"
 
 
 def table_name(processor: Processor[Any, Any], table: str = "") -> str:

@@ -5,6 +5,7 @@ Live, local and Spark all run this.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,7 @@ from holdfast.core.engine.state.codec import (
     Marker,
     encode_marker,
 )
+from holdfast.core.engine.state.handover import Handover
 from holdfast.core.engine.state.rows import JournaledRows, Store
 
 __all__ = [
@@ -83,11 +85,14 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         cache_rows: int = 200_000,
         limit_bytes: int = LIMIT_BYTES,
         trace: Callable[[Transition[R]], None] | None = None,
+        handover: Handover | None = None,
     ) -> None:
         assert event_ms is not None or not processor.has_event_time or applied == NOTHING_APPLIED, (
             "a position has event time"
         )
-        super().__init__(processor, store, stream_ms, cache_rows, limit_bytes, trace, event_ms=event_ms)
+        super().__init__(
+            processor, store, stream_ms, cache_rows, limit_bytes, trace, event_ms=event_ms, handover=handover
+        )
         self.applied, self._lineage = applied, processor.lineage
         self._takes, self._plain = tuple(processor.inputs), len(processor.inputs) == len(processor.columns)
         self._call = self._timed(processor.fold, self._time) if processor.has_event_time else processor.fold
@@ -101,12 +106,19 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         )
 
     def _fresh(self, batches: Iterable[Batch], taken: list[Batch]) -> Iterator[Batch]:
-        applied = self.applied
+        applied, upto = self.applied, NOTHING_APPLIED if self._handover is None else self._handover.applied[0]
         for batch in batches:
             if (rest := batch.after(applied)).offsets:
-                applied = rest.offsets[-1]
-                taken.append(rest)
-                yield rest
+                if not taken:
+                    self._silent = rest.offsets[0] <= upto
+                if cut := self._silent and rest.offsets[-1] > upto:
+                    rest = rest.slice(0, bisect_right(rest.offsets, upto))
+                if rest.offsets:
+                    applied = rest.offsets[-1]
+                    taken.append(rest)
+                    yield rest
+                if cut:
+                    return  # the next transaction is heard
 
     def _fast_step(self, batch: Batch) -> int:
         if self.processor.stateless:
@@ -157,7 +169,7 @@ class Folder(SteppingFolder[R, Batch, Changes]):
 
     def _finished(self, taken: list[Batch], records: int, puts: list[tuple[bytes, bytes | None]]) -> Changes:
         marker = self._marker(_offset_of(taken, records))
-        return Changes(marker=marker, records=records, puts=puts, emits=self._emits, refused=self._refused)
+        return Changes(marker=marker, records=records, puts=puts, emits=self._heard(), refused=self._refused)
 
 
 def _offset_of(batches: list[Batch], records: int) -> int:

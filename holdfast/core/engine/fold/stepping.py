@@ -6,6 +6,7 @@ A folder adds what it is given to fold, and how it tells its position.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 from holdfast.core.engine.declared.emit_rules import EmitRules
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import EventTime
+from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.emits import Emit, Emits
 from holdfast.core.engine.fold.asides import Asides, close_asides, open_asides
 from holdfast.core.engine.fold.paced import Paced
@@ -30,6 +32,7 @@ from holdfast.core.engine.state.codec import (
     tick_key,
     wake_key,
 )
+from holdfast.core.engine.state.handover import Handover
 from holdfast.core.engine.state.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
 from holdfast.core.engine.state.timers import NEVER, TimerTable, timers_in
 from holdfast.errors import FoldError, Later, StoppedError
@@ -143,6 +146,16 @@ def _parts_of(fold: _Fold[R], rows: Rows[R], event: Any, at_ms: int) -> Iterator
         yield [*(made or ())]
 
 
+def _called(call: Callable[..., Any], *args: Any) -> Any:
+    """Return what code of users gives. What ends a generator or a task is a failure, where a fold raises it; where we yield, it
+    means that the caller has given up.
+    """
+    try:
+        return call(*args)
+    except (GeneratorExit, CancelledError) as error:
+        raise FoldError(f"it raised {type(error).__name__}: {error}") from error
+
+
 class _LooseError(Exception):
     """The fold sets rows with values of another type than declared: a list in a tuple's place, say, which
     the next record could change.
@@ -167,7 +180,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     it, and where it is the first, Later or StoppedError is raised, and all is rolled back. What was folded before it
     is folded a second time, since a record that was begun has moved stream time and fired timers.
 
-    With *trace*, every transaction is folded record by record and each change of a row is told.
+    With *trace*, every transaction is folded record by record and each change of a row is told. With *handover*, a transaction
+    ends there, and those up to it are silent.
     """
 
     def __init__(
@@ -180,8 +194,11 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         trace: Callable[[Transition[R]], None] | None,
         ticks: TimerTable | None = None,
         event_ms: int | None = None,
+        handover: Handover | None = None,
     ) -> None:
         self.processor = processor
+        self._handover, self._silent = handover, False
+        self._between = frozenset(str(topic) for topic in processor.emits if isinstance(topic, Internal))
         self.stream_ms = self._before_ms = stream_ms
         self.event_ms = self._before_event_ms = -NEVER if event_ms is None else event_ms
         self._events = timers_in(store, EVENT) if processor.has_event_time else None
@@ -301,6 +318,10 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         elif took_s < STEP_S / 4:
             self._most_records = min(STEP_RECORDS, 2 * self._most_records)
 
+    def _heard(self) -> list[Emit]:
+        """Return what the transaction emits: where it is silent, only what goes to internal topics."""
+        return [each for each in self._emits if each.topic in self._between] if self._silent else self._emits
+
     @abstractmethod
     def unchanged(self) -> C:
         """Return changes that change nothing, at the position of the state: for records that are written
@@ -350,9 +371,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             while begun or not self._enough:
                 stop = min(end, start + self._step_records)
                 emitted = len(self._emits)
-                done = self._fast_step(
-                    batch.slice(start, stop) if end > self._step_records or start else batch
-                )
+                step = batch.slice(start, stop) if end > self._step_records or start else batch
+                done = _called(self._fast_step, step)
                 emitted = self._check_step(emitted)
                 # Timers may have fired for the next record, which has to be folded then.
                 begun = done < stop - start and self._rest_before
@@ -368,7 +388,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         yield from self._close(taken, records, checked=False)
 
     def _finish_rest(self, rest: Iterator[list[Emit]], emitted: int) -> Iterator[None]:
-        for part in rest:
+        while (part := _called(next, rest, None)) is not None:
             self._emits += part
             emitted = self._check_step(emitted)
             yield
@@ -504,8 +524,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                     act = partial(self._on_wake, rows, key, due_ms)
                     yield from self._attempt(rows, at, "wake", act, f"timer {key!r:.200} due at {due_ms}: ")
         try:
-            event = decode()
-            event_ms = -NEVER if self._events is None else time(event, self.stream_ms)
+            event = _called(decode)
+            event_ms = -NEVER if self._events is None else _called(time, event, self.stream_ms)
         except MemoryError:
             raise
         except Later as later:
@@ -543,9 +563,10 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         asides = Asides(self._rules.check, USERS_FAILURES)
         open_asides(rows, asides)
         try:
-            made, emits = act() or (), list[Emit]()
-            for some in made.parts if isinstance(made, Paced) else (made,):
-                emits += some
+            made = _called(act) or ()
+            parts, emits = made.parts if isinstance(made, Paced) else iter((made,)), list[Emit]()
+            while (some := _called(next, parts, None)) is not None:
+                emits += _called(list, some)
                 if isinstance(made, Paced):
                     yield WITHIN
             for emit in emits:

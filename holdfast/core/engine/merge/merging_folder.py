@@ -6,6 +6,7 @@ Live, local and Spark all run this, as they do `Folder`.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +38,7 @@ from holdfast.core.engine.merge.choices import (
 from holdfast.core.engine.merge.merging import Stretch
 from holdfast.core.engine.state.codec import APPLIED, TICK
 from holdfast.core.engine.state.global_rows import GlobalTables, GlobalViews
+from holdfast.core.engine.state.handover import Handover
 from holdfast.core.engine.state.rows import JournaledRows, Store
 from holdfast.core.engine.state.timers import TimerTable, timers_in
 from holdfast.errors import ChangelogError
@@ -98,6 +100,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         limit_bytes: int = LIMIT_BYTES,
         trace: Callable[[Transition[R]], None] | None = None,
         views: GlobalViews | None = None,
+        handover: Handover | None = None,
     ) -> None:
         start = start_of(processor)
         self.marker = start if marker is None else marker
@@ -115,7 +118,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         ticks = None if self._on_tick is None else self._ticks  # without: a fold that sets one is refused
         event_ms = event_ms_of(self.marker)
         super().__init__(
-            processor, store, self.marker.stream_ms, cache_rows, limit_bytes, trace, ticks, event_ms
+            processor, store, self.marker.stream_ms, cache_rows, limit_bytes, trace, ticks, event_ms, handover
         )
         self._folds = processor.folds
         self._calls = tuple(
@@ -179,7 +182,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             marker=marker,
             records=records,
             puts=puts,
-            emits=self._emits,
+            emits=self._heard(),
             refused=self._refused,
             choices=self._choices,
         )
@@ -187,12 +190,27 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
     def _fresh(self, batches: Iterable[Stretch], taken: list[Stretch]) -> Iterator[Stretch]:
         self._input_failure = None
         try:
-            for stretch in batches:
+            for stretch in batches if self._handover is None else self._alike(batches, self._handover):
                 taken.append(stretch)
                 yield stretch
         except Exception as error:
             self._input_failure = error
             raise
+
+    def _alike(self, stretches: Iterable[Stretch], handover: Handover) -> Iterator[Stretch]:
+        """Yield *stretches* as long as they are silent, or heard, as the first is that may emit: then another transaction begins."""
+        self._silent, is_known = False, False
+        for stretch in stretches:
+            if stretch.choice is not None and stretch.choice.tick_ms is None:
+                yield stretch  # it emits nothing
+                continue
+            silent, first = _beginning(stretch, handover)
+            if not is_known:
+                self._silent, is_known = silent, True
+            if silent is self._silent:
+                yield first
+            if first is not stretch or silent is not self._silent:
+                return
 
     # -- at full speed
 
@@ -300,6 +318,22 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             self._tables.move(choice.globals)
         if decided:
             self._choices.append(choice)
+
+
+def _beginning(stretch: Stretch, handover: Handover) -> tuple[bool, Stretch]:
+    """Return whether earlier versions have folded the first record of *stretch*, and as much of it as that is true of."""
+    if stretch.choice is not None:
+        return stretch.choice.number < handover.choices, stretch
+    left = [
+        0 if portion is None else bisect_right(portion.batch.offsets, upto)
+        for portion, upto in zip(stretch.portions, handover.applied, strict=True)
+    ]
+    silent = left[stretch.order[0]] > 0
+    for number, source in enumerate(stretch.order):
+        if (left[source] > 0) is not silent:
+            return silent, stretch.slice(0, number)
+        left[source] -= 1
+    return silent, stretch
 
 
 def start_of(processor: Processor[Any, Any]) -> VectorMarker:

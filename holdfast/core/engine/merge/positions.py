@@ -101,6 +101,31 @@ def stored_format(processor: Processor[Any, Any]) -> PositionFormat:
     return PositionFormat(start, encode_vector_marker, partial(_timed_alike, start, decode_vector_marker))
 
 
+def earlier_format(processor: Processor[Any, Any]) -> PositionFormat:
+    """Return the format for a reader of the table in an earlier version, which stood in as many sources, and may have had
+    event time where this one has none; ChangelogError for a position in more or fewer.
+    """
+    start = stored_format(processor).start
+
+    def decode(value: bytes) -> Position:
+        try:
+            found: Position = decode_marker(value)
+        except ChangelogError:
+            found = decode_vector_marker(value)
+        if len(offsets_of(found)) != len(processor.topics):
+            raise ChangelogError(
+                f"table {processor.table} was folded from {len(offsets_of(found))} sources, and {processor.name} folds {len(processor.topics)}: give "
+                "the processor another name"
+            )
+        return found
+
+    return PositionFormat(start, _encode_either, decode)
+
+
+def _encode_either(position: Position) -> bytes:
+    return encode_vector_marker(position) if isinstance(position, VectorMarker) else encode_marker(position)
+
+
 def told_position(position: Position) -> bytes:
     """Return a position as stored, for replies that also tell offset and stream time: nothing where these are all of it."""
     if isinstance(position, VectorMarker):
@@ -111,6 +136,11 @@ def told_position(position: Position) -> bytes:
 def offsets_of(position: Position) -> tuple[int, ...]:
     """Return the last offset applied of each source, -1 for none."""
     return (position.applied,) if isinstance(position, Marker) else position.applied
+
+
+def choices_of(position: Position) -> int:
+    """Return the number of the next choice; 0 of one source, which has none."""
+    return 0 if isinstance(position, Marker) else position.choices
 
 
 def goes_back(before: Position, now: Position) -> bool:

@@ -8,7 +8,7 @@ there. Compaction drops what it takes for replaced: then only a replay of the so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -18,6 +18,8 @@ from msgspec.structs import replace
 from holdfast.core.engine.merge.choices import VectorMarker, event_ms_of
 from holdfast.core.engine.merge.positions import Position, PositionFormat, goes_back, of_one_source
 from holdfast.core.engine.state.codec import APPLIED, EVENT, FORMAT, NAMED, ROW_KINDS, TICK, TIMER_KINDS, WAKE
+from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types
+from holdfast.core.engine.state.handover import HANDOVER, decode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, decode_lost_heads
 from holdfast.core.kafka.record_batch import NO_PRODUCER, ControlType, RecordBatch, control_of
 from holdfast.errors import ChangelogError
@@ -253,8 +255,8 @@ def _unfit(written: _Written, positions: PositionFormat) -> str | None:
         return None  # also of what is no row: a repair removes it so
     if key == APPLIED:
         return _unfit_marker(value, positions)
-    if key == LOST_HEADS:
-        return _unfit_note(value)
+    if key in _NOTES:
+        return _unfit_note(key, value)
     if key[:1] not in _kinds(positions):
         return f"a key of unknown kind {key[:1].hex() or 'none'}"
     try:
@@ -270,11 +272,19 @@ def _unfit(written: _Written, positions: PositionFormat) -> str | None:
     return None
 
 
-def _unfit_note(value: bytes) -> str | None:
+_NOTES: dict[bytes, tuple[str, Callable[[bytes], object]]] = {
+    HANDOVER: ("the handover", decode_handover),
+    LOST_HEADS: ("lost heads", decode_lost_heads),
+    ROW_TYPES: ("row types", decode_row_types),
+}
+
+
+def _unfit_note(key: bytes, value: bytes) -> str | None:
+    of, decode = _NOTES[key]
     try:
-        decode_lost_heads(value)
+        decode(value)
     except ChangelogError:
-        return "a note of lost heads that cannot be read"
+        return f"a note of {of} that cannot be read"
     return None
 
 

@@ -119,6 +119,20 @@ def decode_due(value: bytes) -> int:
     return int(_DUE.unpack(value)[0])
 
 
+def decode_untyped(stored: bytes) -> Any:
+    """Return a stored row of which no type is known, as lists, maps and plain values.
+
+    >>> decode_untyped(RowCodec(tuple[int, str]).encode((1, "a")))
+    [1, 'a']
+    """
+    if stored[:1] != FORMAT:
+        raise ChangelogError(f"row of format {stored[:1].hex() or 'none'}, this version reads {FORMAT.hex()}")
+    try:
+        return msgspec.msgpack.decode(stored[1:])
+    except UNFIT as error:
+        raise ChangelogError(f"row is malformed ({error}): no worker wrote it") from error
+
+
 class RowCodec(Generic[R]):
     """Turns rows of one type into bytes and back. Equal rows give equal bytes: sets and dicts are written
     sorted.

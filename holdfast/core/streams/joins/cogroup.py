@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.partitioners import by_key
-from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.processor import OnError, Processor
 from holdfast.core.engine.declared.sources import FoldWith, Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.emits import Emits
@@ -35,6 +35,7 @@ def cogroup(
     version: int = 1,
     route: Route | None = by_key,
     in_place: bool = False,
+    on_error: OnError = "quarantine",
 ) -> Processor[Any, A]:
     """Return a processor that keeps one aggregate of the records of each key in several co-partitioned sources.
 
@@ -90,4 +91,5 @@ def cogroup(
         route=route,
         emits=() if to is None else (to,),
         in_place=in_place,
+        on_error=on_error,
     )

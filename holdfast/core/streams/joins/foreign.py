@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.partitioners import by_key
-from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.processor import OnError, Processor
 from holdfast.core.engine.declared.serdes import Msgpack
 from holdfast.core.engine.declared.sources import FoldWith, Source
 from holdfast.core.engine.declared.streams import Internal, Stream
@@ -111,6 +112,7 @@ class JoinForeign(tuple[Processor[Any, Any], ...], Generic[L, R, J]):
         how: How = "inner",
         version: int = 1,
         route: Route | None = by_key,
+        on_error: OnError = "quarantine",
     ) -> JoinForeign[L, R, J]:
         """Declare the three processors, `<name>-keys`, `<name>-matches` and `<name>`."""
         whose = f"processor {name}"
@@ -128,14 +130,12 @@ class JoinForeign(tuple[Processor[Any, Any], ...], Generic[L, R, J]):
                 return None
             return to.serde.encode(join(value, other))
 
-        return super().__new__(
-            cls,
-            (
-                _keys(f"{name}-keys", left, key, result, subscriptions, answers, version, route),
-                _matches(f"{name}-matches", left, right, result, subscriptions, answers, version, route),
-                _answered(name, to, answers, version, route),
-            ),
+        made = (
+            _keys(f"{name}-keys", left, key, result, subscriptions, answers, version, route),
+            _matches(f"{name}-matches", left, right, result, subscriptions, answers, version, route),
+            _answered(name, to, answers, version, route),
         )
+        return super().__new__(cls, tuple(replace(each, on_error=on_error) for each in made))
 
 
 Result = Callable[[Any, Any], bytes | None]

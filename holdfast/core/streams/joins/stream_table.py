@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
-from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.processor import OnError, Processor
 from holdfast.core.engine.declared.sources import Asked, FoldWith, Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.emits import Emits
@@ -71,6 +71,7 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
         version: int = 1,
         route: Route | None = by_key,
         in_place: bool = False,
+        on_error: OnError = "quarantine",
     ) -> None:
         whose = f"processor {name}"
         check_join(whose, {"stream": stream, "table": table}, to, how, ("inner", "left"), join)
@@ -124,6 +125,7 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
             route=route if past is None else history_routed(route),
             emits=(to,) if late is None else (to, late),
             in_place=in_place,
+            on_error=on_error,
         )
 
 

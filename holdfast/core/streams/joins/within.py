@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
-from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.processor import OnError, Processor
 from holdfast.core.engine.declared.sources import Asked, FoldWith, Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.emits import Emit, Emits, Headers
@@ -122,6 +122,7 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
         version: int = 1,
         route: Route | None = by_key,
         in_place: bool = False,
+        on_error: OnError = "quarantine",
     ) -> None:
         whose = f"processor {name}"
         check_join(whose, {"left": left, "right": right}, to, how, ("inner", "left", "outer"), join)
@@ -154,6 +155,7 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
             route=_routed(route),
             emits=(to,) if late is None else (to, late),
             in_place=in_place,
+            on_error=on_error,
         )
 
     @property

@@ -10,7 +10,7 @@ import msgspec
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
-from holdfast.core.engine.declared.processor import DecoderInput, Processor
+from holdfast.core.engine.declared.processor import DecoderInput, OnError, Processor
 from holdfast.core.engine.declared.serdes import Bytes
 from holdfast.core.engine.declared.sources import FoldColumns, Source
 from holdfast.core.streams.emitting import Final, Updates, check_topics, encode_json
@@ -86,6 +86,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
         inputs: tuple[DecoderInput, ...] = ("value",),
         route: Callable[[str, int], int | None] | None = by_key,
         in_place: bool = False,
+        on_error: OnError = "quarantine",
     ) -> None:
         whose = f"processor {name}"
         _check_inputs(whose, inputs)
@@ -135,6 +136,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
             route=routed(route),
             emits=_topics(None if emit is None else emit.topic, late),
             in_place=in_place,
+            on_error=on_error,
         )
 
     @property
@@ -165,7 +167,7 @@ def _takes_none(row: Any) -> bool:
     return True
 
 
-def _sent_later(emit: Updates | Final | None, row: Any) -> Callable[[Any], bytes] | None:
+def _sent_later(emit: Updates | Final | None, row: Any) -> Callable[[Any], bytes | None] | None:
     """Return what encodes the results that are sent later than they change, None if there are none that could fail."""
     if emit is None or (isinstance(emit, Updates) and not emit.every_ms):
         return None

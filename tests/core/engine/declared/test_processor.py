@@ -14,6 +14,8 @@ import msgspec
 import pytest
 
 from holdfast.core.engine.declared.processor import Emit, Processor
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.streams import Internal
 from holdfast.errors import ConfigError
 
 T = TypeVar("T")
@@ -39,14 +41,22 @@ def declare(**changed: Any) -> Processor[Any, Any]:
 
 
 def test_names_follow_from_application_name_version_and_partition() -> None:
-    totals = declare(version=3)
+    totals = declare(version=3, emits=("big",))
     assert totals.table == "totals.v3"
     assert totals.changelog("shop") == "shop-totals.v3-changelog"
     assert totals.transactional_id("shop", 7) == "shop.totals.7"
 
 
-def test_versions_share_no_state_but_fence_each_other() -> None:
-    old, new = declare(version=1), declare(version=2)
+def test_versions_that_write_to_the_same_topics_fence_each_other_and_others_do_not() -> None:
+    apart = [declare(version=1), declare(version=2), declare(version=3)]
+    assert [each.transactional_id("shop", 7) for each in apart] == [
+        "shop.totals.7",
+        "shop.totals.v2.7",
+        "shop.totals.v3.7",
+    ]
+    between = declare(version=2, emits=(Internal("words", Text(), version=2),))
+    assert between.transactional_id("shop", 7) == "shop.totals.v2.7", "its name bears the version"
+    old, new = declare(version=1, emits=("big",)), declare(version=2, emits=("big",))
     assert old.changelog("shop") != new.changelog("shop")
     assert old.transactional_id("shop", 0) == new.transactional_id("shop", 0)
 

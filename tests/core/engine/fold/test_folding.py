@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import pytest
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import LIMIT_BYTES, STEP_RECORDS, Batch, Changes, Folder, Transition
 from holdfast.core.engine.state.codec import APPLIED, META, Marker, decode_marker, row_key, wake_key
+from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import LIMIT_KEY_BYTES, Rows
 from holdfast.errors import ChangelogError, ConfigError, StoreError
 
@@ -786,3 +788,56 @@ def test_bookkeeping_is_not_state() -> None:
     changes = Folder(processor(), Store()).fold([batch("a")])
     assert changes is not None
     assert [key for key, _ in changes.stored() if key[:1] == META] == [APPLIED]
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit])
+@pytest.mark.parametrize("where", ["decode", "fold", "emits", "wake"])
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_fold_that_raises_what_ends_tasks_and_generators_is_one_that_fails(
+    error: type[BaseException], where: str, before: int
+) -> None:
+    def fail(at: str, event: bytes) -> None:
+        if at == where and event == b"bad":
+            raise error("no such task")
+
+    def decode(value: bytes) -> bytes:
+        fail("decode", value)
+        return value
+
+    def fold(rows: Rows[int], event: bytes, at_ms: int) -> Iterator[Emit]:
+        rows["seen"] = (rows.get("seen") or 0) + 1
+        if event == b"bad":
+            rows.wake_at("bad", at_ms + 1)
+        fail("fold", event)
+        yield Emit("out", value=event)
+        fail("emits", event)
+
+    def on_wake(rows: Rows[int], key: str, at_ms: int) -> None:
+        fail("wake", key.encode())
+
+    processor = Processor(
+        name="ends", source="in", decode=decode, fold=fold, on_wake=on_wake, row=int, emits=("out",)
+    )
+    values = [b"x"] * before + [b"bad", b"x", b"x"]
+    folder: Folder[int] = Folder(processor, DictStore())
+    changes = folder.fold([Batch(range(len(values)), [*range(len(values))], (values,))])
+    assert changes is not None
+    (refused,) = changes.refused
+    assert refused.error == "FoldError"
+    assert f"it raised {error.__name__}: no such task" in refused.reason
+    assert folder.rows["seen"] == len(values) - (where != "wake")
+
+
+def test_a_caller_may_give_up_in_the_middle_of_a_transaction() -> None:
+    def fold(rows: Rows[int], event: bytes, at_ms: int) -> None:
+        rows["seen"] = (rows.get("seen") or 0) + 1
+
+    processor = Processor(name="left", source="in", decode=bytes, fold=fold, row=int)
+    folder: Folder[int] = Folder(processor, DictStore())
+    for trace in (False, True):
+        steps = folder.steps([Batch(range(2_000), [*range(2_000)], ([b"x"] * 2_000,))])
+        next(steps)
+        steps.close()  # type: ignore[attr-defined]
+        folder.rollback()
+        folder._trace = (lambda each: None) if not trace else None
+    assert folder.rows.get("seen") is None

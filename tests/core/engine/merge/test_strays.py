@@ -23,7 +23,9 @@ from holdfast.core.engine.state.codec import (
     tick_key,
     wake_key,
 )
+from holdfast.core.engine.state.evolution import ROW_TYPES, encode_row_types
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, encode_lost_heads
+from holdfast.core.engine.state.row_schema import schema_of
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, ControlType, Record, RecordBatch
 from tests.support.marker_batches import marker_batch
@@ -205,6 +207,14 @@ def test_the_note_of_lost_heads_is_no_stray_and_goes_when_the_table_is_emptied()
     assert LOST_HEADS in found.row_keys()
     log.work(8, (LOST_HEADS, b"x"))
     assert {each.why for each in log.findings().strays} == {"a note of lost heads that cannot be read"}
+
+
+def test_the_note_of_row_types_is_no_stray() -> None:
+    log = Log()
+    log.work(7, (ROW_TYPES, encode_row_types({"": [schema_of(int)]})), (A, row("1")))
+    assert log.findings().strays == []
+    log.work(8, (ROW_TYPES, b"x"))
+    assert {each.why for each in log.findings().strays} == {"a note of row types that cannot be read"}
 
 
 def test_what_a_worker_wrote_after_the_stray_counts() -> None:

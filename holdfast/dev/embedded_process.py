@@ -1,0 +1,135 @@
+"""An embedded Kafka in a process of its own, for `holdfast dev up --embedded`: it holds its records in memory, and runs
+until it is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from signal import SIGTERM
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.clock import system_clock
+from holdfast.dev import processes
+from holdfast.dev.signals import EndingSignals, Interrupted
+from holdfast.embedded.kafka import NOTICE, EmbeddedKafka
+from holdfast.errors import DevBrokerError
+
+START_DEADLINE_S = 30.0
+STOP_GRACE_S = 5.0
+_POLL_S = 0.02
+_STATE, _LOG = "embedded.json", "embedded.log"
+
+
+class _State(msgspec.Struct, frozen=True):
+    """What is known of the process: who it is, and where it listens."""
+
+    pid: int
+    birth: str
+    endpoints: tuple[str, ...]
+
+
+class EmbeddedStatus(NamedTuple):
+    """One broker of it, as `holdfast dev status` shows it."""
+
+    node_id: int
+    endpoint: str
+    condition: str
+    pid: int | None
+
+
+class EmbeddedProcess:
+    """The embedded Kafka that was started in *folder*, by any process."""
+
+    def __init__(self, folder: Path, state: _State) -> None:
+        self.folder, self._state = folder, state
+
+    @classmethod
+    def find(cls, folder: Path) -> EmbeddedProcess | None:
+        """Return the one that was started in *folder* and not stopped since; None without one."""
+        try:
+            data = (folder / _STATE).read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            return cls(folder, msgspec.json.decode(data, type=_State))
+        except msgspec.DecodeError as error:
+            raise DevBrokerError(
+                f"{folder / _STATE} cannot be read ({error}); remove it if no embedded Kafka runs"
+            ) from None
+
+    @classmethod
+    def start(cls, folder: Path, *, nodes: int, port: int | None) -> EmbeddedProcess:
+        """Start one and return it once it listens."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _STATE).unlink(missing_ok=True)
+        command = [sys.executable, "-P", "-m", __name__, str(folder), str(nodes), str(port or 0)]
+        with (folder / _LOG).open("wb") as log:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        until_s = system_clock.monotonic_s() + START_DEADLINE_S
+        while (found := cls.find(folder)) is None:
+            if child.poll() is not None or system_clock.monotonic_s() > until_s:
+                child.kill()
+                words = (folder / _LOG).read_text(errors="replace").strip().splitlines()[-5:]
+                raise DevBrokerError("the embedded Kafka did not start; its last words:\n" + "\n".join(words))
+            time.sleep(_POLL_S)
+        return found
+
+    @property
+    def bootstrap(self) -> str:
+        """``host:port`` of every broker."""
+        return ",".join(self._state.endpoints)
+
+    @property
+    def is_running(self) -> bool:
+        return processes.is_alive(self._state.pid, self._state.birth)
+
+    def status(self) -> list[EmbeddedStatus]:
+        """Return what each broker is doing now."""
+        running = self.is_running
+        return [
+            EmbeddedStatus(
+                number, endpoint, "running" if running else "stopped", self._state.pid if running else None
+            )
+            for number, endpoint in enumerate(self._state.endpoints, 1)
+        ]
+
+    def stop(self) -> bool:
+        """Stop it, and with it all that it holds; return whether it ran."""
+        ran = self.is_running
+        processes.end(self._state.pid, self._state.birth, grace_s=STOP_GRACE_S)
+        (self.folder / _STATE).unlink(missing_ok=True)
+        return ran
+
+
+def serve(folder: Path, nodes: int, port: int) -> None:
+    """Run one until SIGTERM, and tell in *folder* who it is."""
+    try:
+        with EndingSignals(), EmbeddedKafka(nodes=nodes, port=port) as kafka:
+            print(f"{NOTICE}, on {kafka.bootstrap}", flush=True)
+            pid = os.getpid()
+            state = _State(pid, processes.birth_of(pid) or "", tuple(kafka.bootstrap.split(",")))
+            written = folder / f"{_STATE}.new"
+            written.write_bytes(msgspec.json.encode(state))
+            written.rename(folder / _STATE)
+            while True:
+                time.sleep(3600)
+    except Interrupted as ended:
+        sys.exit(0 if ended.number == SIGTERM else ended.exit_code)
+    except DevBrokerError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,1 @@
+"""A Kafka broker within one Python process, for development and tests (docs/embedded.md)."""

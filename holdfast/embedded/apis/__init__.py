@@ -1,0 +1,1 @@
+"""What the embedded broker answers to each request, by subject."""

@@ -1,0 +1,185 @@
+"""Settings read and changed: DescribeConfigs, IncrementalAlterConfigs, AlterConfigs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.configs.broker import broker_settings
+from holdfast.embedded.configs.topic import IN_SYNC, SETTINGS, ConfigKind, ConfigSource, troubles
+from holdfast.embedded.protocol.codes import MALFORMED, KafkaCode
+from holdfast.embedded.topics.partition import EmbeddedTopic
+
+TOPIC, BROKER = 2, 4
+SET, DELETE, APPEND, SUBTRACT = range(4)
+_KINDS = {0: "UNKNOWN", 2: "TOPIC", 4: "BROKER", 8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
+
+
+class _Told(NamedTuple):
+    """What came of an alteration."""
+
+    code: KafkaCode = KafkaCode.NONE
+    text: str | None = None
+
+
+def describe_configs(call: Call) -> Fields:
+    """Answer DescribeConfigs."""
+    return {"results": [_described(call, each) for each in call.fields["resources"]]}
+
+
+def _described(call: Call, told: Fields) -> Fields:
+    kind, name, keys = told["resource_type"], told["resource_name"], told["configuration_keys"]
+    wanted = None if not keys else set(keys)
+    code, text, configs = KafkaCode.NONE, "", []
+    if kind == TOPIC and (topic := call.cluster.topics.get(name)) is not None:
+        configs = [topic_config(topic, each) for each in SETTINGS if wanted is None or each in wanted]
+    elif kind == TOPIC:
+        code = KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
+    elif kind == BROKER and (wrong := _wrong_broker(call, name)) is not None:
+        code, text = KafkaCode.INVALID_REQUEST, wrong
+    elif kind == BROKER and name:
+        found = broker_settings(call.cluster.settings)
+        configs = [each for each in found if wanted is None or each["name"] in wanted]
+    elif kind != BROKER:
+        code, text = KafkaCode.INVALID_REQUEST, MALFORMED
+    return {
+        "error_code": code,
+        "error_message": text,
+        "resource_type": kind,
+        "resource_name": name,
+        "configs": [_without(each, call.fields) for each in configs],
+    }
+
+
+def _wrong_broker(call: Call, name: str) -> str | None:
+    if not name:
+        return None
+    try:
+        number = int(name)
+    except ValueError:
+        return f"Broker id must be an integer, but it is: {name}"
+    text = f"Unexpected broker id, expected {call.node_id} or empty string, but received {name}"
+    return None if number == call.node_id else text
+
+
+def _without(config: Fields, asked: Fields) -> Fields:
+    return config if asked["include_synonyms"] else {**config, "synonyms": []}
+
+
+def topic_config(topic: EmbeddedTopic, name: str) -> Fields:
+    """Return what DescribeConfigs tells of a setting of *topic*."""
+    setting, own = SETTINGS[name], topic.configs.own.get(name)
+    default = topic.configs.default(name)
+    dynamic = ConfigSource.DYNAMIC_DEFAULT if name == IN_SYNC else ConfigSource.DEFAULT
+    changed = ConfigSource.STATIC if default != setting.default and name != IN_SYNC else dynamic
+    synonyms = [] if own is None else [(name, own, ConfigSource.TOPIC)]
+    if setting.server:
+        synonyms.append((setting.server, default, changed))
+    if name == IN_SYNC:
+        synonyms.append((setting.server, default, ConfigSource.STATIC))
+    if setting.server and changed is not ConfigSource.DEFAULT:
+        synonyms.append((setting.server, setting.default, ConfigSource.DEFAULT))
+    return {
+        "name": name,
+        "value": default if own is None else own,
+        "read_only": False,
+        "config_source": changed if own is None else ConfigSource.TOPIC,
+        "is_sensitive": False,
+        "synonyms": [{"name": which, "value": value, "source": source} for which, value, source in synonyms],
+        "config_type": setting.kind,
+        "documentation": None,
+    }
+
+
+# -- changing
+
+
+def incremental_alter_configs(call: Call) -> Fields:
+    """Answer IncrementalAlterConfigs."""
+    return {"responses": [_answer(each, _altered(call, each)) for each in call.fields["resources"]]}
+
+
+def alter_configs(call: Call) -> Fields:
+    """Answer AlterConfigs, which replaces all that is set."""
+    return {"responses": [_answer(each, _replaced(call, each)) for each in call.fields["resources"]]}
+
+
+def _answer(told: Fields, what: _Told) -> Fields:
+    return {
+        "error_code": what.code,
+        "error_message": what.text,
+        "resource_type": told["resource_type"],
+        "resource_name": told["resource_name"],
+    }
+
+
+def _topic(call: Call, told: Fields) -> EmbeddedTopic | _Told:
+    kind, name = told["resource_type"], told["resource_name"]
+    if kind != TOPIC:
+        return _Told(KafkaCode.INVALID_REQUEST, f"Unexpected resource type {_KINDS.get(kind, 'UNKNOWN')}.")
+    topic = call.cluster.topics.get(name)
+    return (
+        _Told(KafkaCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+        if topic is None
+        else topic
+    )
+
+
+def _altered(call: Call, told: Fields) -> _Told:
+    topic = _topic(call, told)
+    if isinstance(topic, _Told):
+        return topic
+    names = [each["name"] for each in told["configs"]]
+    if len(set(names)) < len(names):
+        return _Told(KafkaCode.INVALID_REQUEST, "Error due to duplicate config keys")
+    after = dict(topic.configs.own)
+    for each in told["configs"]:
+        if (wrong := _applied(after, topic, each)) is not None:
+            return wrong
+    return _kept(call, topic, after)
+
+
+def _applied(after: dict[str, str], topic: EmbeddedTopic, told: Fields) -> _Told | None:
+    name, value, operation = told["name"], told["value"], told["config_operation"]
+    if operation in (APPEND, SUBTRACT):
+        setting = SETTINGS.get(name)
+        word = "APPEND" if operation == APPEND else "SUBTRACT"
+        if setting is None or setting.kind is not ConfigKind.LIST:
+            what = "to" if operation == APPEND else "from"
+            return _Told(
+                KafkaCode.INVALID_CONFIG, f"Can't {word} {what} key {name} because its type is not LIST."
+            )
+        before = after.get(name) or topic.configs.default(name)
+        after[name] = _joined(before.split(",") if before else [], value.split(","), add=operation == APPEND)
+    elif operation == DELETE:
+        after.pop(name, None)
+    elif operation == SET:
+        after[name] = value
+    else:
+        return _Told(KafkaCode.UNKNOWN_SERVER_ERROR)  # Kafka's controller throws
+    return None
+
+
+def _joined(before: Iterable[str], told: list[str], *, add: bool) -> str:
+    there = list(before)
+    return ",".join(
+        [*there, *(each for each in told if each not in there)]
+        if add
+        else [each for each in there if each not in told]
+    )
+
+
+def _replaced(call: Call, told: Fields) -> _Told:
+    topic = _topic(call, told)
+    if isinstance(topic, _Told):
+        return topic
+    return _kept(call, topic, {each["name"]: each["value"] for each in told["configs"]})
+
+
+def _kept(call: Call, topic: EmbeddedTopic, after: dict[str, str]) -> _Told:
+    for text in troubles(dict(after)):
+        return _Told(KafkaCode.INVALID_CONFIG, text)
+    if not call.fields["validate_only"]:
+        topic.configs.set(after)
+    return _Told()

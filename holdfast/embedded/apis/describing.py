@@ -1,0 +1,139 @@
+"""What there is: versions of apis, brokers, topics and their leaders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.topics.partition import EmbeddedPartition, EmbeddedTopic
+from holdfast.embedded.topics.registry import name_trouble
+
+TOPIC_OPERATIONS, CLUSTER_OPERATIONS, GROUP_OPERATIONS = 3576, 8096, 3400
+"""What one who may do everything may do, as the protocol's bits."""
+NOT_ASKED = -(1 << 31)
+FIRST_WITH_LEVEL_0 = 4
+MISMATCHED_ENDPOINT, UNSUPPORTED_ENDPOINT = 114, 115
+FEATURES = (
+    ("group.version", 0, 1, 1),
+    ("kraft.version", 0, 1, None),
+    ("metadata.version", 7, 30, 30),
+    ("share.version", 0, 1, 1),
+    ("streams.version", 0, 1, 1),
+    ("transaction.version", 0, 2, 2),
+    ("eligible.leader.replicas.version", 0, 1, 1),
+)
+"""Of Kafka 4.3: name, lowest and highest level, and the level that is in force."""
+
+
+def features(version: int) -> Fields:
+    """Return the features as *version* of ApiVersions tells them: before 4, not those that have a level 0."""
+    return {
+        "supported_features": [
+            {"name": name, "min_version": low, "max_version": high}
+            for name, low, high, _ in FEATURES
+            if low or version >= FIRST_WITH_LEVEL_0
+        ],
+        "finalized_features_epoch": 1,
+        "finalized_features": [
+            {"name": name, "max_version_level": level, "min_version_level": level}
+            for name, _, _, level in FEATURES
+            if level is not None
+        ],
+    }
+
+
+def metadata(call: Call) -> Fields:
+    """Answer Metadata."""
+    wanted = call.fields["topics"]
+    everything = wanted is None or (call.version == 0 and not wanted)
+    topics = (
+        [_topic(call, each) for each in call.cluster.topics]
+        if everything
+        else [_wanted(call, each) for each in wanted]
+    )
+    return {
+        "brokers": [_broker(each.node_id, each.host, each.port) for each in call.cluster.alive],
+        "cluster_id": call.cluster.cluster_id,
+        "controller_id": call.cluster.controller_id,
+        "topics": topics,
+        "cluster_authorized_operations": CLUSTER_OPERATIONS
+        if call.fields["include_cluster_authorized_operations"]
+        else NOT_ASKED,
+    }
+
+
+def _broker(node_id: int, host: str, port: int) -> Fields:
+    return {"node_id": node_id, "host": host, "port": port}
+
+
+def _wanted(call: Call, wanted: Fields) -> Fields:
+    topics, name = call.cluster.topics, wanted["name"]
+    if name is None:
+        by_id = topics.by_id(wanted["topic_id"])
+        if by_id is not None:
+            return _topic(call, by_id)
+        nothing: Fields = {"name": None if call.version >= 12 else "", "topic_id": wanted["topic_id"]}
+        return {"error_code": KafkaCode.UNKNOWN_TOPIC_ID, "topic_authorized_operations": NOT_ASKED, **nothing}
+    topic = topics.get(name)
+    if topic is None and name_trouble(name) is None and _creates(call):
+        made = topics.create({"name": name, "num_partitions": -1, "replication_factor": -1})
+        topic = made if isinstance(made, EmbeddedTopic) else None
+    if topic is not None:
+        return _topic(call, topic)
+    valid = name_trouble(name) is None
+    code = KafkaCode.UNKNOWN_TOPIC_OR_PARTITION if valid else KafkaCode.INVALID_TOPIC_EXCEPTION
+    return {"error_code": code, "name": name, "topic_authorized_operations": NOT_ASKED}
+
+
+def _creates(call: Call) -> bool:
+    return call.cluster.settings.auto_create_topics and call.fields["allow_auto_topic_creation"]
+
+
+def _topic(call: Call, topic: EmbeddedTopic) -> Fields:
+    asked = call.fields["include_topic_authorized_operations"]
+    return {
+        "error_code": KafkaCode.NONE,
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": topic.is_internal,
+        "partitions": [_partition(call, each) for each in topic.partitions],
+        "topic_authorized_operations": TOPIC_OPERATIONS if asked else NOT_ASKED,
+    }
+
+
+def _partition(call: Call, partition: EmbeddedPartition) -> Fields:
+    nodes = call.cluster.nodes
+    return {
+        "error_code": KafkaCode.NONE if partition.leader >= 0 else KafkaCode.LEADER_NOT_AVAILABLE,
+        "partition_index": partition.index,
+        "leader_id": partition.leader,
+        "leader_epoch": partition.leader_epoch,
+        "replica_nodes": partition.replicas,
+        "isr_nodes": partition.in_sync,
+        "offline_replicas": [each for each in partition.replicas if not nodes[each].alive],
+    }
+
+
+def describe_cluster(call: Call) -> Fields:
+    """Answer DescribeCluster."""
+    fields: dict[str, Any] = call.fields
+    if fields["endpoint_type"] != 1:
+        controller = fields["endpoint_type"] == 2
+        wanted = "CONTROLLER" if controller else "UNKNOWN"
+        text = (
+            f"The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type {wanted}"
+        )
+        code = MISMATCHED_ENDPOINT if controller else UNSUPPORTED_ENDPOINT
+        return {"error_code": code, "error_message": text}
+    return {
+        "endpoint_type": 1,
+        "cluster_id": call.cluster.cluster_id,
+        "controller_id": call.cluster.controller_id,
+        "brokers": [
+            {"broker_id": each.node_id, "host": each.host, "port": each.port} for each in call.cluster.alive
+        ],
+        "cluster_authorized_operations": CLUSTER_OPERATIONS
+        if fields["include_cluster_authorized_operations"]
+        else NOT_ASKED,
+    }

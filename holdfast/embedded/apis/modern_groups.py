@@ -1,0 +1,210 @@
+"""Members of KIP-848's groups: ConsumerGroupHeartbeat, ConsumerGroupDescribe."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable
+
+from holdfast.core.groups.codes import GroupCode
+from holdfast.core.kafka.topic_partition import TopicPartition
+from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.apis.coordinators import elsewhere
+from holdfast.embedded.apis.describing import GROUP_OPERATIONS, NOT_ASKED
+from holdfast.embedded.groups.group import EmbeddedGroup, MemberHome
+from holdfast.embedded.internal_log import OFFSETS
+from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.models.consumer_group import (
+    SERVER_ASSIGNORS,
+    HeartbeatReply,
+    ModernGroup,
+    ModernHeartbeat,
+    ModernMember,
+    Partitions,
+)
+from holdfast.models.consumer_group import heartbeat as beat
+
+_FIRST_BY_CLIENT = 1
+"""From then on the client chooses its member id."""
+
+
+def consumer_group_heartbeat(call: Call) -> Fields:
+    """Answer ConsumerGroupHeartbeat."""
+    fields, groups = call.fields, call.cluster.groups
+    group_id = fields["group_id"]
+    if (trouble := _trouble(call)) is not None:
+        return {"error_code": KafkaCode.INVALID_REQUEST, "error_message": trouble}
+    if (code := elsewhere(call, OFFSETS, group_id)) is not None:
+        return {"error_code": code}
+    group = groups.get(group_id)
+    if group is None and fields["member_epoch"] != 0:
+        return {
+            "error_code": KafkaCode.GROUP_ID_NOT_FOUND,
+            "error_message": f"Consumer group {group_id} not found.",
+        }
+    group = group or groups.opened(group_id)
+    if group.modern is None and not group.is_empty:
+        text = f"Group {group_id} is not a consumer group."
+        return {"error_code": KafkaCode.GROUP_ID_NOT_FOUND, "error_message": text}
+    return _beaten(call, group)
+
+
+def _trouble(call: Call) -> str | None:
+    fields = call.fields
+    joins = fields["member_epoch"] == 0
+    if not fields["group_id"]:
+        return "GroupId can't be empty."
+    if not fields["member_id"] and (call.version >= _FIRST_BY_CLIENT or not joins):
+        return "MemberId can't be empty."
+    if fields["instance_id"] == "":
+        return "InstanceId can't be empty."
+    if not joins:
+        return None
+    if fields["rebalance_timeout_ms"] == -1:
+        return "RebalanceTimeoutMs must be provided in first request."
+    if fields["topic_partitions"] is None or fields["topic_partitions"]:
+        return "TopicPartitions must be empty when (re-)joining."
+    return None
+
+
+def _beaten(call: Call, group: EmbeddedGroup) -> Fields:
+    fields = call.fields
+    member_id = fields["member_id"] or _new_id(call)
+    before = group.modern or ModernGroup()
+    held = before.members.get(member_id)
+    said = ModernHeartbeat(
+        member_id=member_id,
+        epoch=fields["member_epoch"],
+        instance_id=fields["instance_id"],
+        topics=_topics(call, group, member_id),
+        owned=None if fields["topic_partitions"] is None else _places(call, fields["topic_partitions"]),
+        assignor=fields["server_assignor"],
+    )
+    group.homes[member_id] = MemberHome(call.client_id, call.host)
+    group.modern, reply = beat(before, said, call.cluster.topics.counts(), call.cluster.now_ms())
+    if reply.code is not GroupCode.NONE:
+        if not before.members:
+            call.cluster.groups.forget_new(group)
+        return {"error_code": reply.code, "error_message": _text(reply.code, said, group, held)}
+    return {
+        "error_code": KafkaCode.NONE,
+        "member_id": member_id,
+        "member_epoch": reply.epoch,
+        "heartbeat_interval_ms": call.cluster.settings.consumer_heartbeat_ms if reply.epoch >= 0 else 0,
+        "assignment": _assignment(call, held, reply) if reply.epoch >= 0 else None,
+    }
+
+
+def _new_id(call: Call) -> str:
+    return str(uuid.UUID(bytes=call.cluster.chance.randbytes(16), version=4))
+
+
+def _topics(call: Call, group: EmbeddedGroup, member_id: str) -> tuple[str, ...] | None:
+    """Return what a member subscribes to: the names it tells, and those that its pattern matches now."""
+    fields = call.fields
+    names, pattern = fields["subscribed_topic_names"], fields["subscribed_topic_regex"]
+    if pattern is not None:
+        group.patterns[member_id] = pattern
+    pattern = group.patterns.get(member_id)
+    if not pattern:
+        return None if names is None else tuple(sorted(names))
+    matched = {each.name for each in call.cluster.topics if re.fullmatch(pattern, each.name)}
+    return tuple(sorted(matched | set(names or ())))
+
+
+def _places(call: Call, told: Iterable[Fields]) -> Partitions:
+    topics = call.cluster.topics
+    return frozenset(
+        TopicPartition(topic.name, index)
+        for each in told
+        if (topic := topics.by_id(each["topic_id"])) is not None
+        for index in each["partitions"]
+    )
+
+
+def _text(
+    code: GroupCode, said: ModernHeartbeat, group: EmbeddedGroup, held: ModernMember | None
+) -> str | None:
+    match code:
+        case GroupCode.FENCED_MEMBER_EPOCH:
+            assert held is not None
+            than = "greater" if said.epoch > held.epoch else "smaller"
+            return (
+                f"The consumer group member has a {than} member epoch ({said.epoch}) than the one known by the group"
+                f" coordinator ({held.epoch}). The member must abandon all its partitions and rejoin."
+            )
+        case GroupCode.UNKNOWN_MEMBER_ID:
+            return f"Member {said.member_id} is not a member of group {group.group_id}."
+        case GroupCode.UNSUPPORTED_ASSIGNOR:
+            known = ", ".join(SERVER_ASSIGNORS)
+            return f"ServerAssignor {said.assignor} is not supported. Supported assignors: {known}."
+    return None
+
+
+def _assignment(call: Call, before: ModernMember | None, reply: HeartbeatReply) -> Fields | None:
+    """Return what a member may hold, None where that is what it was told last."""
+    fields = call.fields
+    full = fields["rebalance_timeout_ms"] != -1 and fields["topic_partitions"] is not None
+    if before is not None and fields["member_epoch"] != 0 and not full and before.assigned == reply.assigned:
+        return None
+    return {"topic_partitions": _told(call, reply.assigned)}
+
+
+def _told(call: Call, places: Iterable[TopicPartition], *, named: bool = False) -> list[Fields]:
+    by_topic: dict[str, list[int]] = {}
+    for topic, index in sorted(places):
+        by_topic.setdefault(topic, []).append(index)
+    return [
+        {"topic_id": found.topic_id, "partitions": indexes, **({"topic_name": topic} if named else {})}
+        for topic, indexes in by_topic.items()
+        if (found := call.cluster.topics.get(topic)) is not None
+    ]
+
+
+# -- describing
+
+
+def consumer_group_describe(call: Call) -> Fields:
+    """Answer ConsumerGroupDescribe."""
+    return {"groups": [_described(call, each) for each in call.fields["group_ids"]]}
+
+
+def _described(call: Call, group_id: str) -> Fields:
+    asked = call.fields["include_authorized_operations"]
+    answer: Fields = {"group_id": group_id}
+    group = call.cluster.groups.get(group_id)
+    if (code := elsewhere(call, OFFSETS, group_id)) is not None:
+        return {**answer, "error_code": code}
+    if group is None or group.modern is None:
+        text = (
+            f"Group {group_id} not found." if group is None else f"Group {group_id} is not a consumer group."
+        )
+        return {**answer, "error_code": KafkaCode.GROUP_ID_NOT_FOUND, "error_message": text}
+    modern = group.modern
+    return {
+        **answer,
+        "error_code": KafkaCode.NONE,
+        "authorized_operations": GROUP_OPERATIONS if asked else NOT_ASKED,
+        "group_state": group.state,
+        "group_epoch": modern.epoch,
+        "assignment_epoch": modern.target_epoch,
+        "assignor_name": modern.assignor,
+        "members": [_member(call, group, modern, each) for each in modern.members.values()],
+    }
+
+
+def _member(call: Call, group: EmbeddedGroup, modern: ModernGroup, member: ModernMember) -> Fields:
+    home = group.homes[member.member_id]
+    target = modern.target.get(member.member_id, frozenset())
+    return {
+        "member_id": member.member_id,
+        "instance_id": member.instance_id,
+        "member_epoch": member.epoch,
+        "client_id": home.client_id,
+        "client_host": home.host,
+        "subscribed_topic_names": list(member.topics),
+        "subscribed_topic_regex": group.patterns.get(member.member_id, ""),
+        "assignment": {"topic_partitions": _told(call, member.assigned, named=True)},
+        "target_assignment": {"topic_partitions": _told(call, target, named=True)},
+        "member_type": 1,
+    }

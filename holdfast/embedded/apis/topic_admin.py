@@ -1,0 +1,149 @@
+"""Topics made, grown and deleted: CreateTopics, CreatePartitions, DeleteTopics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.apis.configuring import topic_config
+from holdfast.embedded.configs.topic import SETTINGS
+from holdfast.embedded.protocol.codes import NO_PARTITION, KafkaCode
+from holdfast.embedded.protocol.table import NO_UUID
+from holdfast.embedded.topics.partition import EmbeddedTopic
+from holdfast.embedded.topics.registry import TopicRefusal
+
+FIRST_BY_ID = 6
+NO_TOPIC_ID = "This server does not host this topic ID."
+
+
+def create_topics(call: Call) -> Fields:
+    """Answer CreateTopics."""
+    counts = Counter(each["name"] for each in call.fields["topics"])
+    found: list[Fields] = []
+    for told in call.fields["topics"]:
+        if counts[told["name"]] > 1:
+            if not any(each["name"] == told["name"] for each in found):
+                found.append(
+                    _refused(told["name"], TopicRefusal(KafkaCode.INVALID_REQUEST, "Duplicate topic name."))
+                )
+            continue
+        if told["name"] == "__cluster_metadata":
+            text = "Creation of internal topic __cluster_metadata is prohibited."
+            found.append(_refused(told["name"], TopicRefusal(KafkaCode.INVALID_REQUEST, text)))
+            continue
+        made = call.cluster.topics.create(told, only_check=call.fields["validate_only"])
+        found.append(_refused(told["name"], made) if isinstance(made, TopicRefusal) else _created(made))
+    return {"topics": found}
+
+
+def _refused(name: str, refusal: TopicRefusal) -> Fields:
+    return {
+        "name": name,
+        "error_code": refusal.code,
+        "error_message": refusal.text,
+        "configs": [],
+        "num_partitions": -1,
+        "replication_factor": -1,
+    }
+
+
+def _created(topic: EmbeddedTopic) -> Fields:
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "error_code": KafkaCode.NONE,
+        "error_message": None,
+        "num_partitions": len(topic.partitions),
+        "replication_factor": len(topic.partitions[0].replicas),
+        "configs": [_plain(topic_config(topic, name)) for name in SETTINGS],
+    }
+
+
+def _plain(config: Fields) -> Fields:
+    return {name: config[name] for name in ("name", "value", "read_only", "config_source", "is_sensitive")}
+
+
+def create_partitions(call: Call) -> Fields:
+    """Answer CreatePartitions."""
+    counts = Counter(each["name"] for each in call.fields["topics"])
+    found: list[Fields] = []
+    for told in call.fields["topics"]:
+        if counts.pop(told["name"], 0) > 1:
+            refusal: TopicRefusal | None = TopicRefusal(KafkaCode.INVALID_REQUEST, "Duplicate topic name.")
+            counts[told["name"]] = 0
+        elif told["name"] in {each["name"] for each in found}:
+            continue
+        else:
+            refusal = _grown(call, told)
+        code, text = (KafkaCode.NONE, None) if refusal is None else refusal
+        found.append({"name": told["name"], "error_code": code, "error_message": text})
+    return {"results": found}
+
+
+def _grown(call: Call, told: Fields) -> TopicRefusal | None:
+    topic, count, assignments = call.cluster.topics.get(told["name"]), told["count"], told["assignments"]
+    if topic is None:
+        return TopicRefusal(KafkaCode.UNKNOWN_TOPIC_OR_PARTITION, None)
+    before = len(topic.partitions)
+    if count == before:
+        return TopicRefusal(KafkaCode.INVALID_PARTITIONS, f"Topic already has {before} partition(s).")
+    if count < before:
+        text = (
+            f"The topic {topic.name} currently has {before} partition(s); {count} would not be an increase."
+        )
+        return TopicRefusal(KafkaCode.INVALID_PARTITIONS, text)
+    placed = None if assignments is None else [each["broker_ids"] for each in assignments]
+    if placed is not None and len(placed) != count - before:
+        text = f"Attempted to add {count - before} additional partition(s), but only {len(placed)} assignment(s) were specified."
+        return TopicRefusal(KafkaCode.INVALID_REPLICA_ASSIGNMENT, text)
+    for nodes in placed or ():
+        if (refusal := call.cluster.topics.misplaced(nodes)) is not None:
+            return refusal
+    if not call.fields["validate_only"]:
+        call.cluster.topics.grow(topic, count, placed)
+    return None
+
+
+def delete_topics(call: Call) -> Fields:
+    """Answer DeleteTopics."""
+    return {"responses": list(_deleted(call))}
+
+
+def _deleted(call: Call) -> Iterator[Fields]:
+    asked = (
+        [(each["name"], each["topic_id"]) for each in call.fields["topics"]]
+        if call.version >= FIRST_BY_ID
+        else [(name, NO_UUID) for name in call.fields["topic_names"]]
+    )
+    counts = Counter(asked)
+    for (name, topic_id), count in counts.items():
+        topics = call.cluster.topics
+        topic = topics.get(name) if name is not None else topics.by_id(topic_id)
+        refusal = None
+        if name is None and topic_id == NO_UUID:
+            refusal = TopicRefusal(KafkaCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
+        elif name is not None and topic_id != NO_UUID:
+            refusal = TopicRefusal(
+                KafkaCode.INVALID_REQUEST, "You may not specify both topic name and topic id."
+            )
+        elif count > 1:
+            what = "topic id" if name is None else "topic name"
+            refusal = TopicRefusal(KafkaCode.INVALID_REQUEST, f"Duplicate {what}.")
+        elif topic is None:
+            by_id = name is None
+            refusal = TopicRefusal(
+                KafkaCode.UNKNOWN_TOPIC_ID if by_id else KafkaCode.UNKNOWN_TOPIC_OR_PARTITION,
+                NO_TOPIC_ID if by_id else NO_PARTITION,
+            )
+        if refusal is not None or topic is None:
+            assert refusal is not None
+            yield {
+                "name": name,
+                "topic_id": topic_id,
+                "error_code": refusal.code,
+                "error_message": refusal.text,
+            }
+            continue
+        call.cluster.delete_topic(topic)
+        yield {"name": topic.name, "topic_id": topic.topic_id, "error_code": KafkaCode.NONE}

@@ -1,0 +1,251 @@
+"""Transactions: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, TxnOffsetCommit, WriteTxnMarkers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.core.kafka.producer_state import AppendOutcome
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.core.kafka.transaction_state import (
+    EPOCH_PER_TRANSACTION,
+    AddPartitions,
+    CoordinatorCommand,
+    EndTransaction,
+    InitProducerId,
+    VerifyPartition,
+)
+from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.apis.coordinators import elsewhere
+from holdfast.embedded.apis.group_members import misplaced
+from holdfast.embedded.apis.group_offsets import commit_trouble, commits
+from holdfast.embedded.internal_log import OFFSETS, TRANSACTIONS, home_of
+from holdfast.embedded.protocol.codes import KafkaCode
+
+OPERATION_NOT_ATTEMPTED = 55
+_FIRST_FENCED = {"InitProducerId": 4, "AddPartitionsToTxn": 2, "AddOffsetsToTxn": 2, "EndTxn": 2}
+"""From which version on a client understands PRODUCER_FENCED; older ones are told INVALID_PRODUCER_EPOCH."""
+_BROKERS_OWN = 4
+"""Of AddPartitionsToTxn: from then on several transactions, and the question whether a partition belongs to one."""
+_IMPLICIT, _KNOWS_ABORTABLE = 5, 4
+"""Of TxnOffsetCommit: from then on it adds the group's partition itself, or is told that it may only abort."""
+
+
+def _told(call: Call, api: str, code: int) -> int:
+    fenced = code == KafkaCode.PRODUCER_FENCED and call.version < _FIRST_FENCED[api]
+    return KafkaCode.INVALID_PRODUCER_EPOCH if fenced else code
+
+
+def init_producer_id(call: Call) -> Fields:
+    """Answer InitProducerId."""
+    fields = call.fields
+    name, told = fields["transactional_id"], (fields["producer_id"], fields["producer_epoch"])
+    if name and (code := elsewhere(call, TRANSACTIONS, name)) is not None:
+        return _no_producer(code)
+    if (told[0] < 0) is not (told[1] < 0):
+        return _no_producer(KafkaCode.INVALID_REQUEST)
+    expected = told if told[0] >= 0 else None
+    command = InitProducerId(
+        transactional_id=name, timeout_ms=fields["transaction_timeout_ms"], expected=expected
+    )
+    reply = call.cluster.transactions.do(command)
+    if reply.error:
+        return _no_producer(_told(call, "InitProducerId", reply.error))
+    return {"error_code": KafkaCode.NONE, "producer_id": reply.producer_id, "producer_epoch": reply.epoch}
+
+
+def _no_producer(code: int) -> Fields:
+    return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
+
+
+# -- partitions
+
+
+def add_partitions_to_txn(call: Call) -> Fields:
+    """Answer AddPartitionsToTxn."""
+    fields = call.fields
+    if call.version >= _BROKERS_OWN:
+        results = [
+            {"transactional_id": each["transactional_id"], "topic_results": _added(call, each)}
+            for each in fields["transactions"]
+        ]
+        return {"error_code": KafkaCode.NONE, "results_by_transaction": results}
+    prefix = "v3_and_below_"
+    told = {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
+    return {"results_by_topic_v3_and_below": _added(call, {**told, "verify_only": False})}
+
+
+def _added(call: Call, told: Fields) -> list[Fields]:
+    places = [(each["name"], index) for each in told["topics"] for index in each["partitions"]]
+    unknown = {place for place in places if call.cluster.topics.partition(*place) is None}
+    if unknown:
+        codes = {
+            each: KafkaCode.UNKNOWN_TOPIC_OR_PARTITION if each in unknown else OPERATION_NOT_ATTEMPTED
+            for each in places
+        }
+    elif told["verify_only"]:
+        codes = {each: _verified(call, told, each) for each in places}
+    else:
+        codes = dict.fromkeys(places, _add(call, told, places))
+    return [
+        {
+            "name": each["name"],
+            "results_by_partition": [
+                {"partition_index": index, "partition_error_code": codes[(each["name"], index)]}
+                for index in each["partitions"]
+            ],
+        }
+        for each in told["topics"]
+    ]
+
+
+def _add(call: Call, told: Fields, places: Iterable[Place]) -> int:
+    name = told["transactional_id"]
+    if name and (code := elsewhere(call, TRANSACTIONS, name)) is not None:
+        return code
+    command = AddPartitions(
+        transactional_id=name,
+        producer_id=told["producer_id"],
+        epoch=told["producer_epoch"],
+        partitions=tuple(places),
+        client_version=EPOCH_PER_TRANSACTION if call.version >= _BROKERS_OWN else 0,
+    )
+    return _told(call, "AddPartitionsToTxn", call.cluster.transactions.do(command).error)
+
+
+def _verified(call: Call, told: Fields, place: Place) -> int:
+    command = VerifyPartition(
+        transactional_id=told["transactional_id"],
+        producer_id=told["producer_id"],
+        epoch=told["producer_epoch"],
+        partition=place,
+    )
+    return call.cluster.transactions.do(command).error
+
+
+def admitted(
+    call: Call, transactional_id: str, producer: tuple[int, int], place: Place, *, adds: bool, abortable: bool
+) -> int:
+    """Return the code with which the coordinator answers a leader that asks whether a transaction may write to *place*;
+    with *adds* it may from now on (KIP-890). Clients that do not know *abortable* errors are told another one.
+    """
+    command: CoordinatorCommand
+    if adds:
+        command = AddPartitions(
+            transactional_id=transactional_id,
+            producer_id=producer[0],
+            epoch=producer[1],
+            partitions=(place,),
+            client_version=EPOCH_PER_TRANSACTION,
+        )
+    else:
+        command = VerifyPartition(
+            transactional_id=transactional_id, producer_id=producer[0], epoch=producer[1], partition=place
+        )
+    code: int = call.cluster.transactions.do(command).error
+    if code == KafkaCode.PRODUCER_FENCED:
+        return KafkaCode.INVALID_PRODUCER_EPOCH
+    return KafkaCode.INVALID_TXN_STATE if code == KafkaCode.TRANSACTION_ABORTABLE and not abortable else code
+
+
+def add_offsets_to_txn(call: Call) -> Fields:
+    """Answer AddOffsetsToTxn."""
+    fields = call.fields
+    name = fields["transactional_id"]
+    if name and (code := elsewhere(call, TRANSACTIONS, name)) is not None:
+        return {"error_code": code}
+    home = home_of(call.cluster.topics, OFFSETS, fields["group_id"])
+    command = AddPartitions(
+        transactional_id=name,
+        producer_id=fields["producer_id"],
+        epoch=fields["producer_epoch"],
+        partitions=((home.topic, home.index),),
+    )
+    return {"error_code": _told(call, "AddOffsetsToTxn", call.cluster.transactions.do(command).error)}
+
+
+def txn_offset_commit(call: Call) -> Fields:
+    """Answer TxnOffsetCommit."""
+    fields = call.fields
+    producer = fields["producer_id"], fields["producer_epoch"]
+    member = fields["generation_id"], fields["member_id"], fields["group_instance_id"]
+    code: int | None = misplaced(call)
+    if code is None:
+        home = home_of(call.cluster.topics, OFFSETS, fields["group_id"])
+        code = _admitted_offsets(call, producer, (home.topic, home.index))
+    code = code or commit_trouble(call, *member, transactional=True)
+    topics, taken = commits(call, code)
+    groups = call.cluster.groups
+    if taken and not groups.commit_later(groups.opened(fields["group_id"]), taken, producer):
+        topics, _ = commits(call, KafkaCode.INVALID_PRODUCER_EPOCH)
+    return {"topics": topics}
+
+
+def _admitted_offsets(call: Call, producer: tuple[int, int], home: Place) -> int:
+    log = call.cluster.topics.internal(OFFSETS).partitions[home[1]].log
+    if not log.begin_verification(*producer, -1, call.cluster.now_ms()):
+        return KafkaCode.NONE
+    adds, abortable = call.version >= _IMPLICIT, call.version >= _KNOWS_ABORTABLE
+    return admitted(call, call.fields["transactional_id"], producer, home, adds=adds, abortable=abortable)
+
+
+# -- ends
+
+
+def end_txn(call: Call) -> Fields:
+    """Answer EndTxn."""
+    fields = call.fields
+    name = fields["transactional_id"]
+    if name and (code := elsewhere(call, TRANSACTIONS, name)) is not None:
+        return {"error_code": code}
+    command = EndTransaction(
+        transactional_id=name,
+        producer_id=fields["producer_id"],
+        epoch=fields["producer_epoch"],
+        commit=fields["committed"],
+        client_version=EPOCH_PER_TRANSACTION if call.version >= _IMPLICIT else 0,
+    )
+    reply = call.cluster.transactions.do(command)
+    if reply.error:
+        return {"error_code": _told(call, "EndTxn", reply.error)}
+    if call.version < _IMPLICIT:
+        return {"error_code": KafkaCode.NONE}
+    return {"error_code": KafkaCode.NONE, "producer_id": reply.producer_id, "producer_epoch": reply.epoch}
+
+
+def write_txn_markers(call: Call) -> Fields:
+    """Answer WriteTxnMarkers."""
+    markers = []
+    for told in call.fields["markers"]:
+        topics = [
+            {
+                "name": topic["name"],
+                "partitions": [
+                    {"partition_index": index, "error_code": _marked(call, told, (topic["name"], index))}
+                    for index in topic["partition_indexes"]
+                ],
+            }
+            for topic in told["topics"]
+        ]
+        markers.append({"producer_id": told["producer_id"], "topics": topics})
+    return {"markers": markers}
+
+
+def _marked(call: Call, told: Fields, place: Place) -> int:
+    partition = call.cluster.topics.partition(*place)
+    if partition is None:
+        return KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
+    if partition.leader != call.node_id:
+        return KafkaCode.NOT_LEADER_OR_FOLLOWER
+    verdict = partition.log.end(
+        told["producer_id"],
+        told["producer_epoch"],
+        commit=told["transaction_result"],
+        coordinator_epoch=told["coordinator_epoch"],
+        leader_epoch=partition.leader_epoch,
+        now_ms=call.cluster.now_ms(),
+    )
+    partition.log.replicated(partition.log.end_offset)
+    if verdict.outcome is AppendOutcome.ACCEPTED and partition.topic == OFFSETS:
+        groups = call.cluster.groups
+        groups.decided(partition.index, told["producer_id"], commit=told["transaction_result"])
+    return verdict.error

@@ -1,0 +1,1 @@
+"""Settings of topics and brokers, as Kafka's clients name them."""

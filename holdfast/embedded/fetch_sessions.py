@@ -1,0 +1,87 @@
+"""Incremental fetch sessions (KIP-227): a consumer says once what it fetches, and from then on only what changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+from typing import Any, NamedTuple, TypeAlias
+
+from holdfast.embedded.protocol.codes import KafkaCode
+
+FIRST, FINAL = 0, -1
+NO_SESSION = 0
+MAX_EPOCH = (1 << 31) - 1
+
+Fetched: TypeAlias = dict[str, Any]
+"""A partition of a Fetch request."""
+FetchKey: TypeAlias = tuple[str | bytes, int]
+"""Topic, by name or by id, and partition."""
+
+
+class SentBefore(NamedTuple):
+    """What a client was last told of a partition."""
+
+    high_watermark: int
+    log_start: int
+    last_stable: int
+
+
+class FetchSession:
+    """What one client fetches. The order is the one in which partitions are looked at."""
+
+    def __init__(self, session_id: int, *, by_id: bool) -> None:
+        self.session_id, self.by_id = session_id, by_id
+        self.epoch = 1
+        self.wanted: dict[FetchKey, Fetched] = {}
+        self.sent: dict[FetchKey, SentBefore] = {}
+
+    def change(self, wanted: Iterable[tuple[FetchKey, Fetched]], forgotten: Iterable[FetchKey]) -> None:
+        """Take what a request adds or changes, and what it does not want any more."""
+        self.wanted.update(wanted)
+        for key in forgotten:
+            self.wanted.pop(key, None)
+            self.sent.pop(key, None)
+
+    def answered(self, key: FetchKey, sent: SentBefore, *, has_records: bool) -> None:
+        """Note what was told of a partition; one that had records is looked at last next time."""
+        self.sent[key] = sent
+        if has_records and key in self.wanted:
+            self.wanted[key] = self.wanted.pop(key)
+
+
+class FetchSessions:
+    """The sessions of one broker, at most *limit*: the one that was used least recently makes place."""
+
+    def __init__(self, chance: Random, limit: int) -> None:
+        self._chance, self._limit = chance, limit
+        self._sessions: dict[int, FetchSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, wanted: list[tuple[FetchKey, Fetched]], *, by_id: bool) -> FetchSession:
+        """Return a new session."""
+        while len(self._sessions) >= self._limit:
+            del self._sessions[next(iter(self._sessions))]
+        session_id = self._chance.randint(1, (1 << 31) - 1)
+        while session_id in self._sessions:
+            session_id = self._chance.randint(1, (1 << 31) - 1)
+        session = self._sessions[session_id] = FetchSession(session_id, by_id=by_id)
+        session.change(wanted, ())
+        return session
+
+    def close(self, session_id: int) -> None:
+        self._sessions.pop(session_id, None)
+
+    def use(self, session_id: int, epoch: int, *, by_id: bool) -> FetchSession | KafkaCode:
+        """Return the session that a request of *epoch* continues, or why it cannot."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return KafkaCode.FETCH_SESSION_ID_NOT_FOUND
+        if session.epoch != epoch:
+            return KafkaCode.INVALID_FETCH_SESSION_EPOCH
+        if session.by_id is not by_id:
+            return KafkaCode.FETCH_SESSION_TOPIC_ID_ERROR
+        self._sessions[session_id] = self._sessions.pop(session_id)
+        session.epoch = 1 if epoch == MAX_EPOCH else epoch + 1
+        return session

@@ -1,0 +1,209 @@
+"""Groups of the embedded cluster: requests that wait for others, and deadlines, around the model's steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from itertools import count
+
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.embedded.groups.group import CommittedOffset, EmbeddedGroup
+from holdfast.embedded.internal_log import OFFSETS, Note, home_of, write_notes
+from holdfast.embedded.settings import EmbeddedSettings
+from holdfast.embedded.topics.registry import TopicRegistry
+from holdfast.models.group_coordinator.rules import next_deadline_ms, step
+from holdfast.models.group_coordinator.types import (
+    ClassicGroup,
+    CoordinatorSettings,
+    GroupReply,
+    GroupState,
+    Request,
+    TimePasses,
+)
+
+
+class EmbeddedGroups:
+    """All groups of a cluster. Each request has a number, by which the model names whom it answers."""
+
+    def __init__(self, topics: TopicRegistry, told: EmbeddedSettings, now_ms: Callable[[], int]) -> None:
+        self._topics, self._now_ms = topics, now_ms
+        self._settings = CoordinatorSettings(
+            initial_delay_ms=told.group_initial_delay_ms,
+            session_low_ms=told.group_min_session_ms,
+            session_high_ms=told.group_max_session_ms,
+        )
+        self._groups: dict[str, EmbeddedGroup] = {}
+        self._numbers = count(1)
+        self._waiting: dict[int, asyncio.Future[GroupReply]] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def every(self) -> list[EmbeddedGroup]:
+        """Return all groups."""
+        return list(self._groups.values())
+
+    def get(self, group_id: str) -> EmbeddedGroup | None:
+        return self._groups.get(group_id)
+
+    def opened(self, group_id: str) -> EmbeddedGroup:
+        """Return the group, made if there is none."""
+        if group_id not in self._groups:
+            self._groups[group_id] = EmbeddedGroup.empty(group_id, self._settings)
+        return self._groups[group_id]
+
+    def forget_new(self, group: EmbeddedGroup) -> None:
+        """Forget a group that was made for a request which was refused."""
+        if group.modern is not None and not group.modern.members and not group.offsets:
+            del self._groups[group.group_id]
+
+    def number(self) -> int:
+        """Return the number of the next request."""
+        return next(self._numbers)
+
+    # -- classic groups
+
+    def take(self, group: EmbeddedGroup, request: Request) -> GroupReply | asyncio.Future[GroupReply]:
+        """Apply *request*; its reply, or who will have it once others have come."""
+        own: GroupReply | None = None
+        for reply in self._step(group, request):
+            if reply.request == request.request:
+                own = reply
+            elif (waiting := self._waiting.pop(reply.request, None)) is not None and not waiting.done():
+                waiting.set_result(reply)
+        if own is not None:
+            return own
+        waiting = self._waiting[request.request] = asyncio.get_running_loop().create_future()
+        return waiting
+
+    def _step(self, group: EmbeddedGroup, request: Request) -> list[GroupReply]:
+        before = group.classic
+        group.classic, replies = step(before, request, self._now_ms())
+        self._note(group, before)
+        self._set_timer(group)
+        return replies
+
+    def _set_timer(self, group: EmbeddedGroup) -> None:
+        if (timer := self._timers.pop(group.group_id, None)) is not None:
+            timer.cancel()
+        due_ms = next_deadline_ms(group.classic)
+        if due_ms is not None:
+            wait_s = max(0, due_ms - self._now_ms()) / 1000
+            loop = asyncio.get_running_loop()
+            self._timers[group.group_id] = loop.call_later(wait_s, self._pass_time, group)
+
+    def _pass_time(self, group: EmbeddedGroup) -> None:
+        if self._groups.get(group.group_id) is not group:
+            return
+        for reply in self._step(group, TimePasses()):
+            if (waiting := self._waiting.pop(reply.request, None)) is not None and not waiting.done():
+                waiting.set_result(reply)
+
+    def _note(self, group: EmbeddedGroup, before: ClassicGroup) -> None:
+        """Write a generation that is agreed on, or that nobody is in any more, as Kafka does."""
+        after = group.classic
+        agreed = after.state is GroupState.STABLE and before.state is not GroupState.STABLE
+        left = after.state is GroupState.EMPTY and before.state is not GroupState.EMPTY
+        if agreed or left:
+            self._write(group, [_generation(group, self._now_ms())])
+
+    # -- offsets
+
+    def commit(self, group: EmbeddedGroup, offsets: Mapping[Place, CommittedOffset]) -> None:
+        """Keep *offsets* as committed."""
+        group.offsets.update(offsets)
+        self._write(group, [_offset(group, place, each) for place, each in offsets.items()])
+
+    def commit_later(
+        self, group: EmbeddedGroup, offsets: Mapping[Place, CommittedOffset], producer: tuple[int, int]
+    ) -> bool:
+        """Keep *offsets* until the transaction of *producer* (id, epoch) has an outcome; False where the log refuses
+        them.
+        """
+        notes = [_offset(group, place, each) for place, each in offsets.items()]
+        home = home_of(self._topics, OFFSETS, group.group_id)
+        if notes and not write_notes(home, notes, self._now_ms(), producer=producer):
+            return False
+        group.pending.setdefault(producer[0], {}).update(offsets)
+        return True
+
+    def forget(self, group: EmbeddedGroup, places: list[Place]) -> None:
+        """Forget committed offsets."""
+        notes = [_offset(group, each, None) for each in places if group.offsets.pop(each, None) is not None]
+        self._write(group, notes)
+
+    def decided(self, home: int, producer_id: int, *, commit: bool) -> None:
+        """Have the offsets of a transaction taken or dropped in the groups whose log is partition *home*."""
+        for group in self._groups.values():
+            if producer_id in group.pending and self._home(group) == home:
+                group.decide(producer_id, commit=commit)
+
+    def _home(self, group: EmbeddedGroup) -> int:
+        return home_of(self._topics, OFFSETS, group.group_id).index
+
+    def delete(self, group: EmbeddedGroup) -> None:
+        """Delete a group that nobody is in."""
+        self.forget(group, list(group.offsets))
+        self._write(group, [Note("GroupMetadata", {"group": group.group_id}, None)])
+        del self._groups[group.group_id]
+        if (timer := self._timers.pop(group.group_id, None)) is not None:
+            timer.cancel()
+
+    def topic_deleted(self, topic: str) -> None:
+        """Forget what groups have committed in a topic that is gone."""
+        for group in self._groups.values():
+            self.forget(group, [each for each in group.offsets if each[0] == topic])
+
+    def _write(self, group: EmbeddedGroup, notes: list[Note]) -> None:
+        if notes:
+            home = home_of(self._topics, OFFSETS, group.group_id)
+            write_notes(home, notes, self._now_ms())
+
+    def close(self) -> None:
+        """Let nothing happen any more."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for waiting in self._waiting.values():
+            waiting.cancel()
+        self._waiting.clear()
+
+
+def _offset(group: EmbeddedGroup, place: Place, offset: CommittedOffset | None) -> Note:
+    key = {"group": group.group_id, "topic": place[0], "partition": place[1]}
+    if offset is None:
+        return Note("OffsetCommit", key, None)
+    return Note(
+        "OffsetCommit",
+        key,
+        {
+            "offset": offset.offset,
+            "leader_epoch": offset.leader_epoch,
+            "metadata": offset.metadata,
+            "commit_timestamp": offset.at_ms,
+        },
+    )
+
+
+def _generation(group: EmbeddedGroup, now_ms: int) -> Note:
+    classic = group.classic
+    members = [
+        {
+            "member_id": each.member_id,
+            "group_instance_id": each.instance_id,
+            "client_id": group.homes[each.member_id].client_id,
+            "client_host": group.homes[each.member_id].host,
+            "rebalance_timeout": each.rebalance_ms,
+            "session_timeout": each.session_ms,
+            "subscription": each.subscription(classic.protocol),
+            "assignment": each.assignment,
+        }
+        for each in classic.members
+    ]
+    value = {
+        "protocol_type": group.protocol_type,
+        "generation": classic.generation,
+        "protocol": classic.protocol or None,
+        "leader": classic.leader or None,
+        "current_state_timestamp": now_ms,
+        "members": members,
+    }
+    return Note("GroupMetadata", {"group": group.group_id}, value)

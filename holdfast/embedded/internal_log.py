@@ -1,0 +1,90 @@
+"""The coordinators' own topics: what they decide is written there, with Kafka's bytes, before it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from holdfast.core.groups.java_order import coordinator_partition
+from holdfast.core.kafka.producer_state import AppendOutcome, Origin
+from holdfast.core.kafka.record_batch import (
+    NO_PRODUCER,
+    TRANSACTIONAL_BIT,
+    Record,
+    RecordBatch,
+    decode_header,
+    encode_batch,
+)
+from holdfast.embedded.protocol.codec import encode
+from holdfast.embedded.topics.partition import EmbeddedPartition
+from holdfast.embedded.topics.registry import TopicRegistry
+
+OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
+KINDS: Mapping[str, int] = {"OffsetCommit": 1, "GroupMetadata": 2, "TransactionLog": 0}
+"""What begins the key of a record. Earlier versions of the key of an offset count from 0."""
+VALUE_VERSIONS: Mapping[str, int] = {"OffsetCommit": 4, "GroupMetadata": 4, "TransactionLog": 1}
+
+
+class Note(NamedTuple):
+    """A record of a coordinator: *kind* as in `KINDS`, key and value by the table of messages; None is a tombstone."""
+
+    kind: str
+    key: Mapping[str, Any]
+    value: Mapping[str, Any] | None
+
+
+def home_of(topics: TopicRegistry, topic: str, key: str) -> EmbeddedPartition:
+    """Return the partition whose leader coordinates the group or transactional id *key*."""
+    found = topics.internal(topic)
+    return found.partitions[coordinator_partition(key, len(found.partitions))]
+
+
+def write_notes(
+    home: EmbeddedPartition,
+    notes: Sequence[Note],
+    now_ms: int,
+    *,
+    producer: tuple[int, int] = (NO_PRODUCER, -1),
+) -> bool:
+    """Append *notes* as one batch, of the transaction of *producer* (id, epoch) where one is given; False where the
+    leader refuses that.
+    """
+    batch = encode_batch(
+        RecordBatch(
+            attributes=TRANSACTIONAL_BIT if producer[0] != NO_PRODUCER else 0,
+            last_offset_delta=len(notes) - 1,
+            base_timestamp_ms=now_ms,
+            max_timestamp_ms=now_ms,
+            producer_id=producer[0],
+            producer_epoch=producer[1],
+            records=tuple(
+                Record(offset_delta=number, key=_key(each), value=_value(each))
+                for number, each in enumerate(notes)
+            ),
+        )
+    )
+    verdict = home.log.append(
+        batch,
+        decode_header(batch),
+        leader_epoch=home.leader_epoch,
+        now_ms=now_ms,
+        is_append_time=False,
+        verified=True,
+        origin=Origin.COORDINATOR,
+    )
+    home.log.replicated(home.log.end_offset)
+    return verdict.outcome is AppendOutcome.ACCEPTED
+
+
+def _key(note: Note) -> bytes:
+    out = bytearray(KINDS[note.kind].to_bytes(2, "big"))
+    return bytes(encode(f"{note.kind}Key", 0, dict(note.key), out))
+
+
+def _value(note: Note) -> bytes | None:
+    if note.value is None:
+        return None
+    version = VALUE_VERSIONS[note.kind]
+    return bytes(
+        encode(f"{note.kind}Value", version, dict(note.value), bytearray(version.to_bytes(2, "big")))
+    )

@@ -1,0 +1,131 @@
+"""What a leader checks of a batch before its place in the log is looked at: Kafka's LogValidator, for what is not
+about producers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import google_crc32c
+import msgspec
+
+from holdfast.core.kafka.compression import Compression
+from holdfast.core.kafka.record_batch import (
+    COMPRESSION_BITS,
+    CRC_FROM,
+    NO_PRODUCER,
+    BatchHeader,
+    decode_batch,
+    decode_header,
+    encode_batch,
+)
+from holdfast.embedded.configs.topic import TopicConfigs
+from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.errors import WireError
+
+FIRST_WITH_ZSTD = 7
+"""Of Produce: older clients may not use that compression."""
+_SHOWN_ERRORS = 3
+
+
+class BatchRefusal(NamedTuple):
+    """Why a batch is not taken. *text* None where Kafka says no more than the code; *records* are the numbers of the
+    records to blame, each with its own text.
+    """
+
+    code: KafkaCode
+    text: str | None = None
+    records: tuple[tuple[int, str], ...] = ()
+    in_log: bool = False
+    """Whether Kafka refuses it when it is already about to append, and so tells where the log starts."""
+
+
+def checked(
+    data: memoryview | None, version: int, configs: TopicConfigs, where: str, now_ms: int
+) -> BatchHeader | BatchRefusal:
+    """Return the header of the one batch in *data*, or why a Produce request of *version* may not bring it."""
+    if not data:
+        return BatchRefusal(KafkaCode.INVALID_RECORD)
+    try:
+        header = decode_header(data)
+    except WireError:
+        return BatchRefusal(KafkaCode.CORRUPT_MESSAGE)
+    if header.size_bytes > len(data):
+        return BatchRefusal(KafkaCode.CORRUPT_MESSAGE)
+    if header.size_bytes < len(data):
+        return BatchRefusal(KafkaCode.INVALID_RECORD)
+    return _wrong(data, header, version, configs, where, now_ms) or header
+
+
+def recoded(
+    data: memoryview, header: BatchHeader, configs: TopicConfigs
+) -> tuple[bytes | memoryview, BatchHeader] | BatchRefusal:
+    """Return the batch packed as the topic wants it (``compression.type``), and its header; most want it as it came."""
+    wanted = configs.codec
+    if wanted is None or wanted is header.compression:
+        return data, header
+    try:
+        batch = decode_batch(data)
+    except WireError:
+        return BatchRefusal(KafkaCode.MESSAGE_TOO_LARGE)  # or what it holds is: more than is ever unpacked
+    attributes = batch.attributes & ~COMPRESSION_BITS | wanted
+    packed = encode_batch(msgspec.structs.replace(batch, attributes=attributes))
+    if len(packed) > configs.max_message_bytes:
+        return BatchRefusal(KafkaCode.MESSAGE_TOO_LARGE)
+    return packed, decode_header(packed)
+
+
+def _wrong(
+    data: memoryview, header: BatchHeader, version: int, configs: TopicConfigs, where: str, now_ms: int
+) -> BatchRefusal | None:
+    if header.compression is Compression.ZSTD and version < FIRST_WITH_ZSTD:
+        return BatchRefusal(KafkaCode.UNSUPPORTED_COMPRESSION_TYPE)
+    if header.size_bytes > configs.max_message_bytes:
+        return BatchRefusal(KafkaCode.MESSAGE_TOO_LARGE)
+    if int(google_crc32c.value(bytes(data[CRC_FROM:]))) != header.crc32c:
+        return BatchRefusal(KafkaCode.CORRUPT_MESSAGE)
+    unfit = (
+        header.is_control
+        or header.records_count != header.last_offset_delta + 1
+        or (header.producer_id != NO_PRODUCER and header.base_sequence < 0)
+    )
+    if unfit:
+        return BatchRefusal(KafkaCode.INVALID_RECORD, in_log=True)
+    if configs.is_compacted and (keyless := _keyless(data)):
+        text = f"Compacted topic cannot accept message without key in topic partition {where}"
+        return _blamed(KafkaCode.INVALID_RECORD, [(number, text) for number in keyless])
+    if not configs.is_append_time and header.max_timestamp_ms - now_ms > configs.after_max_ms:
+        return _of_time(data, configs, now_ms)
+    if configs.before_max_ms < now_ms and now_ms - header.base_timestamp_ms > configs.before_max_ms:
+        return None if configs.is_append_time else _of_time(data, configs, now_ms)
+    return None
+
+
+def _keyless(data: memoryview) -> list[int]:
+    try:
+        return [number for number, each in enumerate(decode_batch(data).records) if each.key is None]
+    except WireError:
+        return []
+
+
+def _of_time(data: memoryview, configs: TopicConfigs, now_ms: int) -> BatchRefusal | None:
+    batch = decode_batch(data)
+    low, high = now_ms - configs.before_max_ms, now_ms + configs.after_max_ms
+    wrong = []
+    for number, each in enumerate(batch.records):
+        at_ms = batch.timestamp_ms(each)
+        if not low <= at_ms <= high:
+            text = f"Timestamp {at_ms} of message with offset {number} is out of range. The timestamp should be within [{low}, {high}]"
+            wrong.append((number, text))
+    return _blamed(KafkaCode.INVALID_TIMESTAMP, wrong) if wrong else None
+
+
+def _blamed(code: KafkaCode, records: list[tuple[int, str]]) -> BatchRefusal:
+    shown = ", ".join(
+        f"RecordError(batchIndex={number}, message='{text}')" for number, text in records[:_SHOWN_ERRORS]
+    )
+    text = (
+        f"One or more records have been rejected due to {len(records)} record errors in total, and only showing the first"
+        f" three errors at most: [{shown}]"
+    )
+    return BatchRefusal(code, text, tuple(records), in_log=True)

@@ -1,0 +1,48 @@
+"""Rows of one of the models, kept in memory for as long as the broker runs: nothing is cached, and no
+transaction ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from holdfast.core.engine.state.codec import RowCodec
+from holdfast.core.engine.state.rows import Rows
+
+R = TypeVar("R")
+
+
+class _NothingStored:
+    """A store that is empty."""
+
+    def get(self, key: bytes) -> bytes | None:
+        return None
+
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        return iter(())
+
+
+class KeptRows(Rows[R]):
+    """Rows of a dict: what is deleted is gone, and what is set is not noted elsewhere."""
+
+    __slots__ = ()
+
+    def __init__(self, row: Any) -> None:
+        super().__init__(_NothingStored(), RowCodec(row), 1)
+
+    def _load(self, key: str) -> R | None:
+        return None
+
+    def __setitem__(self, key: str, row: R) -> None:
+        self._changed[key] = row
+
+    def __delitem__(self, key: str) -> None:
+        del self._changed[key]
+
+    def scan(self, prefix: str = "", *, start: str = "") -> Iterator[tuple[str, R]]:
+        """Yield (key, row) with *prefix* in the order of the keys, as they are when the scan begins."""
+        found = [key for key in self._changed if key.startswith(prefix) and key >= start]
+        for key in sorted(found, key=str.encode):
+            if (row := self._changed.get(key)) is not None:
+                yield key, row

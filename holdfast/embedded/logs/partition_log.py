@@ -1,0 +1,285 @@
+"""The log of one partition in memory, led by the rules of holdfast.models.partition_leader."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from holdfast.core.kafka.producer_state import (
+    AbortedTransaction,
+    Append,
+    AppendOutcome,
+    AppendVerdict,
+    EndMarker,
+    HighWatermark,
+    LeaderRow,
+    LogEntry,
+    Origin,
+    Sweep,
+    VerificationBegun,
+    aborted_key,
+    verification_key,
+)
+from holdfast.core.kafka.record_batch import BatchHeader, decode_batch, decode_header
+from holdfast.embedded.logs.kept_rows import KeptRows
+from holdfast.embedded.logs.markers import marker_batch
+from holdfast.embedded.logs.stored_batch import StoredBatch, stored_batch
+from holdfast.models.partition_leader import last_stable_offset, lead, log_of, producer_of
+
+UNDEFINED = -1
+
+
+class FoundOffset(NamedTuple):
+    """A record that was looked for by its time."""
+
+    offset: int
+    timestamp_ms: int
+    leader_epoch: int
+
+
+class LogRead(NamedTuple):
+    """What a fetch finds: whole batches, and the aborted transactions that reach into them."""
+
+    batches: list[bytes]
+    size: int
+    aborted: list[AbortedTransaction]
+
+
+class PartitionLog:
+    """Batches in the order of their offsets. `start_offset` is the first that may be read."""
+
+    def __init__(self) -> None:
+        self.rows: KeptRows[LeaderRow] = KeptRows(LeaderRow)
+        self.start_offset = 0
+        self.size_bytes = 0
+        self.epochs: list[tuple[int, int]] = []
+        """(leader epoch, its first offset)."""
+        self._firsts: list[int] = []
+        self._batches: list[StoredBatch] = []
+        self._aborted: list[AbortedTransaction] = []
+        self._waiting: set[Callable[[], None]] = set()
+
+    # -- where it stands
+
+    @property
+    def entry(self) -> LogEntry:
+        """The leader's row of the partition."""
+        return log_of(self.rows)
+
+    @property
+    def end_offset(self) -> int:
+        return log_of(self.rows).end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return log_of(self.rows).high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        return last_stable_offset(self.rows)
+
+    def __iter__(self) -> Iterator[StoredBatch]:
+        return iter(self._batches)
+
+    def lead(self, epoch: int) -> None:
+        """Begin a leader's epoch at the end of the log."""
+        while self.epochs and self.epochs[-1][1] >= self.end_offset:
+            self.epochs.pop()
+        self.epochs.append((epoch, self.end_offset))
+
+    # -- writing
+
+    def append(
+        self,
+        data: bytes | memoryview,
+        header: BatchHeader,
+        *,
+        leader_epoch: int,
+        now_ms: int,
+        is_append_time: bool,
+        verified: bool = False,
+        origin: Origin = Origin.CLIENT,
+    ) -> AppendVerdict:
+        """Append one batch, whose bytes have been checked, and return the leader's verdict on it."""
+        offset = self.end_offset
+        verdict = lead(
+            self.rows,
+            Append(
+                producer_id=header.producer_id,
+                epoch=header.producer_epoch,
+                first_sequence=header.base_sequence,
+                last_sequence=header.last_sequence,
+                base_offset=offset,
+                last_offset=offset + header.last_offset_delta,
+                timestamp_ms=now_ms if is_append_time else header.max_timestamp_ms,
+                transactional=header.is_transactional,
+                verified=verified,
+                origin=origin,
+            ),
+        )
+        assert verdict is not None
+        if verdict.outcome is AppendOutcome.ACCEPTED:
+            append_ms = now_ms if is_append_time else None
+            self._store(
+                stored_batch(data, header, offset=offset, leader_epoch=leader_epoch, append_ms=append_ms)
+            )
+        return verdict
+
+    def end(
+        self,
+        producer_id: int,
+        epoch: int,
+        *,
+        commit: bool,
+        coordinator_epoch: int,
+        leader_epoch: int,
+        now_ms: int,
+    ) -> AppendVerdict:
+        """Append the marker that ends a producer's transaction, and return the leader's verdict on it."""
+        offset = self.end_offset
+        marker = EndMarker(
+            producer_id=producer_id,
+            epoch=epoch,
+            commit=commit,
+            coordinator_epoch=coordinator_epoch,
+            offset=offset,
+            timestamp_ms=now_ms,
+        )
+        verdict = lead(self.rows, marker)
+        assert verdict is not None
+        if verdict.outcome is AppendOutcome.ACCEPTED:
+            if isinstance(aborted := self.rows.get(aborted_key(offset)), AbortedTransaction):
+                self._aborted.append(aborted)
+            data = marker_batch(marker)
+            self._store(
+                stored_batch(
+                    data, decode_header(data), offset=offset, leader_epoch=leader_epoch, append_ms=None
+                )
+            )
+        return verdict
+
+    def _store(self, batch: StoredBatch) -> None:
+        self._firsts.append(batch.first_offset)
+        self._batches.append(batch)
+        self.size_bytes += len(batch.data)
+
+    def replicated(self, offset: int) -> None:
+        """Take it that all replicas in sync have everything below *offset*."""
+        lead(self.rows, HighWatermark(offset=offset))
+        for told in tuple(self._waiting):
+            told()
+
+    def begin_verification(self, producer_id: int, epoch: int, sequence: int, now_ms: int) -> bool:
+        """Return whether a transaction's write must ask the coordinator first; noted if so."""
+        entry = producer_of(self.rows, producer_id)
+        if entry is not None and entry.txn_first_offset is not None and entry.epoch == epoch:
+            return False
+        lead(
+            self.rows,
+            VerificationBegun(producer_id=producer_id, epoch=epoch, sequence=sequence, at_ms=now_ms),
+        )
+        return verification_key(producer_id) in self.rows
+
+    def sweep(self, now_ms: int) -> None:
+        """Forget producers that have been idle for long."""
+        lead(self.rows, Sweep(now_ms=now_ms))
+
+    def delete_before(self, offset: int) -> None:
+        """Delete the records before *offset*; batches that reach beyond it stay, but are not read from their start."""
+        self.start_offset = max(self.start_offset, offset)
+        gone = bisect_right(
+            [each.last_offset for each in self._batches[: _few(self._firsts, offset)]], offset - 1
+        )
+        self.size_bytes -= sum(len(each.data) for each in self._batches[:gone])
+        del self._batches[:gone], self._firsts[:gone]
+        while self._aborted and self._aborted[0].last_offset < offset:
+            del self.rows[aborted_key(self._aborted.pop(0).last_offset)]
+        later = [each for each in self.epochs if each[1] > offset]
+        floor = [each for each in self.epochs if each[1] <= offset]
+        self.epochs = [*((epoch, max(first, offset)) for epoch, first in floor[-1:]), *later]
+
+    # -- reading
+
+    def wait(self, told: Callable[[], None]) -> None:
+        """Have *told* called whenever more may be read, until `leave`."""
+        self._waiting.add(told)
+
+    def leave(self, told: Callable[[], None]) -> None:
+        self._waiting.discard(told)
+
+    def read(
+        self, offset: int, limit: int, max_bytes: int, *, committed: bool, one_at_least: bool
+    ) -> LogRead:
+        """Return the batches from the one of *offset* on that begin before *limit*, up to *max_bytes*; with *one_at_least*
+        the first whatever its size.
+        """
+        at = max(0, bisect_right(self._firsts, offset) - 1)
+        if at < len(self._batches) and self._batches[at].last_offset < offset:
+            at += 1
+        end = bisect_left(self._firsts, limit)
+        found: list[bytes] = []
+        size = 0
+        for each in range(at, end):
+            data = self._batches[each].data
+            if size + len(data) > max_bytes and (found or not one_at_least):
+                break
+            found.append(data)
+            size += len(data)
+        if not committed or not self._aborted or not found:
+            return LogRead(found, size, [])
+        upper = self._batches[at + len(found) - 1].last_offset + 1
+        return LogRead(found, size, self._aborted_within(offset, upper))
+
+    def bytes_from(self, offset: int, limit: int) -> int:
+        """Return how many bytes of batches there are from *offset* to *limit*."""
+        first, end = bisect_left(self._firsts, offset), bisect_left(self._firsts, limit)
+        return sum(len(each.data) for each in self._batches[first:end])
+
+    def _aborted_within(self, offset: int, upper: int) -> list[AbortedTransaction]:
+        first = bisect_left(self._aborted, offset, key=lambda each: each.last_offset)
+        found = []
+        for each in self._aborted[first:]:
+            if each.first_offset < upper:
+                found.append(each)
+            if each.last_stable_offset >= upper:
+                break
+        return found
+
+    def epoch_at(self, offset: int) -> int:
+        """Return the leader epoch in which the record at *offset* was written, -1 where none is known."""
+        found = [epoch for epoch, first in self.epochs if first <= offset]
+        return found[-1] if found else UNDEFINED
+
+    def epoch_end(self, epoch: int) -> tuple[int, int]:
+        """Return (epoch, end offset) of the largest epoch up to *epoch*; (-1, -1) where that is not known."""
+        if not self.epochs or epoch < 0 or epoch > self.epochs[-1][0]:
+            return UNDEFINED, UNDEFINED
+        if epoch == self.epochs[-1][0]:
+            return epoch, self.end_offset
+        earlier = [each for each in self.epochs if each[0] <= epoch]
+        later = [each for each in self.epochs if each[0] > epoch]
+        return (earlier[-1][0] if earlier else epoch), later[0][1]
+
+    def first_since(self, at_ms: int) -> FoundOffset | None:
+        """Return the first record with a time of *at_ms* or later."""
+        for stored in self._batches:
+            if stored.max_timestamp_ms < at_ms:
+                continue
+            batch = decode_batch(stored.data)
+            for record in batch.records:
+                offset, time_ms = batch.base_offset + record.offset_delta, batch.timestamp_ms(record)
+                if time_ms >= at_ms and offset >= self.start_offset:
+                    return FoundOffset(offset, time_ms, stored.leader_epoch)
+        return None
+
+    def latest_time(self) -> FoundOffset | None:
+        """Return the first record that has the highest time of all."""
+        if not self._batches:
+            return None
+        highest = max(each.max_timestamp_ms for each in self._batches)
+        return self.first_since(highest)
+
+
+def _few(firsts: list[int], offset: int) -> int:
+    return bisect_left(firsts, offset)

@@ -1,0 +1,1 @@
+"""Connections of the embedded broker: frames in, frames out, in order."""

@@ -1,0 +1,154 @@
+"""One client's connection: requests are answered one after the other, in the order in which they came."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable
+from typing import NamedTuple
+
+from holdfast.core.kafka.wire import WireReader, WireReason
+from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.apis.handlers import API_VERSIONS, HANDLERS, offered, unknown_version
+from holdfast.embedded.cluster import EmbeddedCluster
+from holdfast.embedded.protocol.codec import decode, encode, is_flexible
+from holdfast.errors import WireError
+
+logger = logging.getLogger(__name__)
+
+SIZE_BYTES = 4
+LIMIT_WAITING = 100
+"""Frames of one connection that wait for those before them; with more it is not read from."""
+_OFFERED = {key: (name, versions) for key, name, versions in offered()}
+
+
+class _Asked(NamedTuple):
+    """A request whose header has been read."""
+
+    api: str
+    version: int
+    correlation_id: int
+    call: Call
+    known: bool = True
+    """Whether the version is one of ours: a client that asks in a newer one is told which there are."""
+
+
+class KafkaConnection(asyncio.Protocol):
+    """Frames in, frames out. What is not a request of Kafka's protocol closes it."""
+
+    def __init__(self, cluster: EmbeddedCluster, node_id: int, connections: set[KafkaConnection]) -> None:
+        self._cluster, self._node_id, self._connections = cluster, node_id, connections
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._frames: deque[bytes] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._may_write = True
+
+    # -- of the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self._transport = None
+        self._frames.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    def pause_writing(self) -> None:
+        self._may_write = False
+
+    def resume_writing(self) -> None:
+        self._may_write = True
+        self._work()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        at, received = 0, self._received
+        while len(received) - at >= SIZE_BYTES:
+            size = int.from_bytes(received[at : at + SIZE_BYTES], "big", signed=True)
+            if not 0 <= size <= self._cluster.settings.request_max_bytes:
+                logger.warning("a frame of %d bytes: the connection is closed", size)
+                return self.close()
+            end = at + SIZE_BYTES + size
+            if end > len(received):
+                break
+            self._frames.append(bytes(received[at + SIZE_BYTES : end]))
+            at = end
+        del received[:at]
+        if len(self._frames) > LIMIT_WAITING and self._transport is not None:
+            self._transport.pause_reading()
+        return self._work()
+
+    def close(self) -> None:
+        """Close it, whatever waits."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- requests
+
+    def _work(self) -> None:
+        """Answer what has come, until an answer must wait."""
+        while self._frames and self._task is None and self._may_write and self._transport is not None:
+            frame = self._frames.popleft()
+            if len(self._frames) == LIMIT_WAITING:
+                self._transport.resume_reading()
+            try:
+                asked = self._read(frame)
+                answer = HANDLERS[asked.api](asked.call) if asked.known else unknown_version()
+            except WireError as error:
+                logger.warning("not a request (%s): the connection is closed", error)
+                return self.close()
+            except Exception:
+                logger.exception("a request could not be answered: the connection is closed")
+                return self.close()
+            if isinstance(answer, Awaitable):
+                self._task = asyncio.ensure_future(self._later(asked, answer))
+            elif answer is not None:
+                self._write(asked, answer)
+        return None
+
+    async def _later(self, asked: _Asked, answer: Awaitable[Fields | None]) -> None:
+        try:
+            fields = await answer
+            if fields is not None:
+                self._write(asked, fields)
+        except Exception:
+            logger.exception("%s could not be answered: the connection is closed", asked.api)
+            self.close()
+        finally:
+            self._task = None
+        self._work()
+
+    def _read(self, frame: bytes) -> _Asked:
+        reader = WireReader(frame)
+        api, version = reader.int16("api key"), reader.int16("api version")
+        correlation_id = reader.int32("correlation id")
+        client_id = reader.string("client id", nullable=True) or ""
+        if api not in _OFFERED:
+            raise reader.error(f"api {api} is not offered", WireReason.API, 0)
+        name, versions = _OFFERED[api]
+        call = Call(self._cluster, self._node_id, version, {}, client_id)
+        if version not in versions:
+            if name != API_VERSIONS:
+                raise reader.error(f"{name} has no version {version}", WireReason.API, 2)
+            return _Asked(API_VERSIONS, 0, correlation_id, call, known=False)
+        if is_flexible(f"{name}Request", version):
+            reader.tags("tagged fields")
+        call.fields = decode(f"{name}Request", version, frame, reader.at)
+        return _Asked(name, version, correlation_id, call)
+
+    def _write(self, asked: _Asked, fields: Fields) -> None:
+        if self._transport is None:
+            return
+        out = bytearray(SIZE_BYTES)
+        out += asked.correlation_id.to_bytes(4, "big", signed=True)
+        if asked.api != API_VERSIONS and is_flexible(f"{asked.api}Response", asked.version):
+            out.append(0)
+        encode(f"{asked.api}Response", asked.version, fields, out)
+        out[:SIZE_BYTES] = (len(out) - SIZE_BYTES).to_bytes(SIZE_BYTES, "big")
+        self._transport.write(out)

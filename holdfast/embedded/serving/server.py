@@ -1,0 +1,55 @@
+"""The listeners of an embedded cluster, one for each broker."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.embedded.cluster import EmbeddedCluster
+from holdfast.embedded.serving.connection import KafkaConnection
+from holdfast.embedded.settings import HOST
+from holdfast.errors import DevBrokerError
+
+
+class EmbeddedServer:
+    """Listens for every broker of *cluster*, on loopback only. Whoever calls `open` calls `close`."""
+
+    def __init__(self, cluster: EmbeddedCluster) -> None:
+        self._cluster = cluster
+        self._listeners: dict[int, asyncio.Server] = {}
+        self._connections: dict[int, set[KafkaConnection]] = {number: set() for number in cluster.nodes}
+
+    async def open(self, port: int = 0) -> None:
+        """Listen: the first broker on *port*, the others on the next ones; 0 takes free ports."""
+        try:
+            for number, node in self._cluster.nodes.items():
+                await self.listen(number, port + number - 1 if port else node.port)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def listen(self, node_id: int, port: int) -> None:
+        """Have one broker listen."""
+        connections, loop = self._connections[node_id], asyncio.get_running_loop()
+        try:
+            listener = await loop.create_server(
+                lambda: KafkaConnection(self._cluster, node_id, connections), HOST, port
+            )
+        except OSError as error:
+            raise DevBrokerError(f"the embedded Kafka cannot listen on {HOST}:{port}: {error}") from error
+        self._listeners[node_id] = listener
+        self._cluster.nodes[node_id].port = listener.sockets[0].getsockname()[1]
+
+    async def hang_up(self, node_id: int) -> None:
+        """Stop listening for one broker, and cut its connections."""
+        listener = self._listeners.pop(node_id, None)
+        if listener is not None:
+            listener.close()
+        for each in tuple(self._connections[node_id]):
+            each.close()
+        if listener is not None:
+            await listener.wait_closed()
+
+    async def close(self) -> None:
+        """Stop listening altogether."""
+        for node_id in tuple(self._listeners):
+            await self.hang_up(node_id)

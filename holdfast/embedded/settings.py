@@ -1,0 +1,37 @@
+"""How an embedded Kafka is set up: few internal partitions and no waiting, as `holdfast dev up` sets up a real one."""
+
+from __future__ import annotations
+
+import msgspec
+
+HOST = "127.0.0.1"
+
+
+class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the whole cluster. Times are in milliseconds, sizes in bytes."""
+
+    nodes: int = 1
+    num_partitions: int = 4
+    auto_create_topics: bool = False
+    offsets_partitions: int = 8
+    transaction_partitions: int = 8
+    group_initial_delay_ms: int = 0
+    group_min_session_ms: int = 6_000
+    group_max_session_ms: int = 1_800_000
+    consumer_heartbeat_ms: int = 5_000
+    """How often a member of KIP-848's groups is told to be heard of."""
+    transaction_sweep_ms: int = 1_000
+    max_transaction_timeout_ms: int = 900_000
+    message_max_bytes: int = 1_048_588
+    request_max_bytes: int = 104_857_600
+    fetch_sessions: int = 1_000
+
+    @property
+    def replicas(self) -> int:
+        """How many copies a topic has that asks for the default."""
+        return min(3, self.nodes)
+
+    @property
+    def in_sync(self) -> int:
+        """How many of them must be in sync for a write with ``acks=all``."""
+        return max(1, self.replicas - 1)

@@ -1,0 +1,1 @@
+"""Topics of the embedded broker: their names, partitions and settings."""

@@ -1,0 +1,67 @@
+"""A partition and a topic of the embedded cluster: who leads, who is in sync, and the log."""
+
+from __future__ import annotations
+
+from holdfast.embedded.configs.topic import TopicConfigs
+from holdfast.embedded.logs.partition_log import PartitionLog
+from holdfast.embedded.protocol.codes import KafkaCode
+
+NO_LEADER = -1
+
+
+class EmbeddedPartition:
+    """One partition. Its replicas lie in one process and share one log: what is appended is replicated at once."""
+
+    def __init__(self, topic: str, index: int, replicas: list[int]) -> None:
+        self.topic, self.index = topic, index
+        self.replicas = replicas
+        self.in_sync = list(replicas)
+        self.leader = replicas[0]
+        self.leader_epoch = 0
+        self.log = PartitionLog()
+        self.log.lead(self.leader_epoch)
+
+    @property
+    def name(self) -> str:
+        """Kafka's own name of it: ``orders-3``."""
+        return f"{self.topic}-{self.index}"
+
+    def trouble(self, node_id: int, epoch: int) -> KafkaCode | None:
+        """Return why *node_id* cannot answer for it to a client that knows of the leader's *epoch* (-1: of none)."""
+        if epoch >= 0 and epoch < self.leader_epoch:
+            return KafkaCode.FENCED_LEADER_EPOCH
+        if epoch > self.leader_epoch:
+            return KafkaCode.UNKNOWN_LEADER_EPOCH
+        return KafkaCode.NOT_LEADER_OR_FOLLOWER if self.leader != node_id else None
+
+    def elect(self, alive: list[int]) -> None:
+        """Choose a leader among the replicas that are *alive* and in sync; none of them leaves it without one."""
+        in_sync = [each for each in self.in_sync if each in alive]
+        self.in_sync = in_sync or self.in_sync
+        leader = next((each for each in self.replicas if each in in_sync), NO_LEADER)
+        if leader != self.leader:
+            self.leader = leader
+            self.leader_epoch += 1
+            if leader != NO_LEADER:
+                self.log.lead(self.leader_epoch)
+
+    def rejoin(self, node_id: int) -> None:
+        """Have a replica that is back catch up: it is in sync at once, for the log is shared."""
+        if node_id in self.replicas and node_id not in self.in_sync:
+            self.in_sync.append(node_id)
+
+
+class EmbeddedTopic:
+    """A topic: its id, partitions and settings."""
+
+    def __init__(
+        self,
+        name: str,
+        topic_id: bytes,
+        replicas: list[list[int]],
+        configs: TopicConfigs,
+        *,
+        internal: bool = False,
+    ) -> None:
+        self.name, self.topic_id, self.configs, self.is_internal = name, topic_id, configs, internal
+        self.partitions = [EmbeddedPartition(name, index, each) for index, each in enumerate(replicas)]

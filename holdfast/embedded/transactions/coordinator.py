@@ -1,0 +1,139 @@
+"""Transactions of the embedded cluster: the model decides, its decisions are logged, and markers go into the partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.core.kafka.transaction_state import (
+    PREPARED,
+    AbortTimedOut,
+    CoordinatorCommand,
+    CoordinatorReply,
+    CoordinatorRow,
+    ExpireIds,
+    MarkersWritten,
+    Transaction,
+    TransactionState,
+)
+from holdfast.embedded.groups.coordinator import EmbeddedGroups
+from holdfast.embedded.internal_log import OFFSETS, TRANSACTIONS, Note, home_of, write_notes
+from holdfast.embedded.logs.kept_rows import KeptRows
+from holdfast.embedded.settings import EmbeddedSettings
+from holdfast.embedded.topics.registry import TopicRegistry
+from holdfast.models.transaction_coordinator import coordinate, transaction_of
+
+_EXPIRY_S = 3_600.0
+
+
+class EmbeddedTransactions:
+    """All transactional ids of a cluster. What is decided is complete, markers and all, before it is answered."""
+
+    def __init__(
+        self,
+        topics: TopicRegistry,
+        groups: EmbeddedGroups,
+        settings: EmbeddedSettings,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._topics, self._groups, self._settings, self._now_ms = topics, groups, settings, now_ms
+        self.rows: KeptRows[CoordinatorRow] = KeptRows(CoordinatorRow)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def get(self, transactional_id: str) -> Transaction | None:
+        return transaction_of(self.rows, transactional_id)
+
+    def every(self) -> Iterator[tuple[str, Transaction]]:
+        """Yield each transactional id with what is kept of it."""
+        for key, row in self.rows.scan("t/"):
+            assert isinstance(row, Transaction)
+            yield key.removeprefix("t/"), row
+
+    def do(self, command: CoordinatorCommand) -> CoordinatorReply:
+        """Apply *command*, log what changed, and write the markers of what was decided."""
+        reply = coordinate(
+            self.rows,
+            command,
+            self._now_ms(),
+            max_timeout_ms=self._settings.max_transaction_timeout_ms,
+        )
+        for transactional_id in reply.touched:
+            self._log(transactional_id)
+            known = self.get(transactional_id)
+            if known is not None and known.state in PREPARED:
+                self.write_markers(transactional_id, known)
+        return reply
+
+    def write_markers(self, transactional_id: str, decided: Transaction) -> None:
+        """Write the marker of a decided transaction into each of its partitions, and complete it."""
+        commit = decided.state is TransactionState.PREPARE_COMMIT
+        for place in decided.partitions:
+            self.mark(place, decided, commit=commit)
+        self.do(MarkersWritten(transactional_id=transactional_id))
+
+    def mark(self, place: Place, decided: Transaction, *, commit: bool) -> None:
+        """Write one marker; a partition that is gone needs none."""
+        partition = self._topics.partition(*place)
+        if partition is None:
+            return
+        partition.log.end(
+            decided.producer_id,
+            decided.epoch,
+            commit=commit,
+            coordinator_epoch=decided.coordinator_epoch,
+            leader_epoch=partition.leader_epoch,
+            now_ms=self._now_ms(),
+        )
+        partition.log.replicated(partition.log.end_offset)
+        if partition.topic == OFFSETS:
+            self._groups.decided(partition.index, decided.producer_id, commit=commit)
+
+    def _log(self, transactional_id: str) -> None:
+        known = self.get(transactional_id)
+        home = home_of(self._topics, TRANSACTIONS, transactional_id)
+        note = Note(
+            "TransactionLog",
+            {"transactional_id": transactional_id},
+            None if known is None else _value(known),
+        )
+        write_notes(home, [note], self._now_ms())
+
+    # -- sweeps
+
+    def start(self) -> None:
+        """Begin to look for transactions that are open for too long, and ids that nobody uses any more."""
+        every_s = self._settings.transaction_sweep_ms / 1000
+        self._tasks = [
+            asyncio.ensure_future(self._every(every_s, AbortTimedOut())),
+            asyncio.ensure_future(self._every(_EXPIRY_S, ExpireIds())),
+        ]
+
+    async def _every(self, wait_s: float, command: CoordinatorCommand) -> None:
+        while True:
+            await asyncio.sleep(wait_s)
+            self.do(command)
+
+    def close(self) -> None:
+        """Sweep no more."""
+        for each in self._tasks:
+            each.cancel()
+
+
+def _value(known: Transaction) -> dict[str, object]:
+    topics: dict[str, list[int]] = {}
+    for topic, index in known.partitions:
+        topics.setdefault(topic, []).append(index)
+    written = [{"topic": topic, "partition_ids": indexes} for topic, indexes in topics.items()]
+    return {
+        "producer_id": known.producer_id,
+        "previous_producer_id": known.previous_producer_id,
+        "next_producer_id": known.next_producer_id,
+        "producer_epoch": known.epoch,
+        "transaction_timeout_ms": known.timeout_ms,
+        "transaction_status": known.state,
+        "transaction_partitions": None if known.state is TransactionState.EMPTY else written,
+        "transaction_last_update_timestamp_ms": known.updated_ms,
+        "transaction_start_timestamp_ms": known.started_ms,
+        "client_transaction_version": known.client_version,
+    }

@@ -1,0 +1,1 @@
+"""Faust's own tests, run against the application of holdfast."""

@@ -1,0 +1,68 @@
+"""A version that emits from where its predecessor stood, on real workers: each record is emitted once, whoever is killed, and whatever comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from holdfast.clients.topics.application import create_topics
+from holdfast.core.engine.state.handover import HANDOVER, decode_handover
+from holdfast.dev.fixtures import SessionBroker
+from tests.agents.reminders import Reminded, reminders
+from tests.agents.test_timers_and_versions import DEADLINE_S, Reminders
+
+SECOND = {"REMINDERS_VERSION": "2", "REMINDERS_HANDOVER": "1"}
+
+
+@pytest.fixture
+def fleet(broker: SessionBroker, tmp_path: Path) -> Iterator[Reminders]:
+    with closing(Reminders(broker, tmp_path)) as fleet:
+        yield fleet
+
+
+def test_a_version_goes_on_emitting_where_the_one_before_it_stood_whoever_is_killed(fleet: Reminders) -> None:
+    second = reminders(fleet.settings.app, 2, handover=True)
+    worker = fleet.worker().start().wait_ready()
+    fleet.wait_applied(worker, fleet.write(*(f"add ada {number}" for number in range(50))))
+    worker.kill()
+    # The next one dies in its first transaction, which is the one that records up to where it is silent.
+    create_topics(fleet.settings, [second])
+    worker.start(CHAOS_FAULT="produced:1", **SECOND)
+    assert worker.wait_exit(DEADLINE_S) == -9
+    # So does version 1 get the partition once more, and goes on.
+    worker.start().wait_ready()
+    fleet.wait_applied(worker, fleet.write(*(f"add bob {number}" for number in range(20))))
+    worker.kill()
+    worker.start(**SECOND).wait_ready()
+    fleet.wait_applied(worker, fleet.write("add carl 1"))
+    # What is fixed stays so, though version 1 might have gone on.
+    worker.kill()
+    worker.wipe()
+    worker.start(**SECOND).wait_ready()
+    last = fleet.write("add carl 2")
+    fleet.wait_applied(worker, last)
+    rows = fleet.rows(second, last)
+    worker.stop()
+    assert rows == {
+        "ada": Reminded(2 * sum(range(50))),
+        "bob": Reminded(2 * sum(range(20))),
+        "carl": Reminded(2 * 3),
+    }, "what is silent is folded all the same"
+    emitted = fleet.emitted()
+    assert sum(emitted.values()) == 72
+    assert {key.split(" added ")[0] for key in emitted} == {"ada: v1", "bob: v1", "carl: v2"}
+    handover = decode_handover(dict(fleet.logged(second))[HANDOVER])
+    assert handover is not None
+    assert handover.applied == (69,)
+
+
+def test_a_version_without_one_before_it_does_not_start(fleet: Reminders) -> None:
+    second = reminders(fleet.settings.app, 2, handover=True)
+    create_topics(fleet.settings, [second])
+    fleet.broker.delete_topics([fleet.processors[0].changelog(fleet.settings.app)])
+    worker = fleet.worker().start(**SECOND)
+    assert worker.wait_exit(DEADLINE_S) > 0
+    assert worker.said("no changelog of an earlier version tells up to where it emitted"), worker.tail()

@@ -1,0 +1,81 @@
+"""An application of one table in a version of one's choice, which may be slow to build:
+
+`VERSIONED=2 VERSIONED_SLEEP_S=0.01 python -P -m tests.agents.versioned worker`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from holdfast.agents.app import create_app
+from holdfast.core.engine.declared.partitioners import by_key
+from holdfast.core.engine.declared.processor import Emit, Processor
+from holdfast.core.engine.state.rows import Rows
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """How many records a key had, as version 1 keeps it."""
+
+    count: int = 0
+
+
+class Weighed(msgspec.Struct, frozen=True):
+    """How many records a key had, and their bytes, as version 2 keeps it."""
+
+    count: int
+    size: int
+
+
+def versioned(app: str, version: int = 1, *, sleep_s: float = 0, emits: bool = True) -> Processor[Any, Any]:
+    """Return the processor, whose fold takes *sleep_s* for each record: records are KEY TEXT."""
+
+    def fold(rows: Rows[Any], event: tuple[str, str], at_ms: int) -> Iterator[Emit]:
+        if sleep_s:
+            time.sleep(sleep_s)
+        key, text = event
+        before = rows.get(key)
+        count = (before.count if before else 0) + 1
+        if version == 1:
+            rows[key] = Counted(count)
+        else:
+            rows[key] = Weighed(count, (before.size if before else 0) + len(text))
+        if emits:
+            yield Emit(f"{app}-out", key=key, value=b"v%d %d" % (version, count))
+
+    return Processor(
+        name="totals",
+        source=f"{app}-in",
+        decode=decode,
+        fold=fold,
+        row=Counted if version == 1 else Weighed,
+        version=version,
+        route=by_key,
+        emits=(f"{app}-out",) if emits else (),
+    )
+
+
+def decode(value: bytes) -> tuple[str, str]:
+    key, _, text = value.decode().partition(" ")
+    return key, text
+
+
+def declared() -> Processor[Any, Any]:
+    """Return the processor that the environment asks for."""
+    return versioned(
+        os.environ["HOLDFAST_APP"],
+        int(os.environ.get("VERSIONED", "1")),
+        sleep_s=float(os.environ.get("VERSIONED_SLEEP_S", "0")),
+        emits="VERSIONED_SILENT" not in os.environ,
+    )
+
+
+if "VERSIONED" in os.environ or __name__ == "__main__":
+    app = create_app([declared()])
+
+if __name__ == "__main__":
+    app.main()

@@ -1,0 +1,67 @@
+"""The embedded Kafka in a process of its own, as `holdfast dev up --embedded` starts it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.dev import processes
+from holdfast.dev.embedded_process import EmbeddedProcess
+from holdfast.errors import DevBrokerError
+from tests.embedded.raw_client import RawClient
+
+pytestmark = pytest.mark.process
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-P", "-m", "holdfast.cli", "dev", *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    code, output = run("up", "--embedded", "--nodes", "3", "--dir", folder)
+    assert code == 0
+    assert output.count("running") == 3
+    embedded = EmbeddedProcess.find(tmp_path)
+    assert embedded is not None
+    with RawClient(embedded.bootstrap) as client:
+        assert len(client.ask("DescribeCluster", 0)["brokers"]) == 3
+    assert run("status", "--dir", folder)[0] == 0
+    again = EmbeddedProcess.find(tmp_path)
+    assert run("up", "--embedded", "--dir", folder)[0] == 0
+    assert again is not None
+    assert again.bootstrap == embedded.bootstrap, "the same one"
+    assert "stopped 3 nodes" in run("down", "--dir", folder)[1]
+    assert not embedded.is_running
+    assert EmbeddedProcess.find(tmp_path) is None
+
+
+def test_a_process_that_was_killed_is_not_taken_for_a_running_one(tmp_path: Path) -> None:
+    embedded = EmbeddedProcess.start(tmp_path, nodes=1, port=None)
+    processes.kill(embedded._state.pid, embedded._state.birth)
+    code, output = run("status", "--dir", str(tmp_path))
+    assert code == 1
+    assert "stopped" in output
+    again = EmbeddedProcess.start(tmp_path, nodes=1, port=None)
+    assert again.is_running
+    again.stop()
+
+
+def test_a_port_that_is_taken_is_told_with_its_last_words(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(DevBrokerError, match="cannot listen on"),
+    ):
+        EmbeddedProcess.start(tmp_path, nodes=1, port=taken.getsockname()[1])
+
+
+def test_a_state_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "embedded.json").write_text("{")
+    with pytest.raises(DevBrokerError, match="remove it if no embedded Kafka runs"):
+        EmbeddedProcess.find(tmp_path)
