@@ -41,7 +41,8 @@ $(READY): requirements.lock pyproject.toml
 		echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@echo "== .venv: $$("$(PYTHON)" -V), packages of requirements.lock (the first time takes some minutes)"
 	@$(RUN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
-	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --requirement requirements.lock
+	@$(RUN)/python -m compileall -q -j 0 -x '/tests?/' "$$($(RUN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -59,7 +60,7 @@ test: $(READY) ## all tests, on a real broker and Spark (JOBS=2 for two processe
 fast: $(READY) ## the tests that need no broker, database, Spark or other process: while you work
 	@echo "== fast"
 	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.3 $(RUN)/python -P -m pytest -q -m "not broker and not spark and not database and not process and not slow" \
-		--numprocesses=2 --dist=load --durations=10 $(ARGS)
+		--numprocesses=3 --dist=load --durations=10 $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(READY) ## every decoder of bytes from outside against any bytes (SEED=7 BUDGET=20000 inputs for each)

@@ -24,6 +24,7 @@ from holdfast.core.engine.state.codec import (
     place_of_row,
 )
 from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, most_types
+from holdfast.core.engine.state.handover import HANDOVER, Handover, decode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, decode_lost_heads, told_lost
 from holdfast.errors import ChangelogError, TopicError
 from holdfast.kafka.fetching.records import Records
@@ -38,13 +39,14 @@ from holdfast.pipeline.topic import TopicLog, TopicReader
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePartition:
     """What a changelog says of one partition: rows and timers as stored, at the position of its last
-    marker. *lost* tells which sources had lost their heads when it began.
+    marker. *lost* tells which sources had lost their heads when it began, *handover* up to where it is silent.
     """
 
     partition: int
     marker: Position
     stored: Mapping[bytes, bytes]
     lost: LostHeads = field(default_factory=dict)
+    handover: Handover | None = None
     row_types: int = 1
     """As how many types its rows were written, at the most."""
 
@@ -271,7 +273,7 @@ def _live_partition(
 ) -> LivePartition:
     stored: dict[bytes, bytes] = {}
     positions = position_format(processor)
-    marker, lost, row_types = positions.start, dict[str, int](), 1
+    marker, notes = positions.start, dict[bytes, bytes | None]()
     open_records, objection = 0, None
     for records, _ in read:
         for offset, key, value in zip(records.offsets, records.keys, records.values, strict=True):
@@ -289,10 +291,7 @@ def _live_partition(
             else:
                 open_records += 1
                 if key[:1] == META:
-                    if key == LOST_HEADS:
-                        lost = decode_lost_heads(value)
-                    elif key == ROW_TYPES:
-                        row_types = most_types(decode_row_types(value))
+                    notes[key] = value
                 elif value is None:
                     stored.pop(key, None)
                 else:
@@ -309,7 +308,15 @@ def _live_partition(
         raise ChangelogError(
             f"{where} holds version {marker.version} of {processor.name}, the code is version {processor.version}"
         )
-    return LivePartition(partition=partition, marker=marker, stored=stored, lost=lost, row_types=row_types)
+    types = notes.get(ROW_TYPES)
+    return LivePartition(
+        partition=partition,
+        marker=marker,
+        stored=stored,
+        lost=decode_lost_heads(notes.get(LOST_HEADS)),
+        handover=decode_handover(notes.get(HANDOVER)),
+        row_types=1 if types is None else most_types(decode_row_types(types)),
+    )
 
 
 # -- the comparison

@@ -1,4 +1,4 @@
-"""Fixtures of all tests. `broker` is the one real Kafka of the session; `fresh_topic` makes topics on it.
+"""Fixtures of all tests. `broker` is the one real Kafka of the run; `fresh_topic` makes topics on it.
 
 `postgres`, `mariadb` and `mysql` are the session's databases, and `schema_registry` its schema registry, each started by the first
 test that asks.
@@ -10,6 +10,7 @@ import gc
 import os
 from collections.abc import Iterator
 from operator import itemgetter
+from typing import Any
 
 import hypothesis
 import pytest
@@ -18,12 +19,16 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.databases.schema_registry import SchemaRegistryServer
 from holdfast.dev.databases.server import DatabaseServer
 from holdfast.dev.databases.servers import MariaDB, MySQL, Postgres
-from holdfast.dev.fixtures import SessionBroker, fresh_topic, holdfast_broker
+from holdfast.dev.fixtures import SessionBroker, fresh_topic, session_broker
 from holdfast.pipeline.spark import session
+from tests.support import schedule, shared_broker
 from tests.support.parts import PARTS, part, parts_of, times
 from tests.support.scale import scaled
 
 __all__ = ["broker", "fresh_topic", "holdfast_broker"]
+
+WITHOUT_PARTS = bool(os.environ.get("TESTS_WITHOUT_PARTS"))
+DESK = pytest.StashKey[shared_broker.Desk]()
 
 # Hypothesis gives each example 200 ms by itself, which a loaded machine takes for nothing: how long an
 # example may take is told by the test's own timeout.
@@ -33,16 +38,13 @@ hypothesis.settings.load_profile("holdfast")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with the parts it needs, and put what runs long first.
-
-    Of several processes, none is left with it when the others have done the thousands of quick tests.
-    """
+    """Mark each test with the parts it needs, and put what runs long first."""
     for item in items:
         for name in set(parts_of(item)):
             item.add_marker(name)
         if needed := [name for name in PARTS if item.get_closest_marker(name)]:
             item.user_properties.append(("parts", "+".join(needed)))
-    items.sort(key=lambda item: "core" in item.path.parts)
+    schedule.order(items)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,9 +59,42 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell one of several processes where to ask for their broker."""
+    if not WITHOUT_PARTS:
+        if DESK not in node.config.stash:
+            node.config.stash[DESK] = shared_broker.Desk()
+        node.workerinput["broker_desk"] = node.config.stash[DESK].where
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> schedule.Groups | None:
+    """Hand out tests as `Groups` does where files are to stay together."""
+    return schedule.Groups(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the broker of several processes."""
+    if (desk := config.stash.get(DESK, None)) is not None:
+        desk.close()
+
+
+@pytest.fixture(scope="session")
+def holdfast_broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SessionBroker]:
+    """Give the Kafka of the run, which all its processes share: none may freeze or kill it."""
+    desk = getattr(request.config, "workerinput", {}).get("broker_desk")
+    if desk is None or os.environ.get("KAFKA_BOOTSTRAP_SERVERS"):
+        yield from session_broker(lambda: tmp_path_factory.mktemp("kafka"))
+    else:
+        yield shared_broker.ask(desk)
+
+
 @pytest.fixture(scope="session")
 def broker(holdfast_broker: SessionBroker) -> SessionBroker:
-    """Give the session's Kafka: set ``KAFKA_BOOTSTRAP_SERVERS`` to test against another one."""
+    """Give the run's Kafka: set ``KAFKA_BOOTSTRAP_SERVERS`` to test against another one."""
     return holdfast_broker
 
 
@@ -100,7 +135,7 @@ def nothing_but_what_is_marked() -> Iterator[None]:
     """With ``TESTS_WITHOUT_PARTS`` set, as `make fast` does, fail a test that starts a real part and bears
     no mark that says so.
     """
-    if not os.environ.get("TESTS_WITHOUT_PARTS"):
+    if not WITHOUT_PARTS:
         yield
         return
 

@@ -215,10 +215,10 @@ time.sleep(600)
 
 
 def test_a_worker_is_gone_with_its_server(tmp_path: Path) -> None:
-    server = fork_server.ForkServer()
+    server = fork_server.ForkServer("PRELOADED", *fork_server.LOOP)
     log = tmp_path / "out.log"
     with log.open("wb") as out:
-        process = server.fork(command("wait"), env=ENVIRONMENT, cwd=tmp_path, out=out)
+        process = server.fork(command("wait"), env=ENVIRONMENT, cwd=tmp_path, out=out, errors=out)
     wait_for("the probe", lambda: "begins" in log.read_text(), DEADLINE_S, log.read_text)
     birth = processes.birth_of(process.pid)
     server.close()
@@ -226,4 +226,55 @@ def test_a_worker_is_gone_with_its_server(tmp_path: Path) -> None:
     assert processes.wait_gone(process.pid, birth, deadline_s=DEADLINE_S)
     assert process.wait(DEADLINE_S) == -signal.SIGKILL
     with log.open("wb") as out, pytest.raises((RuntimeError, OSError)):
-        server.fork(command("tell"), env=ENVIRONMENT, cwd=tmp_path, out=out)
+        server.fork(command("tell"), env=ENVIRONMENT, cwd=tmp_path, out=out, errors=out)
+
+
+def holdfast(*words: str) -> list[str]:
+    return [*fork_server.INTERPRETER, fork_server.COMMAND, *words]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        holdfast("config", "-o", "json"),
+        holdfast("topics", "list", "--no-such-option"),
+        holdfast("--bootstrap", "127.0.0.1:1", "--set", "request_timeout_s=1", "topics", "list", "--all"),
+        holdfast("-A", "no_such_module", "topics", "list"),
+        holdfast(),
+    ],
+    ids=lambda line: " ".join(line[4:]),
+)
+def test_a_forked_command_ends_as_an_ordinary_one(line: list[str], tmp_path: Path) -> None:
+    done = fork_server.run(line, env=ENVIRONMENT, cwd=tmp_path, timeout=DEADLINE_S)
+    wanted = subprocess.run(
+        line,
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (wanted.returncode, wanted.stdout, wanted.stderr)
+    assert done.stdout or done.stderr
+
+
+def test_a_forked_command_that_takes_too_long_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = tmp_path / "pid"
+    (tmp_path / "waiting.py").write_text(
+        "import os, time\nprint(os.getpid(), file=open('pid', 'w'), flush=True)\ntime.sleep(600)\n"
+    )
+    usual = ForkedProcess.wait
+
+    def wait(process: ForkedProcess, timeout: float | None = None) -> int:
+        wait_for("its begin", lambda: pid.exists() and pid.read_text(), DEADLINE_S)
+        return usual(process, timeout)
+
+    monkeypatch.setattr(ForkedProcess, "wait", wait)
+    line = holdfast("-A", "waiting", "topics", "list")
+    with pytest.raises(subprocess.TimeoutExpired):
+        fork_server.run(line, env=ENVIRONMENT, cwd=tmp_path, timeout=0.01)
+    wait_for("its end", lambda: processes.birth_of(int(pid.read_text())) is None, DEADLINE_S)

@@ -81,7 +81,7 @@ def settings_table() -> str:
     """Return the settings as holdfast.config declares them."""
     lines = ["| Setting | Default | Range | Meaning |", "|---|---|---|---|"]
     for declared in fields(Settings):
-        if declared.name in ("kafka", "origins"):
+        if declared.name in ("kafka", "spark_conf", "origins"):
             continue
         about: Mapping[str, Any] = declared.metadata
         low, high = (

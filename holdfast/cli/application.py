@@ -102,12 +102,21 @@ def merge(settings: Settings, own: Settings) -> Settings:
     >>> merge(Settings(web_port=7000), Settings(app="shop", web_port=1)).app, merge(Settings(web_port=7000), Settings(web_port=1)).web_port
     ('shop', 7000)
     """
-    names = [declared.name for declared in fields(Settings) if declared.name not in ("kafka", "origins")]
+    names = [
+        declared.name
+        for declared in fields(Settings)
+        if declared.name not in ("kafka", "spark_conf", "origins")
+    ]
     changes = {name: getattr(own, name) for name in names if settings.origin(name) == "default"}
     chosen = {
         name: value for name, value in settings.kafka.items() if settings.origin(f"kafka.{name}") != "default"
     }
-    return replace(settings, **changes, kafka={**own.kafka, **chosen})
+    return replace(
+        settings,
+        **changes,
+        kafka={**own.kafka, **chosen},
+        spark_conf={**own.spark_conf, **settings.spark_conf},
+    )
 
 
 def _import(name: str) -> ModuleType:

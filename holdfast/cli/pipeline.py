@@ -38,7 +38,11 @@ MemoryOption = Annotated[
 ]
 ConfOption = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="NAME=VALUE", help="A property of Spark; may be repeated."),
+    typer.Option(
+        "--conf",
+        metavar="NAME=VALUE",
+        help="A property of Spark; may be repeated. Also in [spark] and HOLDFAST_SPARK_CONF.",
+    ),
 ]
 
 
@@ -217,7 +221,7 @@ def spark_options(
     return SparkOptions(
         master=master or settings.spark_master,
         memory=memory or settings.spark_memory,
-        conf=assignments(conf),
+        conf={**settings.spark_conf, **assignments(conf)},
         quick=quick,
     )
 

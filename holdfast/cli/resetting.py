@@ -76,7 +76,7 @@ class ApplicationReset:
         settings, app = self._settings, self._settings.app
         yield ApplicationResetStep(action="begin", kind="topic", name=settings.reset_topic, do=self._begin)
         for each in self._processors:
-            name = f"{app}.{each.name}.*"
+            name = f"{each.writer(app)}.*"
             yield ApplicationResetStep(
                 action="fence", kind="transactional ids", name=name, do=self._fencing(each.name)
             )

@@ -16,6 +16,7 @@ from holdfast.cli.output import Output, left_out, note, show, show_json
 from holdfast.cli.pipeline import ConfOption, EngineName, MasterOption, MemoryOption, absolute, spark_options
 from holdfast.cli.replay import EngineOption, LakeOption, SourceName, SourceOption
 from holdfast.core.engine.declared.chains import require_chains
+from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.clients.tables.inspecting import StoreInspector
@@ -48,6 +49,13 @@ def verify(
             help="Compare what the workers serve as well: replay, changelog and store, at the store's offset.",
         ),
     ] = False,
+    emits: Annotated[
+        bool,
+        typer.Option(
+            "--emits",
+            help="Compare the emitted topics instead, on this machine, and name the first record that differs.",
+        ),
+    ] = False,
     strict: Annotated[
         bool,
         typer.Option(
@@ -66,6 +74,10 @@ def verify(
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
     require_chains(application.processors)
+    if emits:
+        _check_alone(store=store, engine=engine, source=source)
+        _of_emits(context, application.processor(name), application.settings)
+        return
     options = ReplayOptions(
         engine=engine.value,
         source=source.value,
@@ -118,6 +130,34 @@ def _report(
         read = f"{verdict.records} records{left_out(verdict.skipped)} on {verdict.engine}"
         note(f"{found} after {read}; {digest}")
     if not verdict.equal or (strict and verdict.partial):
+        raise typer.Exit(1)
+
+
+def _check_alone(*, store: bool, engine: EngineName, source: SourceName) -> None:
+    """Raise ConfigError for what --emits does not do: it folds the topic, in this process."""
+    if store or engine is EngineName.SPARK or source is not SourceName.TOPIC:
+        raise ConfigError(
+            "--emits folds the source's topic in this process: leave out --store, --engine spark and --source"
+        )
+
+
+def _of_emits(context: typer.Context, processor: Processor[Any, Any], settings: Settings) -> None:
+    from holdfast.pipeline.verify_emits import verify_emits
+
+    verdict = verify_emits(processor, settings)
+    document = verdict.document()
+    if output_of(context) is Output.JSON:
+        show_json(document)
+    else:
+        show(document["topics"], ("topic", "expected", "found", "earlier", "equal"), Output.TABLE)
+        for topic in verdict.cut:
+            note(f"{topic} has lost the head of its log: only what is left was compared")
+        for each in verdict.topics:
+            if each.difference is not None:
+                note(each.difference.explain())
+        same = "what was emitted is what a replay emits" if verdict.equal else "DIFFERENT"
+        note(f"{processor.name}: {same}, after {verdict.records} records here")
+    if not verdict.equal:
         raise typer.Exit(1)
 
 

@@ -285,4 +285,8 @@ class KafkaProperties(Mapping[str, str]):
         return hash(tuple(self._values.items()))
 
     def __repr__(self) -> str:
-        return repr({name: MASK if is_secret(name) else value for name, value in self._values.items()})
+        return repr({name: MASK if self.is_secret(name) else value for name, value in self._values.items()})
+
+    @staticmethod
+    def is_secret(name: str) -> bool:
+        return is_secret(name)

@@ -26,8 +26,8 @@ from holdfast.config.outbox import OutboxSettings
 from holdfast.config.schema_registry import SchemaRegistrySettings
 from holdfast.config.section import noted, range_problem, refuse, section_problems
 from holdfast.config.security import Sasl, check_security, sasl_of, ssl_context_of, trust
-from holdfast.config.sources import KAFKA, convert, find_file, read_layers
-from holdfast.config.spark import SparkSettings
+from holdfast.config.sources import KAFKA, SPARK, convert, find_file, read_layers
+from holdfast.config.spark import SparkProperties, SparkSettings, is_spark_secret
 from holdfast.config.stores import StoreSettings
 from holdfast.config.timeouts import TimeoutSettings
 from holdfast.config.web import WebSettings
@@ -70,6 +70,9 @@ class Settings(
     kafka: Mapping[str, str] = field(
         default_factory=dict, metadata={"doc": "Kafka properties for every client"}
     )
+    spark_conf: Mapping[str, str] = field(
+        default_factory=dict, metadata={"doc": "properties of Spark, by their full names"}
+    )
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -79,6 +82,12 @@ class Settings(
                 name = check_name(spelled, self.place(f"kafka.{spelled}"))
                 given[name] = check_value(name, value, self.place(f"kafka.{name}"))
         object.__setattr__(self, "kafka", KafkaProperties(given))
+        object.__setattr__(self, "spark_conf", SparkProperties(self.spark_conf))
+        problems += [
+            f"{self.place(name)} is no property of Spark: its name begins with spark."
+            for name in self.spark_conf
+            if not name.startswith(SPARK)
+        ]
         object.__setattr__(self, "data_dir", Path(self.data_dir))
         if self.web_url is not None:
             object.__setattr__(self, "web_url", self.web_url.rstrip("/"))
@@ -160,13 +169,15 @@ class Settings(
         if name.startswith(KAFKA):
             default = DEFAULT_BOOTSTRAP_SERVERS if name == "kafka.bootstrap.servers" else None
             return "default" if self.kafka.get(name.removeprefix(KAFKA)) == default else "code"
+        if name.startswith(SPARK):
+            return "code"
         return "default" if getattr(self, name) == getattr(_DEFAULTS, name) else "code"
 
     def describe(self) -> list[SettingRow]:
         """Return every setting and every Kafka property that is set, secrets masked, in the order of declaration."""
         rows = []
         for declared in fields(self):
-            if declared.name in ("kafka", "origins"):
+            if declared.name in ("kafka", "spark_conf", "origins"):
                 continue
             value = getattr(self, declared.name)
             if declared.metadata["secret"] and value is not None:
@@ -190,6 +201,15 @@ class Settings(
                     doc="Kafka property",
                 )
             )
+        rows += [
+            SettingRow(
+                name=name,
+                value=MASK if is_spark_secret(name) else text,
+                origin=self.origin(name),
+                doc="property of Spark",
+            )
+            for name, text in self.spark_conf.items()
+        ]
         return rows
 
 
@@ -211,7 +231,9 @@ _CONSUMER_ONLY = CONSUMER | {
 
 _DEFAULTS = Settings()
 _DECLARED = {
-    declared.name: declared for declared in fields(Settings) if declared.name not in ("kafka", "origins")
+    declared.name: declared
+    for declared in fields(Settings)
+    if declared.name not in ("kafka", "spark_conf", "origins")
 }
 
 
@@ -229,7 +251,7 @@ def load_settings(*, flags: Mapping[str, object], env: Mapping[str, str], file: 
     types = get_type_hints(Settings)
     values, origins = {}, {name: given.origin for name, given in layer.items()}
     for name, given in layer.items():
-        if name.startswith(KAFKA):
+        if name.startswith((KAFKA, SPARK)):
             continue
         with noted(problems):
             declared = _DECLARED[name]
@@ -240,7 +262,8 @@ def load_settings(*, flags: Mapping[str, object], env: Mapping[str, str], file: 
     kafka = {
         name.removeprefix(KAFKA): str(given.value) for name, given in layer.items() if name.startswith(KAFKA)
     }
-    return Settings(**values, kafka=kafka, origins=origins)
+    spark = {name: str(given.value) for name, given in layer.items() if name.startswith(SPARK)}
+    return Settings(**values, kafka=kafka, spark_conf=spark, origins=origins)
 
 
 def settings_from_environment(**flags: object) -> Settings:

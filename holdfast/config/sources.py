@@ -24,7 +24,9 @@ NOT_SETTINGS_PREFIXES = ("HOLDFAST_DEV_", "HOLDFAST_DEMO_", "HOLDFAST_TEST_", "H
 """Variables with other readers: where the file is, where jars come from, the development broker, the demo, tests and benchmarks."""
 
 DEFAULT_FILE = "holdfast.toml"
+ENV_SPARK_CONF = "HOLDFAST_SPARK_CONF"
 KAFKA = "kafka."
+SPARK = "spark."
 SECTIONS = {
     "web": "web_",
     "schema_registry": "schema_registry_",
@@ -75,6 +77,7 @@ def read_layers(
     """
     spelled = {f"{ENV_PREFIX}{name.upper()}": name for name in known}
     spelled |= {f"{ENV_KAFKA_PREFIX}{name}": f"{KAFKA}{prop}" for name, prop in env_names().items()}
+    spelled[ENV_SPARK_CONF] = SPARK
     return {
         **_from_file(known, file, problems),
         **_from_env(spelled, env, problems),
@@ -90,6 +93,8 @@ def _from_flags(known: Collection[str], flags: Mapping[str, object], problems: l
         with noted(problems):
             if name.startswith(KAFKA):
                 name, value = _kafka(name.removeprefix(KAFKA), value, f"flag {name}")
+            elif name.startswith(SPARK):
+                value = _written(value)
             elif name not in known:
                 raise ConfigError(f"flag {name}: unknown setting{suggest(name, [*known])}")
             layer[name] = Given(value, "flag")
@@ -145,6 +150,8 @@ def _named(
     """Return the full name of the setting that is *written* in *table*, and its value."""
     if table == "kafka":
         return _kafka(written, value, f"{origin} [kafka]")
+    if table == "spark" and "." in written:
+        return SPARK + written.removeprefix(SPARK), _written(value)
     prefix = SECTIONS.get(table, "")
     if prefix + written in known:
         return prefix + written, value
@@ -177,7 +184,8 @@ def _from_env(spelled: Mapping[str, str], env: Mapping[str, str], problems: list
             continue  # an empty variable is how a compose file says "not set"
         with noted(problems):
             name, value = _from_variable(spelled, env, variable)
-            layer[name] = Given(value, f"environment {variable}")
+            found = _spark_conf(value, variable) if name == SPARK else {name: value}
+            layer |= {each: Given(text, f"environment {variable}") for each, text in found.items()}
     return layer
 
 
@@ -195,6 +203,26 @@ def _from_variable(spelled: Mapping[str, str], env: Mapping[str, str], variable:
             raise ConfigError(f"{origin}: {direct} is set as well; keep one of them")
         text = _secret(Path(text), origin)
     return _kafka(name.removeprefix(KAFKA), text, origin) if name.startswith(KAFKA) else (name, text)
+
+
+def _spark_conf(text: str, variable: str) -> dict[str, str]:
+    """Read Spark's properties out of one variable.
+
+    >>> _spark_conf("spark.executor.memory=2g; spark.sql.shuffle.partitions=64", "X")
+    {'spark.executor.memory': '2g', 'spark.sql.shuffle.partitions': '64'}
+    """
+    pairs = [each.strip().partition("=") for each in text.split(";") if each.strip()]
+    for name, sign, _ in pairs:
+        if not name.startswith(SPARK) or not sign:
+            raise ConfigError(
+                f"environment {variable}: write spark.NAME=VALUE, several with semicolons between; not {name!r}"
+            )
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _written(value: object) -> str:
+    """Return a property of Spark as Spark writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _secret(path: Path, origin: str) -> str:

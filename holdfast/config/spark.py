@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+from holdfast.config.kafka_properties import KafkaProperties
 from holdfast.config.section import Section, setting
 
 
@@ -14,4 +16,29 @@ class SparkSettings(Section):
     spark_master: str = setting(
         "local[*]", "Spark master of replays, checks and landings; local[*] takes every core"
     )
-    spark_memory: str = setting("1g", "heap of Spark's driver")
+    spark_memory: str | None = setting(
+        None, "heap of Spark's driver; by default 1g for a local master, and Spark's own for others"
+    )
+
+
+_SECRET = re.compile("secret|password|token|access[.]?key|credential", re.IGNORECASE)
+"""What Spark itself redacts, and the keys of object stores."""
+
+
+def is_spark_secret(name: str) -> bool:
+    """Tell whether the value of a property of Spark must never be printed.
+
+    >>> is_spark_secret("spark.hadoop.fs.s3a.access.key"), is_spark_secret("spark.executor.memory")
+    (True, False)
+    """
+    return _SECRET.search(name) is not None
+
+
+class SparkProperties(KafkaProperties):
+    """Properties of Spark by their full names, which cannot change and never print a secret."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def is_secret(name: str) -> bool:
+        return is_spark_secret(name)

@@ -92,10 +92,12 @@ class Avro(SchemaSerde[T]):
 
     def reader(self, schema: SchemaText, asked: SchemaRegistry) -> Read:
         written, named = avro_schemas.parsed(schema, asked)
-        why = None if self._kinds else avro_schemas.why_unlike(written, named, self._own, self._named)
-        if why is not None:
-            raise DecodeError(why)
         own = None if self._schema is None else self._own
+        by_name = own is not None
+        if not self._kinds and (
+            why := avro_schemas.why_unlike(written, named, self._own, self._named, by_name=by_name)
+        ):
+            raise DecodeError(why)
         read = avro_schemas.reading(written, named, own, tells_names=bool(self._kinds))
         top = written.get("name", "") if isinstance(written, dict) else ""
 

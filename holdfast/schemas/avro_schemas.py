@@ -120,16 +120,22 @@ def _may_be_empty(schema: Schema, named: Mapping[str, Any], within: frozenset[st
 
 
 def why_unlike(
-    written: Schema, writers: Mapping[str, Any], read: Schema, readers: Mapping[str, Any]
+    written: Schema,
+    writers: Mapping[str, Any],
+    read: Schema,
+    readers: Mapping[str, Any],
+    *,
+    by_name: bool = False,
 ) -> str | None:
-    """Return why no value of the schema *written* is one of *read*, None where some may be; the names of classes are let differ.
+    """Return why no value of the schema *written* is one of *read*, None where some may be. Records may have other names,
+    unless they are matched *by_name*.
 
     >>> why_unlike("int", {}, "double", {}), why_unlike(["null", "string"], {}, "string", {})
     (None, None)
     >>> why_unlike("string", {}, "long", {})
     'is string, not long'
     """
-    return _Likeness(writers, readers).why(written, read, "")
+    return _Likeness(writers, readers, by_name).why(written, read, "")
 
 
 _WIDER = {
@@ -145,8 +151,8 @@ _WIDER = {
 
 
 class _Likeness:
-    def __init__(self, writers: Mapping[str, Any], readers: Mapping[str, Any]) -> None:
-        self._writers, self._readers = writers, readers
+    def __init__(self, writers: Mapping[str, Any], readers: Mapping[str, Any], by_name: bool) -> None:
+        self._writers, self._readers, self._by_name = writers, readers, by_name
         self._open: set[tuple[str, str]] = set()
 
     def why(self, written: Schema, read: Schema, where: str) -> str | None:
@@ -174,6 +180,8 @@ class _Likeness:
         if pair in self._open:
             return None
         self._open.add(pair)
+        if self._by_name and _short(pair[0]) not in map(_short, (pair[1], *read.get("aliases", ()))):
+            return f"{where and f'{where} '}is a record {_short(pair[0])}, not {_short(pair[1])}: give that an alias"
         theirs = {each["name"]: each for each in written["fields"]}
         for field in read["fields"]:
             place = f"{where}.{field['name']}" if where else field["name"]
@@ -191,6 +199,10 @@ def _resolved(schema: Schema, named: Mapping[str, Any]) -> Schema:
     while isinstance(schema, str) and schema in named:
         schema = named[schema]
     return schema["type"] if isinstance(schema, dict) and isinstance(schema["type"], dict | list) else schema
+
+
+def _short(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _kind(schema: Schema) -> str:

@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 LIMIT_READERS = 256
 """How many schemas one serde keeps readers of."""
+LIMIT_REASON = 500
 Read = Callable[[bytes], Any]
 
 
@@ -81,7 +82,7 @@ class SchemaSerde(Generic[T]):
         try:
             decoded: T = read(payload)
         except Exception as error:
-            raise DecodeError(f"not {self}: {self._label(schema_id)}: {error}") from error
+            raise DecodeError(f"not {self}: {self._label(schema_id)}: {str(error)[:LIMIT_REASON]}") from error
         return decoded
 
     def encode(self, value: T) -> bytes | None:

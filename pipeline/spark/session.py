@@ -45,12 +45,12 @@ class SparkOptions:
     """How to start Spark.
 
     *master* is a Spark master; `local[*]` takes every core of this machine. *memory* is the driver's heap, which in a local master
-    is all there is. *quick* compiles less: for jobs of seconds, at the price of a lower rate in long ones. *conf* is added last, so
+    is all there is (None: 1g there, and Spark's own default on others). *quick* compiles less: for jobs of seconds, at the price of a lower rate in long ones. *conf* is added last, so
     it wins. *log_dir* takes all that Spark says; by default a folder of the user's cache.
     """
 
     master: str = "local[*]"
-    memory: str = "1g"
+    memory: str | None = None
     quick: bool = False
     app_name: str = "holdfast"
     conf: Mapping[str, str] = field(default_factory=dict)
@@ -207,49 +207,65 @@ def _keep(archive: ClassArchive | None) -> None:
 
 
 def settings(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -> dict[str, str]:
-    """Return the configuration of a session: few partitions, no UI, UTC, microsecond timestamps, local
-    paths inside *scratch*.
+    """Return the configuration of a session: what holdfast's tables need, and on one machine what makes Spark small.
+
+    On a cluster the rest is its owner's, by `spark-defaults` and *conf*, which wins.
     """
-    cores = cores_of(options.master)
-    partitions = str(max(2, cores))
-    jars = [str(path) for path in spark_jars()]
     conf = {
         "spark.app.name": options.app_name,
         "spark.master": options.master,
-        "spark.driver.memory": options.memory,
-        "spark.driver.extraJavaOptions": " ".join(
-            [
-                f"-Djava.io.tmpdir={scratch}",
-                *(["-XX:TieredStopAtLevel=1"] if options.quick else []),
-                *(archive.flags() if archive else []),
-            ]
-        ),
+        "spark.sql.session.timeZone": "UTC",
+        # Spark's default is INT96, which other readers take for nanoseconds: a fold by time then differs
+        # without any error.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.sql.extensions": _EXTENSION,
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        # Small enough for records of many KB; a fold runs no faster on larger ones.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
+        "spark.executorEnv.PYTHONSAFEPATH": "1",
+    }
+    if options.memory is not None:
+        conf["spark.driver.memory"] = options.memory
+    conf |= _in_one_jvm(options, archive, scratch) if options.in_one_jvm else _on_cluster()
+    given = dict(options.conf)
+    for name in _LISTS & given.keys() & conf.keys():  # what is ours is needed beside what is theirs
+        given[name] = ",".join(dict.fromkeys([*conf[name].split(","), *given[name].split(",")]))
+    return conf | given
+
+
+_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+_LISTS = frozenset({"spark.jars", "spark.sql.extensions"})
+
+
+def _on_cluster() -> dict[str, str]:
+    return {"spark.jars": ",".join(str(path) for path in spark_jars())}
+
+
+def _in_one_jvm(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -> dict[str, str]:
+    """Return what makes Spark start quickly and stay small: few partitions, no UI, local paths inside *scratch*."""
+    partitions = str(max(2, cores_of(options.master)))
+    flags = [
+        f"-Djava.io.tmpdir={scratch}",
+        *(["-XX:TieredStopAtLevel=1"] if options.quick else []),
+        *(archive.flags() if archive else []),
+    ]
+    return {
+        "spark.driver.memory": options.memory or "1g",
+        "spark.driver.extraJavaOptions": " ".join(flags),
+        # The class path starts 1-2 s sooner than spark.jars, but reaches this JVM only.
+        "spark.driver.extraClassPath": os.pathsep.join(str(path) for path in spark_jars()),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(scratch),
+        "spark.shuffle.compress": "false",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": partitions,
         "spark.default.parallelism": partitions,
         "spark.sql.adaptive.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
-        # Spark's default is INT96, which other readers take for nanoseconds: a fold by time then differs
-        # without any error.
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "2",
-        # Small enough for records of many KB; a fold runs no faster on larger ones.
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
-        "spark.executorEnv.PYTHONSAFEPATH": "1",
     }
-    if options.in_one_jvm:
-        # The class path starts 1-2 s sooner than spark.jars, but reaches this JVM only.
-        conf["spark.driver.extraClassPath"] = os.pathsep.join(jars)
-        conf["spark.driver.host"] = conf["spark.driver.bindAddress"] = "127.0.0.1"
-        conf["spark.local.dir"] = str(scratch)
-        conf["spark.shuffle.compress"] = "false"
-    else:
-        conf["spark.jars"] = ",".join(jars)
-    return conf | dict(options.conf)
 
 
 def _log_path(options: SparkOptions) -> Path:

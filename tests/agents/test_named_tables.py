@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify import verify
 from tests.agents.fleet import Fleet, Writer
+from tests.support import fork_server
 from tests.support.harness import wait_for
 from tests.support.places import ROOT
 from tests.support.visits import Visitor, visits
@@ -67,14 +67,11 @@ class Shop(Fleet):
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command of `holdfast` on this application."""
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "holdfast.cli", "-A", "tests.support.visits:processors", *words],
+        return fork_server.run(
+            [*fork_server.INTERPRETER, fork_server.COMMAND, "-A", "tests.support.visits:processors", *words],
             env={**os.environ, **self.environment, "PYTHONPATH": str(ROOT)},
             cwd=ROOT,
-            capture_output=True,
-            text=True,
             timeout=120,
-            check=False,
         )
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker, row_key
 from tests.chaos.conftest import MakeApplication
+from tests.support import fork_server
 from tests.support.harness import Application, Worker, wait_for
 from tests.support.places import ROOT
 from tests.support.proof import logged_state, prove, read_topic
@@ -32,13 +32,10 @@ def run(app: Application, *arguments: str) -> subprocess.CompletedProcess[str]:
     (app.folder / "shop.py").write_text(
         f"from tests.chaos.counting import processors as made\nprocessors = made({app.source!r}, {app.out!r})\n"
     )
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "holdfast.cli", "-A", "shop", *arguments],
-        check=False,
+    return fork_server.run(
+        [*fork_server.INTERPRETER, fork_server.COMMAND, "-A", "shop", *arguments],
         env={**os.environ, **app._environment, "PYTHONPATH": str(ROOT)},
         cwd=app.folder,
-        capture_output=True,
-        text=True,
         timeout=COMMAND_DEADLINE_S,
     )
 

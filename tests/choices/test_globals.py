@@ -37,7 +37,7 @@ def run(seeds: range) -> None:
 
 
 def test_live_and_replayed_folds_see_the_globals_that_were_recorded() -> None:
-    run(range(QUICK))
+    run(range(scaled(QUICK)))
 
 
 @pytest.mark.slow

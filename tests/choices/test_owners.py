@@ -33,7 +33,7 @@ def run(seeds: range) -> None:
 
 
 def test_zombies_and_added_partitions_change_no_table() -> None:
-    run(range(QUICK))
+    run(range(scaled(QUICK)))
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def run(seeds: range) -> None:
 
 
 def test_live_restored_and_replayed_states_are_equal() -> None:
-    run(range(QUICK))
+    run(range(scaled(QUICK)))
 
 
 def test_versions_that_take_turns_agree_or_say_so() -> None:

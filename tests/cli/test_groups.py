@@ -21,9 +21,13 @@ from tests.support.harness import wait_for
 Run = Callable[..., tuple[int, str, str]]
 
 
+INTERVAL_S = 60
+"""So long that a heartbeat is fresh for the whole of a test on a busy machine too."""
+
+
 @pytest.fixture
 def desk(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[GroupDesk]:
-    made = GroupDesk(broker, fresh_topic)
+    made = GroupDesk(broker, fresh_topic, interval_s=INTERVAL_S)
     made.resets = RESETS_TOPIC  # what the command writes to
     yield made
     made.close()
@@ -37,7 +41,7 @@ def run(
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def command(*arguments: str) -> tuple[int, str, str]:
-        told = [f"coordination_topic={desk.coordination}", "claim_interval_s=5"]
+        told = [f"coordination_topic={desk.coordination}", f"claim_interval_s={INTERVAL_S}"]
         given = [*(part for each in told for part in ("--set", each)), "--bootstrap", desk.broker.bootstrap]
         with pytest.raises(SystemExit) as left:
             main(["groups", *arguments, *given])

@@ -73,6 +73,32 @@ master = "local[2]"
 """
 
 
+def test_properties_of_spark_come_from_flags_environment_and_file(tmp_path: Path) -> None:
+    toml = '[spark]\nmaster = "yarn"\n"spark.executor.cores" = 4\nexecutor.memory = "2g"\neventLog.enabled = true\n'
+    env = {"HOLDFAST_SPARK_CONF": "spark.executor.memory=3g; spark.hadoop.fs.s3a.secret.key=hunter2"}
+    settings = load(toml=toml, folder=tmp_path, env=env, flags={"spark.executor.cores": "8"})
+    assert dict(settings.spark_conf) == {
+        "spark.executor.cores": "8",
+        "spark.executor.memory": "3g",
+        "spark.eventLog.enabled": "true",
+        "spark.hadoop.fs.s3a.secret.key": "hunter2",
+    }
+    rows = {row.name: (row.value, row.origin) for row in settings.describe() if row.name.startswith("spark.")}
+    assert rows["spark.executor.cores"] == ("8", "flag")
+    assert rows["spark.executor.memory"] == ("3g", "environment HOLDFAST_SPARK_CONF")
+    assert rows["spark.eventLog.enabled"][1].endswith("holdfast.toml [spark]")
+    assert rows["spark.hadoop.fs.s3a.secret.key"][0] == "********"
+    assert "hunter2" not in repr(settings)
+
+
+@pytest.mark.parametrize("text", ["executor.memory=2g", "spark.executor.memory", "spark.a=b;c=d"])
+def test_a_variable_that_holds_no_properties_of_spark_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"HOLDFAST_SPARK_CONF: write spark\.NAME=VALUE"):
+        load(env={"HOLDFAST_SPARK_CONF": text})
+    with pytest.raises(ConfigError, match=r"executor\.memory is no property of Spark"):
+        Settings(spark_conf={"executor.memory": "2g"})
+
+
 def test_a_section_holds_the_settings_that_begin_with_its_name(tmp_path: Path) -> None:
     settings = load(toml=SECTIONED, folder=tmp_path, env={"HOLDFAST_OUTBOX_SHARDS": "5"})
     assert (settings.web_bind, settings.web_port, settings.web_token) == ("::1", 7001, "hunter2")
@@ -567,8 +593,10 @@ def test_variables_of_the_development_broker_and_the_tests_are_not_settings() ->
 
 def test_every_setting_is_described() -> None:
     rows = {row.name: row for row in Settings().describe()}
-    assert rows.keys() == {declared.name for declared in fields(Settings)} - {"kafka", "origins"} | {
-        "kafka.bootstrap.servers"
-    }
+    assert rows.keys() == {declared.name for declared in fields(Settings)} - {
+        "kafka",
+        "spark_conf",
+        "origins",
+    } | {"kafka.bootstrap.servers"}
     assert all(row.doc and row.origin == "default" for row in rows.values())
     assert rows["instance_id"].value is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.dev.fixtures import SessionBroker
+from tests.support import fork_server
 
 DEADLINE_S = 60.0
 MODULE = """
@@ -53,14 +53,11 @@ class Shop:
         clean = {
             name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "KAFKA_"))
         }
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "holdfast.cli", "topics", *arguments],
-            cwd=self._folder,
+        return fork_server.run(
+            [*fork_server.INTERPRETER, fork_server.COMMAND, "topics", *arguments],
             env=clean,
-            capture_output=True,
-            text=True,
+            cwd=self._folder,
             timeout=DEADLINE_S,
-            check=False,
         )
 
     def json(self, *arguments: str) -> Any:

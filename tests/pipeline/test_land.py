@@ -37,6 +37,7 @@ from holdfast.pipeline.landing.local_table import LocalTable
 from holdfast.pipeline.landing.options import LandEngine, LandOptions, LandReport
 from holdfast.pipeline.landing.spark_table import SparkTable
 from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.spark.session import SparkOptions
 from holdfast.pipeline.topic import TopicLog
 from tests.pipeline.conftest import FOR_TINY_DATA, MakeTopic
 from tests.pipeline.folds import Log, Record, accounts
@@ -199,6 +200,10 @@ def test_engines_take_turns_on_one_table_with_the_same_columns(
     assert (last.rows, last.added) == ({0: 10, 1: 12}, {1: 1})
     assert set(pa.schema(DeltaTable(report.path).schema().to_arrow()).names) == set(COLUMNS)
     assert {row["leader_epoch"] for row in rows(report.path)} == {0, None}
+    options = ReplayOptions(engine="spark", source="bronze", lake=str(lake))
+    elsewhere = replace(options, spark=SparkOptions(master="spark://elsewhere:7077"))
+    told = [replay(accounts(topic), settings, each).digest for each in (options, elsewhere)]
+    assert told == [fold_of(topic, settings, "bronze", lake)] * 2, "by tasks that read files, and by Spark"
 
 
 def test_a_table_of_the_first_version_gets_the_newer_columns_and_is_read_as_before(
@@ -438,6 +443,35 @@ def test_a_lost_vector_is_refused_then_rebuilt_from_the_rows(
     write_deltalake(path, by_hand, mode="append")
     with pytest.raises(LakeError, match="1 rows of partition 0 are doubled"):
         land(settings, topic, str(lake), options=LandOptions(rebuild=True))
+
+
+def test_a_rebuild_keeps_the_losses_that_were_accepted_and_counts_what_is_missing(
+    land: Land,
+    table_at: MakeTable,
+    settings: Settings,
+    make_topic: MakeTopic,
+    lake: Path,
+    log_of: Any,
+) -> None:
+    topic = make_topic(TEN)
+    path = bronze_path(str(lake), topic)
+    Landing(table_at(path), settings, log_of(topic), LandOptions()).step({0: 5, 1: 10})
+    delete_before(settings, topic, 0, 8)
+    assert land(settings, topic, str(lake), options=LandOptions(accept_loss=True)).lost == {0: [(5, 8)]}
+    DeltaTable(path).alter.set_table_properties({"delta.appendOnly": "false"})
+    DeltaTable(path).delete("partition = 0 AND offset IN (2, 8, 9)")
+    with pytest.raises(LakeError, match=r"\(DELETE\) was not written by a landing"):
+        land(settings, topic, str(lake))
+    report = land(settings, topic, str(lake), options=LandOptions(rebuild=True))
+    assert (report.vector, report.lost, report.rows) == ({0: 10, 1: 10}, {}, 2)
+    assert [at for p, at in places(path) if p == 0] == [0, 1, 3, 4, 8, 9], "8 and 9 were landed again"
+    told = last_landed(path, history_of(DeltaTable(path)))
+    assert told is not None
+    assert (told.lost[0], told.removed, told.rows) == ([(5, 8)], {0: 1}, {0: 4, 1: 10})
+    holes = r"partition 0 lacks offsets 5 to 7; .*partition 0 lacks 1 rows that were removed from it by hand"
+    with pytest.raises(LostRecordsError, match=holes):
+        fold_of(topic, settings, "bronze", lake)
+    assert land(settings, topic, str(lake)).commits == 0
 
 
 def test_upkeep_of_the_table_does_not_lose_the_vector(

@@ -32,7 +32,32 @@ def test_a_local_master_gets_its_jars_by_class_path_and_a_cluster_by_upload(tmp_
     cluster = settings(SparkOptions(master="spark://host:7077"), None, tmp_path)
     assert cluster["spark.jars"].split(",") == jars
     assert "spark.driver.extraClassPath" not in cluster
-    assert cluster["spark.sql.shuffle.partitions"] == "2"
+
+
+def test_what_makes_spark_small_is_for_this_machine_alone(tmp_path: Path) -> None:
+    local = settings(SparkOptions(master="local[3]"), None, tmp_path)
+    assert (local["spark.driver.memory"], local["spark.sql.adaptive.enabled"]) == ("1g", "false")
+    cluster = settings(SparkOptions(master="spark://host:7077"), None, tmp_path)
+    assert set(cluster) == {
+        "spark.app.name",
+        "spark.master",
+        "spark.sql.session.timeZone",
+        "spark.sql.parquet.outputTimestampType",
+        "spark.sql.extensions",
+        "spark.sql.catalog.spark_catalog",
+        "spark.sql.execution.arrow.maxRecordsPerBatch",
+        "spark.executorEnv.PYTHONSAFEPATH",
+        "spark.jars",
+    }, "the rest is spark-defaults'"
+    asked = settings(SparkOptions(master="spark://host:7077", memory="4g"), None, tmp_path)
+    assert asked["spark.driver.memory"] == "4g"
+
+
+def test_jars_and_extensions_of_the_user_stand_beside_those_of_delta(tmp_path: Path) -> None:
+    own = {"spark.jars": "mine.jar", "spark.sql.extensions": "my.Extension"}
+    conf = settings(SparkOptions(master="yarn", conf=own), None, tmp_path)
+    assert conf["spark.jars"].split(",") == [*(str(path) for path in spark_jars()), "mine.jar"]
+    assert conf["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension,my.Extension"
 
 
 def test_what_the_user_sets_wins(tmp_path: Path) -> None:

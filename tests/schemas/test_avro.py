@@ -93,6 +93,13 @@ def test_with_a_schema_its_aliases_and_defaults_hold(memory: SchemaRegistry) -> 
     schema = record_of(buyer="string", cents="long")
     value = record(schema, {"buyer": "ada", "cents": 7}, registered(memory, schema))
     assert Avro(Newer, json.dumps(own)).decode(value) == Newer("ada", 7.0, "of the schema")
+    schema = record_of("com.other.OrderEvent", buyer="string", cents="long")
+    value = record(schema, {"buyer": "ada", "cents": 7}, registered(memory, schema))
+    with pytest.raises(
+        DecodeError, match="does not fit: is a record OrderEvent, not Order: give that an alias"
+    ):
+        Avro(Newer, json.dumps(own)).decode(value)
+    assert Avro(Newer, own | {"aliases": ["OrderEvent"]}).decode(value) == Newer("ada", 7.0, "of the schema")
 
 
 class Opened(msgspec.Struct, frozen=True):

@@ -1,8 +1,9 @@
 """Worker processes without the half second of imports: forked from a process that has imported what each
-worker imports.
+worker imports. Commands of `holdfast` likewise.
 
-`start` takes the command of a worker and gives a process with the interface of `subprocess.Popen`. The process
-has the command's environment, folder and output, and ends with the test process, by whatever that ends.
+`start` takes the command of a worker and gives a process with the interface of `subprocess.Popen`; `run` takes
+one of `holdfast` and gives what `subprocess.run` does. The process has the command's environment, folder and
+output, and ends with the test process, by whatever that ends.
 
 A fork server starts no thread, event loop, client or store, so that a fork copies none; it looks before each
 fork. What modules read from the environment as they are imported is the same for all children of a server: a
@@ -15,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import io
 import itertools
 import json
 import os
@@ -24,6 +26,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +54,19 @@ PRELOADED = (
 )
 """What each worker has imported when it is ready, but for its own module. These modules make no application, so
 they read no settings.
+"""
+
+COMMAND = "holdfast.cli"
+PRELOADED_COMMAND = (
+    "holdfast.agents.app",
+    "holdfast.cli.application",
+    "holdfast.cli.output",
+    "holdfast.cli.tables",
+    "holdfast.clients.groups.broker",
+    "holdfast.clients.topics.application",
+    "holdfast.pipeline.spark.errors",
+)
+"""What most commands of `holdfast` have imported that work on a cluster. None of it starts a thread: pyarrow does.
 """
 
 COPYING = ("croniter", "wsgiref.handlers")
@@ -90,7 +106,7 @@ class Process(Protocol):
 def start(command: Sequence[str], *, env: Mapping[str, str], cwd: Path, out: IO[bytes]) -> Process:
     """Start *command* with its output in *out* and without input; it cannot outlive this process."""
     if sys.platform == "linux" and _has_form(command) and (server := _next_server()).serves(env):
-        return server.fork(command, env=env, cwd=cwd, out=out)
+        return server.fork(command, env=env, cwd=cwd, out=out, errors=out)
     return subprocess.Popen(
         [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command],
         env=env,
@@ -99,6 +115,40 @@ def start(command: Sequence[str], *, env: Mapping[str, str], cwd: Path, out: IO[
         stdout=out,
         stderr=out,
     )
+
+
+def run(
+    command: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a *command* `python -P -m holdfast.cli …` to its end, without input; return its code and its texts.
+
+    Raises `subprocess.TimeoutExpired` after *timeout* seconds; it has ended then.
+    """
+    assert tuple(command[:4]) == (*INTERPRETER, COMMAND), command
+    if sys.platform != "linux" or not (server := _command_server()).serves(env):
+        return subprocess.run(
+            command,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as errors:
+        process = server.fork(command, env=env, cwd=cwd, out=out, errors=errors)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+        texts = [_text(each) for each in (out, errors)]
+    return subprocess.CompletedProcess(list(command), code, *texts)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return io.TextIOWrapper(io.BytesIO(file.read()), encoding="utf-8").read()
 
 
 def _has_form(command: Sequence[str]) -> bool:
@@ -118,6 +168,7 @@ def _has_form(command: Sequence[str]) -> bool:
 
 
 _servers: list[ForkServer] = []
+_command_servers: list[ForkServer] = []
 _turns = itertools.count()
 _starting = threading.Lock()
 
@@ -127,23 +178,34 @@ def _next_server() -> ForkServer:
     with _starting:
         turn = next(_turns) % SEEDS
         if turn == len(_servers):
-            _servers.append(ForkServer())
+            _servers.append(ForkServer("PRELOADED", *LOOP))
         return _servers[turn]
+
+
+def _command_server() -> ForkServer:
+    """Return the server of commands, which starts with the first of them."""
+    with _starting:
+        if not _command_servers:
+            _command_servers.append(ForkServer("PRELOADED_COMMAND"))
+        return _command_servers[0]
 
 
 # --- in the test process
 
 
 class ForkServer:
-    """A server as the test process sees it. It ends with that process: it reads the end of its socket."""
+    """A server as the test process sees it. It ends with that process: it reads the end of its socket.
 
-    def __init__(self) -> None:
+    It imports the modules named here under *preloaded*, with *arguments* on its command line.
+    """
+
+    def __init__(self, preloaded: str = "PRELOADED", *arguments: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        program = f"import {__name__} as it; it.serve({theirs.fileno()})"
+        program = f"import {__name__} as it; it.serve({theirs.fileno()}, it.{preloaded})"
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-P", "-c", program, *LOOP],
+                [sys.executable, "-P", "-c", program, *arguments],
                 env=self._env,
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
@@ -166,13 +228,19 @@ class ForkServer:
         return not any(name in self._read_at_import or name.startswith(STARTING) for name in changed)
 
     def fork(
-        self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, out: IO[bytes]
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        out: IO[bytes],
+        errors: IO[bytes],
     ) -> ForkedProcess:
-        """Start *command*, which must be one that `start` forks."""
+        """Start *command*, which must be one that `start` or `run` forks."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request = json.dumps({"command": list(command), "env": dict(env), "cwd": str(cwd)}).encode()
         with theirs:
-            socket.send_fds(self._socket, [request], [out.fileno(), theirs.fileno()])
+            socket.send_fds(self._socket, [request], [out.fileno(), errors.fileno(), theirs.fileno()])
         pid = ours.recv(_MESSAGE_BYTES)
         if not pid:
             ours.close()
@@ -262,10 +330,10 @@ def preload(modules: Sequence[str] = PRELOADED) -> tuple[set[str], dict[str, str
     return _Recording.names, {name: it for name, it in os.environ.items() if before.get(name) != it}
 
 
-def serve(descriptor: int) -> None:
+def serve(descriptor: int, modules: Sequence[str] = PRELOADED) -> None:
     """Fork a child for each request until the test process is gone. In a child, run the command asked for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for the tests and for workers
-    read, exported = preload()
+    read, exported = preload(modules)
     assert "*" not in read, "a module reads the whole environment as it is imported"
     gc.collect()
     gc.freeze()  # or the collector of each child would write to, and copy, every page
@@ -300,27 +368,30 @@ class _Server:
 
     def _on_request(self) -> list[str] | None:
         """Fork; return the command in the child, None in the server."""
-        message, descriptors, _, _ = socket.recv_fds(self._asked, _MESSAGE_BYTES, 2)
+        message, descriptors, _, _ = socket.recv_fds(self._asked, _MESSAGE_BYTES, 3)
         if not message:
             os._exit(0)  # the test process is gone; the kernel kills the children
         threads = os.listdir("/proc/self/task")
         assert len(threads) == 1, (
             f"{len(threads)} threads: a fork would copy one of them, and locks of the others"
         )
-        out, status = descriptors[0], socket.socket(fileno=descriptors[1])
+        out, errors, status = *descriptors[:2], socket.socket(fileno=descriptors[2])
         pid = os.fork()
         if pid == 0:
             request = json.loads(message)
-            self._become(request["env"], request["cwd"], out, status)
+            self._become(request["env"], request["cwd"], (out, errors), status)
             return list(request["command"])
         os.close(out)
+        os.close(errors)
         status.send(str(pid).encode())
         ends = os.pidfd_open(pid)
         self._running[ends] = pid, status
         self._selector.register(ends, selectors.EVENT_READ)
         return None
 
-    def _become(self, env: Mapping[str, str], cwd: str, out: int, status: socket.socket) -> None:
+    def _become(
+        self, env: Mapping[str, str], cwd: str, outputs: tuple[int, int], status: socket.socket
+    ) -> None:
         """Give this child what `subprocess` would give it, and nothing of the server."""
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(parent_death.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -334,9 +405,9 @@ class _Server:
             for ends, (_, of_another) in self._running.items():
                 stack.callback(os.close, ends)
                 stack.callback(of_another.close)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        os.close(out)
+        for standard, output in enumerate(outputs, 1):
+            os.dup2(output, standard)
+            os.close(output)
         os.chdir(cwd)
         os.environ.clear()
         os.environ.update({**env, **self._exported})

@@ -85,18 +85,9 @@ def wait_for_ends(settings: Settings, topic: str) -> None:
 
 def end_transactions(bootstrap: str) -> None:
     """Do what docs/operating.md, "A transaction that never ends", tells to do while nobody produces."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "holdfast.cli",
-        "--bootstrap",
-        bootstrap,
-        "producers",
-        "hanging",
-        "--end",
-    ]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    words = ("--bootstrap", bootstrap, "producers", "hanging", "--end")
+    command = [*fork_server.INTERPRETER, fork_server.COMMAND, *words]
+    ran = fork_server.run(command, env=os.environ, cwd=ROOT, timeout=90)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -386,14 +377,11 @@ class Application:
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command of `holdfast` on this application; its module must have `processors`."""
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "holdfast.cli", "-A", f"{self._module}:processors", *words],
+        return fork_server.run(
+            [*fork_server.INTERPRETER, fork_server.COMMAND, "-A", f"{self._module}:processors", *words],
             env={**os.environ, **self._environment, "PYTHONPATH": str(ROOT)},
             cwd=ROOT,
-            capture_output=True,
-            text=True,
             timeout=COMMAND_DEADLINE_S,
-            check=False,
         )
 
     def load(self, *, rate: int, limit: int = 1_000_000, seed: int = 1) -> Load:

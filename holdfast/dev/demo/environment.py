@@ -40,6 +40,8 @@ SERVICE = {
 The fleet's claims are of 60 s, so these need a coordination topic of their own.
 """
 
+UPGRADE = {"app": "pages", "session_timeout_s": 6.0, "heartbeat_interval_s": 0.5}
+"""Settings of the application whose table is upgraded."""
 JOIN = {"app": "ads", "instance_id": "joiner", "session_timeout_s": 6.0, "heartbeat_interval_s": 0.5}
 """Settings of the application that joins: a static member finds its partitions again when it is restarted."""
 
@@ -83,6 +85,7 @@ class DemoEnvironment:
         self.config = self.folder / "holdfast.toml"
         self.service_config = self.folder / "service.toml"
         self.join_config = self.folder / "join.toml"
+        self.upgrade_config = self.folder / "upgrade.toml"
         self.workers: list[Process] = []
         self.actors: list[Process] = []
         self.others: list[Running] = []
@@ -121,6 +124,7 @@ class DemoEnvironment:
             (self.config, workers),
             (self.service_config, SERVICE),
             (self.join_config, JOIN),
+            (self.upgrade_config, UPGRADE),
         ):
             holdfast = "".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items())
             path.write_text(f"[holdfast]\n{holdfast}\n[kafka]\n{kafka}", encoding="utf-8")
@@ -144,8 +148,20 @@ class DemoEnvironment:
 
     def joiner(self, name: str, module: str) -> Process:
         """Start the application of *module* as a worker; it ends with the demo at the latest."""
+        return self._worker(name, module, self.join_config)
+
+    @property
+    def upgrade_settings(self) -> Settings:
+        """Return the settings of the application whose table is upgraded."""
+        return load_settings(flags={}, env={}, file=self.upgrade_config)
+
+    def upgrader(self, name: str, module: str) -> Process:
+        """Start a worker of the application whose table is upgraded; it ends with the demo at the latest."""
+        return self._worker(name, module, self.upgrade_config)
+
+    def _worker(self, name: str, module: str, settings: Path) -> Process:
         process = procfile.worker(
-            name, module, port=ports.free_ports(1)[0], folder=self.folder, settings=self.join_config
+            name, module, port=ports.free_ports(1)[0], folder=self.folder, settings=settings
         )
         self.actors.append(process)
         process.start()

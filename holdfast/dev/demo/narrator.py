@@ -155,6 +155,15 @@ class JoinFindings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpgradeFindings:
+    """What the steps of the upgrade measured; *pause_s* is the longest time without an answer."""
+
+    visits: int
+    answers: int
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
     """What the demo measured and saw."""
 
@@ -172,6 +181,7 @@ class Measurements:
     ways: Sequence[Way]
     claimed: ClaimFindings
     joined: JoinFindings
+    upgraded: UpgradeFindings
     outbox: OutboxFindings
     elapsed_s: float
 
@@ -227,6 +237,11 @@ def summary(found: Measurements, pointers: Sequence[tuple[str, str]]) -> list[Li
             "join",
             f"{found.joined.results:,} impressions told once, with their click or without, past a SIGKILL; folded again from logs and choices: "
             f"{found.joined.digest[:HASH_SHOWN]}",
+        ),
+        Line(
+            "upgrade",
+            f"{found.upgraded.visits:,} visits counted once by a new version of their table, rolled out worker by worker; {found.upgraded.answers:,} answers "
+            f"meanwhile, at most {found.upgraded.pause_s:.1f} s apart",
         ),
         Line(
             "services",

@@ -28,11 +28,13 @@ from holdfast.dev.demo.narrator import (
     Measurements,
     OutboxFindings,
     Teller,
+    UpgradeFindings,
     Way,
     console_for_people,
     summary,
 )
 from holdfast.dev.demo.outbox_steps import OutboxSteps
+from holdfast.dev.demo.upgrade_steps import UpgradeSteps
 from holdfast.dev.demo.worker_steps import DemoOptions, WorkerSteps
 from holdfast.dev.signals import EndingSignals
 from holdfast.errors import DemoError, HoldfastError
@@ -85,10 +87,13 @@ def _play(
 
         ways = Proof(stage, steps.claims, teller, steps.seen.ends).ways(table)
     joined = JoinSteps(stage, teller).play()
+    upgraded = UpgradeSteps(stage, teller).play()
     claimed = ClaimSteps(stage, teller).play()
     outbox = OutboxSteps(stage, teller).play()
     pointers = _leave_running(stage, steps) if options.keep else _end(teller, stage)
-    found = _findings(steps, ways, joined, claimed, outbox, rows=len(table.rows), elapsed_s=teller.elapsed_s)
+    found = _findings(
+        steps, ways, joined, upgraded, claimed, outbox, rows=len(table.rows), elapsed_s=teller.elapsed_s
+    )
     return found, pointers
 
 
@@ -103,8 +108,8 @@ def _introduce(teller: Teller, options: DemoOptions, stage: DemoEnvironment) -> 
     teller.open(
         "holdfast demo",
         f"{options.clients:,} clients share {options.claims:,} partitions through a real Kafka. Two workers fold what they write into a table, one "
-        "of them is killed, and Spark folds the same log again. Then two streams are joined, three services claim the partitions of a topic, and an outbox in SQLite is "
-        "published; each loses a process to SIGKILL in the middle. All of it runs on this machine, reachable from nowhere else, in "
+        "of them is killed, and Spark folds the same log again. Then two streams are joined, a table goes to its next version while it is asked, three services claim the partitions of a topic, and an outbox in SQLite is "
+        "published; all but the table lose a process to SIGKILL in the middle. All of it runs on this machine, reachable from nowhere else, in "
         f"{stage.folder}, and {fate}.",
     )
 
@@ -192,6 +197,7 @@ def _findings(
     steps: WorkerSteps,
     ways: Sequence[Way],
     joined: JoinFindings,
+    upgraded: UpgradeFindings,
     claimed: ClaimFindings,
     outbox: OutboxFindings,
     *,
@@ -213,6 +219,7 @@ def _findings(
         session_timeout_s=SESSION_TIMEOUT_S,
         ways=ways,
         joined=joined,
+        upgraded=upgraded,
         claimed=claimed,
         outbox=outbox,
         elapsed_s=elapsed_s,

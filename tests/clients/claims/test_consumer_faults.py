@@ -34,7 +34,10 @@ from tests.clients.claims.claiming import (
     until,
 )
 from tests.core.claims.test_capture import CAPTURE
+from tests.support import own_broker
 from tests.support.limits import Slowness, at_most, check
+
+holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
 BEAT_S = 3.0
 

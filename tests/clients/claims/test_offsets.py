@@ -17,6 +17,9 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError
 from tests.clients.claims.claiming import Ground, scenario, until
+from tests.support import own_broker
+
+holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
 
 @pytest.fixture

@@ -23,7 +23,10 @@ from holdfast.dev import parent_death
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ClaimLostError, ConfigError, TopicError
 from tests.clients.claims.claiming import LOG_APPEND, scenario, until
+from tests.support import own_broker
 from tests.support.places import ROOT
+
+holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
 LEASE_S = 2.0
 

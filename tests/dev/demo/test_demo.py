@@ -29,6 +29,7 @@ from holdfast.dev.demo.narrator import (
     Measurements,
     OutboxFindings,
     Teller,
+    UpgradeFindings,
     Way,
     require_one_hash,
     summary,
@@ -128,6 +129,7 @@ def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_p
         assert "Everything held, in " in text
         assert re.search(r"^takeover +\d+\.\d s from SIGKILL", text, re.MULTILINE)
         assert re.search(r"For all 80 claims of the fleet", text)
+        assert re.search(r"^upgrade +[\d,]+ visits counted once by a new version", text, re.MULTILINE)
         assert re.search(r"^join +[\d,]+ impressions told once", text, re.MULTILINE)
         described = re.findall(r"^ +mail   letters +(\d) .*-  (\w+)$", text, re.MULTILINE)
         before, after = described[:6], described[6:]
@@ -154,7 +156,7 @@ def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_p
         ("Start a Kafka broker", signal.SIGINT),
         ("Start two workers", signal.SIGTERM),
         pytest.param("Kill worker", signal.SIGHUP, marks=pytest.mark.slow),
-        pytest.param("by Spark", signal.SIGINT, marks=[pytest.mark.spark, pytest.mark.slow]),
+        pytest.param("Fold the Delta table", signal.SIGINT, marks=[pytest.mark.spark, pytest.mark.slow]),
     ],
 )
 def test_a_demo_that_is_cut_short_says_so_and_leaves_nothing(
@@ -392,6 +394,7 @@ def findings(*digests: str) -> Measurements:
         ],
         claimed=ClaimFindings(messages=1_297, again=59, takeover_s=6.12, bound_s=7.0),
         joined=JoinFindings(results=1_204, away_s=3.1, digest="ef" * 32),
+        upgraded=UpgradeFindings(visits=4_321, answers=987, pause_s=1.24),
         outbox=OutboxFindings(orders=3_182, rolled_back=348, takeover_s=7.1, session_s=6.0),
         elapsed_s=61.2,
     )

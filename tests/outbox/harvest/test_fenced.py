@@ -29,9 +29,12 @@ from tests.outbox.harvesting import (
     harvest_process,
     unordered,
 )
+from tests.support import own_broker
 from tests.support.harness import wait_for
 from tests.support.limits import at_most
 from tests.support.strangers import open_transaction
+
+holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
 
 @pytest.fixture

@@ -23,7 +23,10 @@ from holdfast.outbox.settings import HarvestSettings
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.full_disks import small_disk
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
+from tests.support import own_broker
 from tests.support.harness import end_transactions, wait_for
+
+holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
 
 @contextmanager

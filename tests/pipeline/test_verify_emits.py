@@ -1,0 +1,244 @@
+"""Emitted topics against what a replay emits: equal, or the first record that is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from holdfast.cli.__main__ import main
+from holdfast.config import Settings
+from holdfast.core.engine.declared.processor import Emit, Processor
+from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.state.handover import HANDOVER, HANDOVER_FORMAT, Handover, encode_handover
+from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.errors import ConfigError, LostRecordsError
+from holdfast.kafka.requests.connections import connector
+from holdfast.kafka.transactions.transactional_client import producers
+from holdfast.pipeline.topic import Span, TopicReader
+from holdfast.pipeline.verify_emits import EmitDifference, EmitsVerdict, verify_emits
+from holdfast.tables.changelog import ChangelogWriter
+from tests.pipeline.conftest import MakeTopic
+from tests.pipeline.folds import Log, Record
+from tests.support.harness import wait_for_ends
+
+LOG: Log = {
+    number: [Record(at, 1_000 + at, None, b"k%d-%d" % (number, at % 3)) for at in range(12)]
+    for number in (0, 1)
+}
+
+
+class Live:
+    """A table whose folds have emitted to `out`, in either version."""
+
+    def __init__(self, settings: Settings, broker: SessionBroker, source: str, out: str) -> None:
+        self.broker, self.source, self.out = broker, source, out
+        self.settings = Settings(app=source, kafka=dict(settings.kafka))
+
+    def processor(self, version: int = 1, **more: Any) -> Processor[Any, int]:
+        def fold(rows: Any, event: str, at_ms: int) -> Iterator[Emit]:
+            count = rows.get(event) or 0
+            rows[event] = count + 1
+            yield Emit(self.out, event, b"v%d %d" % (version, count), (("at", b"%d" % at_ms),))
+            yield Emit(self.out, "both", b"of %s" % event.encode())
+            yield Emit(self.out, value=b"nobody's")
+
+        declared: dict[str, Any] = {"source": self.source, "decode": bytes.decode, "fold": fold, "row": int}
+        return Processor(name="told", version=version, emits=(self.out,), **{**declared, **more})
+
+    def folded(
+        self,
+        version: int = 1,
+        upto: int = 11,
+        handover: Handover | None = None,
+        drop: Callable[[Emit], bool] = lambda emit: False,
+    ) -> Processor[Any, int]:
+        """Fold both partitions up to an offset as a worker does, but for emits that are to be dropped."""
+        processor = self.processor(version)
+        self.broker.create_topic(
+            processor.changelog(self.settings.app),
+            partitions=2,
+            config={"cleanup.policy": "compact"},
+            exact=True,
+        )
+        for partition in (0, 1):
+            asyncio.run(self._fold(processor, partition, upto, handover, drop))
+        for topic in (processor.changelog(self.settings.app), self.out):
+            wait_for_ends(self.settings, topic)
+        return processor
+
+    async def _fold(
+        self,
+        processor: Processor[Any, int],
+        partition: int,
+        upto: int,
+        handover: Handover | None,
+        drop: Callable[[Emit], bool],
+    ) -> None:
+        settings, store = self.settings, DictStore()
+        folder = Folder(processor, store, handover=handover)
+        make = producers(connector(settings, timeout_s=10), transaction_timeout_s=15)
+        writer = ChangelogWriter(
+            make(processor.transactional_id(settings.app, partition)),
+            changelog=processor.changelog(settings.app),
+            partition=partition,
+        )
+        try:
+            await writer.fence(30)
+            with TopicReader(settings, processor.source) as reader:
+                for batch, _ in reader.batches(partition, Span(first=0, end=upto + 1), processor.columns):
+                    while (changes := folder.fold([batch])) is not None:
+                        changes.emits[:] = [each for each in changes.emits if not drop(each)]
+                        notes = [] if handover is None else [(HANDOVER, encode_handover(handover))]
+                        changes.puts += notes
+                        await writer.write(changes, [], 30)
+                        store.apply(changes.puts)
+                        folder.commit()
+        finally:
+            await writer.close()
+
+    def verify(self, processor: Processor[Any, int]) -> EmitsVerdict:
+        return verify_emits(processor, self.settings)
+
+    def difference(self, processor: Processor[Any, int]) -> EmitDifference:
+        (topic,) = self.verify(processor).topics
+        assert topic.difference is not None
+        return topic.difference
+
+    def cut(self, topic: str, before: int) -> None:
+        """Delete the records of partition 0 before an offset."""
+        admin = AdminClient(self.broker.client_config())
+        for future in admin.delete_records([TopicPartition(topic, 0, before)]).values():
+            future.result(30)
+
+    def write(self, key: bytes | None, value: bytes, partition: int = -1) -> None:
+        producer = Producer(self.broker.client_config(partitioner="murmur2_random"))
+        producer.produce(self.out, value, key, partition)
+        assert producer.flush(30) == 0
+
+
+@pytest.fixture
+def live(settings: Settings, broker: SessionBroker, make_topic: MakeTopic, fresh_topic: FreshTopic) -> Live:
+    return Live(settings, broker, make_topic(LOG), fresh_topic("told", partitions=2))
+
+
+def test_what_was_emitted_is_what_a_replay_emits(live: Live) -> None:
+    verdict = live.verify(live.folded())
+    assert verdict.equal, verdict
+    (topic,) = verdict.topics
+    assert (topic.expected, topic.found, topic.earlier, verdict.records) == (72, 72, 0, 24)
+
+
+def test_a_record_that_nobody_emits_is_named(live: Live) -> None:
+    processor = live.folded()
+    live.write(b"k0-1", b"forged")
+    found = live.difference(processor)
+    assert (found.topic, found.key, found.expected, found.found) == (live.out, "k0-1", None, "b'forged'")
+    assert found.offset is not None
+    assert found.offset >= 0
+    assert live.verify(processor).document()["topics"][0]["difference"]["found"] == "b'forged'"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("k1-2", b"v1 2", "v1 2"),
+        ("k1-2", b"v1 3", "v1 3"),
+        ("both", b"of k0-0", "of k0-0"),
+        (None, b"nobody's", "nobody's"),
+    ],
+)
+def test_a_record_that_is_missing_is_named(live: Live, key: str | None, value: bytes, expected: str) -> None:
+    dropped: list[Emit] = []
+
+    def drop(emit: Emit) -> bool:
+        if not dropped and (emit.key, emit.value) == (key, value):
+            dropped.append(emit)
+            return True
+        return False
+
+    found = live.difference(live.folded(drop=drop))
+    assert found.key == key
+    assert expected in str(found.expected)
+
+
+def test_a_version_after_a_handover_is_compared_with_what_it_was_to_emit_itself(live: Live) -> None:
+    live.folded(1, upto=5)
+    second = live.folded(2, handover=Handover(HANDOVER_FORMAT, (5,)))
+    (topic,) = (verdict := live.verify(second)).topics
+    assert verdict.equal, verdict
+    assert (topic.expected, topic.found, topic.earlier) == (36, 72, 36)
+
+
+def test_a_version_that_lost_its_handover_is_told_to_have_emitted_too_little(live: Live) -> None:
+    live.folded(1, upto=5)
+    second = live.folded(2, handover=Handover(HANDOVER_FORMAT, (5,)), drop=lambda emit: emit.key == "k0-1")
+    found = live.difference(second)
+    assert (found.key, "v2" in str(found.expected)) == ("k0-1", True)
+
+
+def test_a_topic_that_has_lost_its_head_is_compared_as_far_as_it_goes(live: Live) -> None:
+    processor = live.folded()
+    live.cut(live.out, 4)
+    verdict = live.verify(processor)
+    assert (verdict.equal, verdict.cut) == (True, (live.out,))
+    live.cut(live.source, 2)
+    with pytest.raises(LostRecordsError, match="begins at offset 2, and the table was folded from 0 on"):
+        live.verify(processor)
+
+
+def test_the_command_names_the_difference_and_exits_with_1(
+    live: Live, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "told_app", SimpleNamespace(processors=[live.folded()]))
+    kafka = [
+        part for name, value in live.settings.kafka.items() for part in ("--set", f"kafka.{name}={value}")
+    ]
+
+    def command(*more: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(
+                [
+                    "--set",
+                    f"app={live.settings.app}",
+                    *kafka,
+                    "-A",
+                    "told_app",
+                    "verify",
+                    "told",
+                    "--emits",
+                    *more,
+                ]
+            )
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    code, out, said = command()
+    assert (code, "what was emitted is what a replay emits, after 24 records" in said) == (0, True), said
+    assert out.split()[:5] == ["TOPIC", "EXPECTED", "FOUND", "EARLIER", "EQUAL"]
+    live.write(b"k0-1", b"forged")
+    code, _, said = command()
+    assert code == 1
+    assert f"{live.out} partition " in said
+    assert "key 'k0-1': expected none, found b'forged'" in said
+    code, out, _ = command("--output", "json")
+    assert (code, json.loads(out)["equal"]) == (1, False)
+    code, _, said = command("--store")
+    assert (code, "leave out --store" in said) == (2, True)
+
+
+def test_what_cannot_be_compared_is_said(live: Live) -> None:
+    with pytest.raises(ConfigError, match="emits nothing"):
+        live.verify(
+            live.processor().__class__(
+                name="n", source="s", decode=bytes, fold=lambda rows, event, at_ms: None, row=int
+            )
+        )

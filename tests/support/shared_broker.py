@@ -1,0 +1,90 @@
+"""One broker for all processes of a run of tests (`make test JOBS=4`): each of its own would warm up anew.
+
+The process that hands out the tests owns the broker and starts it when the first of the others asks. It ends
+with that process, by whatever that ends.
+
+    process that runs tests: ask(where)  --Unix socket-->  Desk.where: Cluster.start, once
+                             SessionBroker  <--folder--
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import threading
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+from typing import NoReturn
+
+from holdfast.dev.broker.cluster import Cluster
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.errors import DevBrokerError
+
+ANSWER_DEADLINE_S = 240.0
+"""Longer than a cluster may take to start, the archive of its classes included."""
+
+
+class Desk:
+    """Tells where the broker is to whoever asks. The caller closes it, and the broker ends then."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="holdfast-tests-"))
+        self._cluster = Cluster(self._folder / "kafka", short_lived=True)
+        self._started = False
+        self.where = str(self._folder / "desk")
+        self._listener = Listener(self.where, "AF_UNIX", backlog=64)
+        self._thread = threading.Thread(target=self._serve, name="broker-desk", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            with (
+                self._listener.accept() as asked,
+                contextlib.suppress(EOFError, OSError),
+            ):  # who asked is gone
+                if asked.recv() == "close":
+                    return
+                asked.send(self._answer())
+
+    def _answer(self) -> str | Exception:
+        """Return the folder of the broker that runs, or why there is none."""
+        try:
+            if not self._started:
+                self._cluster.start()
+                self._started = True
+        except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
+            return DevBrokerError(f"the broker of this run did not start: {error}")
+        return str(self._cluster.folder)
+
+    def close(self) -> None:
+        """End the broker and remove its folder."""
+        with Client(self.where, "AF_UNIX") as end:
+            end.send("close")
+        self._thread.join()
+        self._listener.close()
+        if self._started:
+            self._cluster.stop(grace_s=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class SharedCluster(Cluster):
+    """The broker of all processes: it is nobody's to disturb."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise AssertionError("this broker serves other tests too: see tests/support/own_broker.py")
+
+    start = stop = purge = kill = restart = pause = resume = _refuse
+
+
+def ask(where: str) -> SessionBroker:
+    """Return the broker that the desk at *where* tells of."""
+    with Client(where, "AF_UNIX") as desk:
+        desk.send("broker")
+        if not desk.poll(ANSWER_DEADLINE_S):
+            raise AssertionError(f"the broker of this run was not there after {ANSWER_DEADLINE_S:.0f} s")
+        answer = desk.recv()
+    if isinstance(answer, Exception):
+        raise answer
+    cluster = SharedCluster.attach(answer)
+    return SessionBroker(config=cluster.client_config(), cluster=cluster)

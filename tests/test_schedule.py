@@ -1,0 +1,57 @@
+"""The order of tests, and which of them stay in one process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support import schedule
+from tests.support.schedule import SPARK, Groups
+
+QUICK, LIVE, LONG, SPARKS = (
+    "tests/core/test_ranges.py",
+    "tests/cli/test_groups.py",
+    "tests/chaos/test_joins.py",
+    "tests/pipeline/test_land.py",
+)
+
+
+class Item(SimpleNamespace):
+    """As much of a test as is asked for its place."""
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if name in self.marks else None
+
+
+def item(file: str, name: str = "a", marks: tuple[str, ...] = (), fixtures: tuple[str, ...] = ()) -> Any:
+    return Item(nodeid=f"{file}::{name}", marks=marks, fixturenames=fixtures)
+
+
+def test_spark_comes_first_then_what_is_long_then_real_parts_and_the_quick_ones_last() -> None:
+    files = [QUICK, LIVE, LONG, SPARKS]
+    items = [item(file, name, marks=() if file == QUICK else ("broker",)) for name in "ab" for file in files]
+    schedule.order(items)
+    wanted = [(file, name) for file in (SPARKS, LONG, LIVE, QUICK) for name in "ab"]
+    assert [tuple(each.nodeid.split("::")) for each in items] == wanted
+
+
+def test_one_test_with_a_part_takes_its_file_along() -> None:
+    items = [item(QUICK), item(LIVE, "a"), item(LIVE, "b", marks=("broker",))]
+    schedule.order(items)
+    assert [each.nodeid.partition("::")[0] for each in items] == [LIVE, LIVE, QUICK]
+
+
+def test_all_tests_with_a_session_are_one_group_and_each_other_file_is_one() -> None:
+    groups = object.__new__(Groups)
+    assert {groups._split_scope(f"tests/pipeline/{file}.py::a") for file in ("test_land", "test_replay")} == {
+        SPARK
+    }
+    assert groups._split_scope(f"{QUICK}::a[1]") == groups._split_scope(f"{QUICK}::b") == QUICK
+
+
+def test_a_session_that_the_schedule_would_not_see_is_refused() -> None:
+    schedule.order([item(SPARKS, fixtures=("spark",))])
+    with pytest.raises(AssertionError, match=r"test_ranges\.py::a takes the fixture `spark`"):
+        schedule.order([item(QUICK, fixtures=("spark",))])
