@@ -184,7 +184,7 @@ class EmbeddedKafka:
         """Start on the running loop, which must live until `aclose`."""
         await self._server.open(self._port)
         self.cluster.start()
-        logger.info("%s, on %s", NOTICE, self.bootstrap)
+        logger.info("%(notice)s, on %(bootstrap)s", {"notice": NOTICE, "bootstrap": self.bootstrap})
 
     async def aclose(self) -> None:
         """Stop what `open` started."""

@@ -78,7 +78,7 @@ class KafkaConnection(asyncio.Protocol):
         while len(received) - at >= SIZE_BYTES:
             size = int.from_bytes(received[at : at + SIZE_BYTES], "big", signed=True)
             if not 0 <= size <= self._cluster.settings.request_max_bytes:
-                logger.warning("a frame of %d bytes: the connection is closed", size)
+                logger.warning("a frame of %(size)d bytes: the connection is closed", {"size": size})
                 return self.close()
             end = at + SIZE_BYTES + size
             if end > len(received):
@@ -112,7 +112,7 @@ class KafkaConnection(asyncio.Protocol):
                 asked = self._read(frame)
                 answer = HANDLERS[asked.api](asked.call) if asked.known else unknown_version()
             except WireError as error:
-                logger.warning("not a request (%s): the connection is closed", error)
+                logger.warning("not a request (%(error)s): the connection is closed", {"error": error})
                 return self.close()
             except Exception:
                 logger.exception("a request could not be answered: the connection is closed")
@@ -129,7 +129,7 @@ class KafkaConnection(asyncio.Protocol):
             if fields is not None:
                 self._write(asked, fields)
         except Exception:
-            logger.exception("%s could not be answered: the connection is closed", asked.api)
+            logger.exception("%(api)s could not be answered: the connection is closed", {"api": asked.api})
             self.close()
         finally:
             self._task = None
