@@ -14,7 +14,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Input
 from holdfast.core.engine.fold.folding import Batch
 from holdfast.errors import LakeError
-from holdfast.pipeline.bronze.commits import check_rows, counted_rows, history_of, last_landing
+from holdfast.pipeline.bronze.commits import check_rows, counted_rows, files_in, history_of, last_landing
 from holdfast.pipeline.bronze.extent import Extent
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
 from holdfast.pipeline.bronze.lake import Landed, open_table
@@ -60,7 +60,7 @@ def open_bronze(path: str) -> tuple[BronzeFiles, Landed | None]:
             f"{path} uses {', '.join(sorted(features))}, which only Spark reads: use --engine spark"
         )
     listed: dict[int, list[File]] = {}
-    for each in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+    for each in files_in(table).to_pylist():
         latest = each.get("max.timestamp")
         file = File(
             path=unquote(each["path"]),
