@@ -64,7 +64,8 @@ def pytest_configure_node(node: Any) -> None:
     """Tell one of several processes where to ask for their broker."""
     if not WITHOUT_PARTS:
         if DESK not in node.config.stash:
-            node.config.stash[DESK] = shared_broker.Desk()
+            folder = node.config._tmp_path_factory.mktemp("desk")
+            node.config.stash[DESK] = shared_broker.Desk(folder)
         node.workerinput["broker_desk"] = node.config.stash[DESK].where
 
 

@@ -71,18 +71,22 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "settings": frozenset(),
         "protocol": frozenset(),
         "configs": frozenset({"settings"}),
+        "faults": frozenset(),
         "fetch_sessions": frozenset({"protocol"}),
         "logs": frozenset({"configs", "protocol"}),
         "topics": frozenset({"configs", "logs", "protocol", "settings"}),
         "internal_log": frozenset({"protocol", "topics"}),
         "groups": frozenset({"internal_log", "settings", "topics"}),
-        "transactions": frozenset({"groups", "internal_log", "logs", "settings", "topics"}),
-        "cluster": frozenset({"fetch_sessions", "groups", "settings", "topics", "transactions"}),
+        "transactions": frozenset({"faults", "groups", "internal_log", "logs", "settings", "topics"}),
+        "upkeep": frozenset({"settings", "topics"}),
+        "cluster": frozenset(
+            {"upkeep", "faults", "fetch_sessions", "groups", "settings", "topics", "transactions"}
+        ),
         "apis": frozenset(
             {"cluster", "configs", "fetch_sessions", "groups", "internal_log", "logs", "protocol", "topics"}
         ),
-        "serving": frozenset({"apis", "cluster", "protocol", "settings"}),
-        "kafka": frozenset({"cluster", "serving", "settings", "topics"}),
+        "serving": frozenset({"apis", "cluster", "faults", "protocol", "settings"}),
+        "kafka": frozenset({"apis", "cluster", "faults", "serving", "settings", "topics"}),
     },
     "kafka": {
         "codes": frozenset(),

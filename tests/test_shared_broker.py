@@ -42,8 +42,10 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
 
 
 @pytest.fixture
-def desk(nodes: Nodes) -> Iterator[Desk]:
-    opened = Desk()
+def desk(nodes: Nodes, tmp_path: Path) -> Iterator[Desk]:
+    folder = tmp_path / "desk"
+    folder.mkdir()
+    opened = Desk(folder)
     yield opened
     if opened._thread.is_alive():
         opened.close()
@@ -80,7 +82,8 @@ def test_a_broker_that_did_not_start_is_told_to_each_who_asks_and_tried_anew(
 def test_a_desk_of_which_nothing_was_asked_leaves_nothing(desk: Desk, nodes: Nodes) -> None:
     desk.close()
     assert nodes.started == nodes.stopped == []
-    assert not Path(desk.where).parent.exists()
+    assert not Path(desk.where).exists()
+    assert not desk._folder.exists()
 
 
 @pytest.mark.parametrize(

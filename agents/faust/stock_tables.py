@@ -210,7 +210,8 @@ class StockTables:
 
     async def _apply(self, table: StockTable, tp: TP, messages: list[ConsumerMessage]) -> None:
         events = [await _decoded(table, message) for message in messages]
-        table.apply_changelog_batch(events)
+        # The last of each key: stock drops a key that was deleted and set to 0 in one batch.
+        table.apply_changelog_batch(list({event.message.key: event for event in events}.values()))
         for event in events:
             await table.on_changelog_event(event)
             if event.message.value is not None:

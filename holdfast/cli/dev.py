@@ -11,7 +11,8 @@ from holdfast.cli.context import output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.dev.broker import jars
 from holdfast.dev.broker.cluster import Cluster, Credentials
-from holdfast.dev.embedded_process import EmbeddedProcess
+from holdfast.dev.embedded_process import EmbeddedFault, EmbeddedProcess
+from holdfast.embedded.faults import EVERY_API
 from holdfast.embedded.kafka import NOTICE
 from holdfast.errors import ConfigError, DevBrokerError
 
@@ -151,6 +152,47 @@ def down(
     nothing = "nothing was ever started in" if embedded is None else "it held its records in memory, not in"
     fate = nothing if cluster is None else "removed" if purge else "data stays in"
     print(f"stopped {stopped} node{'s' * (stopped != 1)}; {fate} {folder}")
+
+
+@app.command(
+    help="Have the embedded Kafka go wrong: answers drop, cut, delay, repeat or reorder; markers lost; disk full; clock moved by"
+    " --ms; a broker of three to kill or revive; none ends all but dead brokers."
+)
+def fault(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="One of those above.")],
+    api: Annotated[str, typer.Argument(help="Whose answers: EndTxn, Fetch, ...; * is any.")] = EVERY_API,
+    folder: DirOption = DEFAULT_FOLDER,
+    times: Annotated[int, typer.Option(min=1, help="How many answers, or markers.")] = 1,
+    skip: Annotated[int, typer.Option(min=0, help="How many answers are left alone before.")] = 0,
+    share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="The probability with which each is hit.")
+    ] = 1.0,
+    ms: Annotated[int, typer.Option(help="How late an answer is, or how far the clock moves.")] = 100,
+    client: Annotated[str, typer.Option(help="Only clients whose id begins so.")] = "",
+    node: Annotated[int, typer.Option(min=0, help="Which broker to kill or revive.")] = 0,
+) -> None:
+    embedded = _running_embedded(folder)
+    if embedded is None:
+        raise DevBrokerError(
+            f"no embedded Kafka runs in {folder}; `holdfast dev up --embedded --dir {folder}` starts one"
+        )
+    embedded.fault(
+        EmbeddedFault(
+            kind=kind,
+            api=api,
+            client=client,
+            skip=skip,
+            times=times,
+            share=share,
+            delay_ms=ms,
+            node=node,
+        )
+    )
+    note(
+        f"the embedded Kafka in {folder} goes wrong: {kind}"
+        if kind != "none"
+        else "nothing goes wrong any more"
+    )
 
 
 def _running_embedded(folder: Path) -> EmbeddedProcess | None:

@@ -5,11 +5,13 @@ until it is stopped.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGTERM, SIGUSR1
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +19,7 @@ import msgspec
 from holdfast.clock import system_clock
 from holdfast.dev import processes
 from holdfast.dev.signals import EndingSignals, Interrupted
+from holdfast.embedded.faults import EVERY_API
 from holdfast.embedded.kafka import NOTICE, EmbeddedKafka
 from holdfast.errors import DevBrokerError
 
@@ -24,6 +27,8 @@ START_DEADLINE_S = 30.0
 STOP_GRACE_S = 5.0
 _POLL_S = 0.02
 _STATE, _LOG = "embedded.json", "embedded.log"
+_ASKED, _ANSWERED = "embedded-fault.json", "embedded-fault.answer"
+CALL_DEADLINE_S = 15.0
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -32,6 +37,19 @@ class _State(msgspec.Struct, frozen=True):
     pid: int
     birth: str
     endpoints: tuple[str, ...]
+
+
+class EmbeddedFault(msgspec.Struct, frozen=True, kw_only=True):
+    """What `holdfast dev fault` asks for: a fault of answers as `Fault` has it, or one of those of the broker."""
+
+    kind: str
+    api: str = EVERY_API
+    client: str = ""
+    skip: int = 0
+    times: int = 1
+    share: float = 1.0
+    delay_ms: int = 100
+    node: int = 0
 
 
 class EmbeddedStatus(NamedTuple):
@@ -86,6 +104,25 @@ class EmbeddedProcess:
             time.sleep(_POLL_S)
         return found
 
+    def fault(self, fault: EmbeddedFault) -> None:
+        """Have it go wrong as *fault* says; returns once it knows."""
+        asked, answered = self.folder / _ASKED, self.folder / _ANSWERED
+        answered.unlink(missing_ok=True)
+        _write(asked, msgspec.json.encode(fault))
+        if not processes.send(self._state.pid, self._state.birth, SIGUSR1):
+            raise DevBrokerError(
+                f"no embedded Kafka runs in {self.folder}; `holdfast dev up --embedded` starts one"
+            )
+        until_s = system_clock.monotonic_s() + CALL_DEADLINE_S
+        while not answered.exists():
+            if system_clock.monotonic_s() > until_s:
+                raise DevBrokerError(
+                    f"the embedded Kafka in {self.folder} did not answer within {CALL_DEADLINE_S:.0f} s"
+                )
+            time.sleep(_POLL_S)
+        if trouble := answered.read_text():
+            raise DevBrokerError(trouble)
+
     @property
     def bootstrap(self) -> str:
         """``host:port`` of every broker."""
@@ -113,6 +150,49 @@ class EmbeddedProcess:
         return ran
 
 
+def _write(path: Path, data: bytes) -> None:
+    """Write a file so that nobody reads half of it."""
+    written = path.with_name(f"{path.name}.new")
+    written.write_bytes(data)
+    written.rename(path)
+
+
+def obey(kafka: EmbeddedKafka, told: EmbeddedFault) -> None:
+    """Have *kafka* go wrong as *told*."""
+    match told.kind:
+        case "markers":
+            kafka.lose_markers(told.times)
+        case "disk":
+            kafka.fill_disk()
+        case "clock":
+            kafka.shift_clock(told.delay_ms)
+        case "none":
+            kafka.faults.clear()
+        case "kill":
+            kafka.kill(told.node)
+        case "revive":
+            kafka.revive(told.node)
+        case _:
+            kafka.fault(
+                told.kind,
+                told.api,
+                client=told.client,
+                skip=told.skip,
+                times=told.times,
+                share=told.share,
+                delay_ms=told.delay_ms,
+            )
+
+
+def _obey_file(kafka: EmbeddedKafka, folder: Path) -> None:
+    try:
+        obey(kafka, msgspec.json.decode((folder / _ASKED).read_bytes(), type=EmbeddedFault))
+        trouble = ""
+    except (OSError, msgspec.DecodeError, DevBrokerError) as error:
+        trouble = str(error)
+    _write(folder / _ANSWERED, trouble.encode())
+
+
 def serve(folder: Path, nodes: int, port: int) -> None:
     """Run one until SIGTERM, and tell in *folder* who it is."""
     try:
@@ -120,11 +200,13 @@ def serve(folder: Path, nodes: int, port: int) -> None:
             print(f"{NOTICE}, on {kafka.bootstrap}", flush=True)
             pid = os.getpid()
             state = _State(pid, processes.birth_of(pid) or "", tuple(kafka.bootstrap.split(",")))
-            written = folder / f"{_STATE}.new"
-            written.write_bytes(msgspec.json.encode(state))
-            written.rename(folder / _STATE)
+            asked = threading.Event()
+            signal.signal(SIGUSR1, lambda *_: asked.set())
+            _write(folder / _STATE, msgspec.json.encode(state))
             while True:
-                time.sleep(3600)
+                asked.wait()
+                asked.clear()
+                _obey_file(kafka, folder)
     except Interrupted as ended:
         sys.exit(0 if ended.number == SIGTERM else ended.exit_code)
     except DevBrokerError as error:

@@ -73,6 +73,10 @@ class FetchSessions:
     def close(self, session_id: int) -> None:
         self._sessions.pop(session_id, None)
 
+    def clear(self) -> None:
+        """Forget all."""
+        self._sessions.clear()
+
     def use(self, session_id: int, epoch: int, *, by_id: bool) -> FetchSession | KafkaCode:
         """Return the session that a request of *epoch* continues, or why it cannot."""
         session = self._sessions.get(session_id)

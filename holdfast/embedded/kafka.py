@@ -9,11 +9,13 @@ It is for development and tests: production is Apache Kafka. Nothing it holds ou
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from holdfast.embedded.apis.handlers import offered
 from holdfast.embedded.cluster import EmbeddedCluster
+from holdfast.embedded.faults import EVERY_API, Fault, FaultKind, RequestedFaults
 from holdfast.embedded.serving.server import EmbeddedServer
 from holdfast.embedded.settings import HOST, EmbeddedSettings
 from holdfast.embedded.topics.registry import TopicRefusal
@@ -67,6 +69,109 @@ class EmbeddedKafka:
             raise DevBrokerError(f"topic {name} could not be created on the embedded Kafka: {made.text}")
         return name
 
+    def kill(self, node_id: int) -> None:
+        """Have one of three brokers die: its connections end, and others lead what it led."""
+        self._known(node_id)
+        self._wait(self._killed(node_id))
+
+    async def _killed(self, node_id: int) -> None:
+        self.cluster.lose(node_id)
+        await self._server.hang_up(node_id)
+
+    def revive(self, node_id: int) -> None:
+        """Have a broker that was killed come back, at its old address."""
+        self._known(node_id)
+        self._wait(self._revived(node_id))
+
+    async def _revived(self, node_id: int) -> None:
+        await self._server.listen(node_id, self.cluster.nodes[node_id].port)
+        self.cluster.find(node_id)
+
+    # -- faults
+
+    @property
+    def faults(self) -> RequestedFaults:
+        """What has gone wrong so far: `faults.hits`."""
+        return self.cluster.faults
+
+    def fault(
+        self,
+        kind: FaultKind | str,
+        api: str = EVERY_API,
+        *,
+        client: str = "",
+        skip: int = 0,
+        times: int = 1,
+        share: float = 1.0,
+        delay_ms: int = 100,
+    ) -> None:
+        """Have answers go wrong, as `Fault` has it: ``kafka.fault("cut", "EndTxn")`` leaves a commit's outcome unknown."""
+        known = {name for _, name, _ in offered()}
+        if api not in (EVERY_API, *known):
+            raise DevBrokerError(f"{api} is no api of the embedded Kafka; it has {', '.join(sorted(known))}")
+        try:
+            which = FaultKind(kind)
+        except ValueError:
+            raise DevBrokerError(f"{kind!r} is no fault; there are {', '.join(FaultKind)}") from None
+        fault = Fault(
+            kind=which,
+            api=api,
+            client=client,
+            skip=skip,
+            times=times,
+            share=share,
+            delay_ms=delay_ms,
+        )
+        self._on_loop(lambda: self.faults.add(fault))
+
+    def lose_markers(self, count: int = 1) -> None:
+        """Have the next *count* markers of transactions not be written, though they count as written: the transaction
+        stays open in their partition.
+        """
+        self._on_loop(lambda: setattr(self.faults, "lost_markers", count))
+
+    def fill_disk(self, full: bool = True) -> None:
+        """Have every write be refused with KAFKA_STORAGE_ERROR, until told otherwise."""
+        self._on_loop(lambda: setattr(self.faults, "disk_is_full", full))
+
+    def shift_clock(self, by_ms: int) -> None:
+        """Move the clock of every broker, back for a negative *by_ms*."""
+        self._on_loop(lambda: setattr(self.faults, "clock_ms", self.faults.clock_ms + by_ms))
+
+    def corrupt(self, topic: str, partition: int, offset: int) -> None:
+        """Have the batch that holds an offset be damaged: its checksum does not fit any more."""
+        found = self.cluster.topics.partition(topic, partition)
+        if found is None or not self._on_loop(lambda: found.log.corrupt(offset)):
+            raise DevBrokerError(f"there is no record {offset} in {topic}/{partition}")
+
+    def forget_member(self, group_id: str, member_id: str) -> None:
+        """Have a classic group forget a member, which hears of it with its next request."""
+        if not self._on_loop(lambda: self.cluster.groups.forget_member(group_id, member_id)):
+            raise DevBrokerError(f"there is no member {member_id} in group {group_id}")
+
+    def move_leader(self, topic: str, partition: int) -> int:
+        """Have another broker lead a partition, and coordinate what belongs to it; return which."""
+        found = self.cluster.topics.partition(topic, partition)
+        if found is None:
+            raise DevBrokerError(f"there is no partition {topic}/{partition}")
+        alive = [each.node_id for each in self.cluster.alive if each.node_id != found.leader]
+        if not self._on_loop(lambda: found.move(alive)):
+            raise DevBrokerError(f"no other broker in sync may lead {topic}/{partition}: take three nodes")
+        return found.leader
+
+    def _known(self, node_id: int) -> None:
+        if node_id not in self.cluster.nodes:
+            nodes = ", ".join(map(str, self.cluster.nodes))
+            raise DevBrokerError(f"there is no node {node_id}; the nodes are {nodes}")
+
+    def _wait(self, change: Coroutine[Any, Any, None]) -> None:
+        if self._thread is None:
+            change.close()
+            raise DevBrokerError(
+                "this embedded Kafka does not run in a thread of its own: use `with` or `start`"
+            )
+        self._thread.wait(change, CALL_DEADLINE_S)
+
     def _on_loop(self, do: Callable[[], T]) -> T:
         """Return what *do* gives, called where nothing else happens meanwhile."""
 
@@ -79,7 +184,7 @@ class EmbeddedKafka:
         """Start on the running loop, which must live until `aclose`."""
         await self._server.open(self._port)
         self.cluster.start()
-        logger.info("%s, on %s", NOTICE, self.bootstrap)
+        logger.info("%(notice)s, on %(bootstrap)s", {"notice": NOTICE, "bootstrap": self.bootstrap})
 
     async def aclose(self) -> None:
         """Stop what `open` started."""

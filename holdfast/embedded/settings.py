@@ -21,6 +21,7 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     consumer_heartbeat_ms: int = 5_000
     """How often a member of KIP-848's groups is told to be heard of."""
     transaction_sweep_ms: int = 1_000
+    retention_check_ms: int = 300_000
     max_transaction_timeout_ms: int = 900_000
     message_max_bytes: int = 1_048_588
     request_max_bytes: int = 104_857_600

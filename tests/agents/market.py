@@ -36,12 +36,22 @@ def market_app(environment: Mapping[str, str]) -> App:
         topic_partitions=PARTITIONS,
         store=environment["MARKET_STORE"],
         table_cleanup_interval=1.0,
+        reply_create_topic=True,
     )
     name = app.conf.id
     bought = app.topic(f"{name}-bought", value_type=Bought)
     _tables(app, bought)
     _buffers(app, bought)
     _times(app)
+
+    @app.agent(value_type=int, value_serializer="json")
+    async def double(numbers: Any) -> Any:
+        async for number in numbers:
+            yield 2 * number
+
+    @app.page("/double/{number}/")
+    async def ask(view: View, request: Request, number: str) -> Any:
+        return view.json({number: await double.ask(int(number))})
 
     seen = app.Table("seen", default=int, help="records of the processors' source by partition")
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.clients.groups.broker import BrokerGroups
+from holdfast.clients.topics.admin import Admin
 from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Writer
 from tests.support.harness import Application, Worker, running, wait_for
@@ -70,6 +72,13 @@ class Market(Application):
                     found[key] = max(found.get(key, 0), value)
         return {key: each - found.get(key, 0) for key, each in wanted.items() if found.get(key, 0) < each}
 
+    def uncommitted(self, suffix: str) -> int:
+        """Return how many records of topics of that name the group has not read."""
+        committed = BrokerGroups(self.settings, timeout_s=DEADLINE_S).committed(self.name)
+        places = [place for place in committed if place[0].endswith(suffix)]
+        ends = Admin(self.settings).offsets(places)
+        return sum(ends[place][1] - committed[place] for place in places)
+
     def wait_page(self, worker: Worker, path: str, wanted: Any) -> None:
         """Wait until all pages of the live workers together show *wanted*."""
         wait_for(
@@ -116,6 +125,7 @@ def test_everything_works_and_a_restart_finds_the_tables_as_they_were(market: Ma
         DEADLINE_S,
         worker.tail,
     )
+    wait_for("asked", lambda: page(worker, "/double/21/") == {"21": 42}, DEADLINE_S, worker.tail)
     windows = page(worker, "/windows/")
     worker.stop()
     worker.start().wait_ready()
@@ -127,14 +137,21 @@ def test_everything_works_and_a_restart_finds_the_tables_as_they_were(market: Ma
     assert put(worker, "/echo/", {"a": 1}) == {"got": {"a": 1}}
 
 
-def test_what_an_agent_fails_at_is_delivered_again(market: Market) -> None:
+def test_what_an_agent_fails_at_is_delivered_again(broker: SessionBroker, tmp_path: Path) -> None:
     """Stock commits it: an agent's error costs the record."""
+    with running(Market(broker, tmp_path, "memory://", instance_id="only")) as market:
+        assert isinstance(market, Market)
+        _check_failure(market)
+
+
+def _check_failure(market: Market) -> None:
     worker = market.worker().start(MARKET_CRASH="1")
     market.buy(20)
     market.wait_page(worker, "/totals/", dict(market.bought))
     market.buy(1, ("crash",))
     assert worker.wait_exit(DEADLINE_S) == 1, worker.tail()
     assert worker.said("no such customer")
+    assert market.uncommitted("-repartition") == 1
     market.buy(1)
     worker.start()
     wait_for("all counted", lambda: market.short([worker]) == {}, DEADLINE_S, worker.tail)
@@ -158,8 +175,11 @@ def test_an_agent_that_is_behind_the_processors_of_its_source_gets_every_record(
         market.wait_page(worker, "/seen/", {str(number): 45 for number in everywhere})
 
 
-def test_nothing_is_lost_while_workers_die_and_move(broker: SessionBroker, tmp_path: Path) -> None:
-    with running(Market(broker, tmp_path, "memory://", standbys=1)) as market:
+@pytest.mark.parametrize("store", ["memory://", "rocksdb://"], ids=["memory", "rocksdb"])
+def test_nothing_is_lost_while_workers_die_and_move(
+    broker: SessionBroker, tmp_path: Path, store: str
+) -> None:
+    with running(Market(broker, tmp_path, store, standbys=1)) as market:
         assert isinstance(market, Market)
         first, second = market.worker(), market.worker()
         first.start()

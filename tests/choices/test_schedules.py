@@ -7,13 +7,14 @@ from __future__ import annotations
 import pytest
 
 from tests.choices.checks import check_schedule, check_turns
+from tests.choices.world import NEEDED
 from tests.support.scale import scaled
 
 QUICK, MANY = 500, 10_000
 
 
 def run(seeds: range) -> None:
-    barriers = ticks = 0
+    barriers, ticks, waits = 0, 0, NEEDED.waits
     for seed in seeds:
         try:
             found = check_schedule(seed)
@@ -23,6 +24,7 @@ def run(seeds: range) -> None:
         barriers, ticks = barriers + found[0], ticks + found[1]
     assert barriers > len(seeds), "schedules that record nothing prove nothing"
     assert ticks > len(seeds) // 4
+    assert NEEDED.waits - waits > len(seeds) // 4, "what folds need is away now and then"
 
 
 def test_live_restored_and_replayed_states_are_equal() -> None:

@@ -36,6 +36,7 @@ from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
 from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
 from holdfast.core.engine.state.codec import APPLIED, META, digest
 from holdfast.core.engine.state.rows import NEVER, Clock, Rows
+from holdfast.errors import Later
 
 KEYS = "abcd"
 ACTS = ("put", "put", "put", "wake", "tick", "both", "cancel", "raise", "rot")
@@ -63,6 +64,22 @@ class Seen(msgspec.Struct, frozen=True):
     trail: int = 0
 
 
+class Needed:
+    """What folds need. It is away now and then while a worker folds, and there for replays."""
+
+    def __init__(self) -> None:
+        self.chance: Random | None = None
+        self.waits = 0
+
+    def ask(self) -> None:
+        if self.chance is not None and self.chance.random() < 0.003:
+            self.waits += 1
+            raise Later("it is away", needs="the registry")
+
+
+NEEDED = Needed()
+
+
 def _after(before: Seen | None, *met: object) -> Seen:
     return Seen(crc32(repr(((before or Seen()).trail, *met)).encode()))
 
@@ -71,6 +88,7 @@ def fold(
     rows: Rows[Seen], event: Event, at_ms: int, topic: str, offset: int, timestamp: int
 ) -> Iterator[Emit]:
     rows[event.key] = seen = _after(rows.get(event.key), topic, offset, at_ms, timestamp)
+    NEEDED.ask()
     if event.act in ("wake", "both"):
         rows.wake_at(event.key, at_ms + event.n)
     if event.act in ("tick", "both"):
@@ -83,11 +101,13 @@ def fold(
         rows.wake_at(KEYS[0], None, clock="event")
     if event.act == "raise":
         raise RuntimeError("the fold failed")
+    NEEDED.ask()
     yield OUT.emit(event.key, (topic, offset, seen.trail, at_ms))
 
 
 def rung(clock: Clock, rows: Rows[Seen], key: str, at_ms: int) -> Iterator[Emit]:
     rows[key] = seen = _after(rows.get(key), clock, at_ms)
+    NEEDED.ask()
     if seen.trail % 3 == 0:
         rows.wake_at(key, at_ms + seen.trail % 7, clock="tick")
     if seen.trail % 11 == 0:
@@ -203,6 +223,8 @@ class Worker:
         self.rng, self.logs, self.journal = rng, logs, journal
         self.processor = processor_of(len(logs), version)
         self.now_ms = 0
+        # Not drawn from *rng*: schedules are the same with it and without.
+        self.away = Random(repr([(log.offsets, log.times_ms) for log in logs]))
         self.restart()
 
     def restart(self) -> None:
@@ -254,9 +276,16 @@ class Worker:
         self.now_ms += rng.choice((0, 1, 4, -2))
         if rng.random() < (0.5 if folder.next_tick_ms <= self.now_ms else 0.05):
             merger.tick(self.now_ms)
-        for _ in folder.steps(self.stretches(self.ends())):
-            if rng.random() < 0.15:
-                folder.close_early()
+        NEEDED.chance = self.away
+        try:
+            for _ in folder.steps(self.stretches(self.ends())):
+                if rng.random() < 0.15:
+                    folder.close_early()
+        except Later:
+            merger.settle(folder.marker)
+            return
+        finally:
+            NEEDED.chance = None
         fate = rng.random()
         if folder.changes is not None and fate > 0.2:
             self.commit(folder.changes)

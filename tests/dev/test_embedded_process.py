@@ -32,6 +32,17 @@ def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
     assert embedded is not None
     with RawClient(embedded.bootstrap) as client:
         assert len(client.ask("DescribeCluster", 0)["brokers"]) == 3
+        port = int(client.ask("DescribeCluster", 0)["brokers"][0]["port"])
+        assert run("fault", "cut", "DescribeCluster", "--dir", folder)[0] == 0
+        with pytest.raises(ConnectionError):
+            client.ask("DescribeCluster", 0)
+    assert run("fault", "kill", "--node", "1", "--dir", folder)[0] == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5)
+    assert run("fault", "revive", "--node", "1", "--dir", folder)[0] == 0
+    code, output = run("fault", "explode", "--dir", folder)
+    assert code != 0
+    assert "'explode' is no fault" in output
     assert run("status", "--dir", folder)[0] == 0
     again = EmbeddedProcess.find(tmp_path)
     assert run("up", "--embedded", "--dir", folder)[0] == 0

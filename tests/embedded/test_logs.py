@@ -84,6 +84,7 @@ def test_an_aborted_transaction_is_told_of_where_its_records_are() -> None:
     log.begin_verification(5, 0, 0, NOW_MS)
     assert appended(log, batch(b"a", base_sequence=0, **told)) is AppendOutcome.ACCEPTED
     assert log.last_stable_offset == 1
+    assert log.kept_from(since_ms=1 << 60, size=0) == 1, "an open transaction is kept"
     log.end(5, 0, commit=False, coordinator_epoch=0, leader_epoch=0, now_ms=NOW_MS)
     log.replicated(log.end_offset)
     assert (log.last_stable_offset, log.end_offset) == (3, 3)

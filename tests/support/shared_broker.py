@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 import threading
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
@@ -26,14 +25,19 @@ ANSWER_DEADLINE_S = 240.0
 
 
 class Desk:
-    """Tells where the broker is to whoever asks. The caller closes it, and the broker ends then."""
+    """Tells where the broker is to whoever asks; all it has is in *folder*, which is there and empty.
 
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="holdfast-tests-"))
+    The caller closes it, and the broker ends then.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._cluster = Cluster(self._folder / "kafka", short_lived=True)
         self._started = False
-        self.where = str(self._folder / "desk")
-        self._listener = Listener(self.where, "AF_UNIX", backlog=64)
+        self._listener = Listener(
+            None, "AF_UNIX", backlog=64
+        )  # a path of its own: those of sockets are short
+        self.where = str(self._listener.address)
         self._thread = threading.Thread(target=self._serve, name="broker-desk", daemon=True)
         self._thread.start()
 

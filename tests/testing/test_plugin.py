@@ -82,3 +82,9 @@ def test_no_kafka_client_is_loaded_for_a_test_without_a_broker(tmp_path: Path) -
     program = "import sys\n\n\ndef test_it(topology):\n    assert not {'confluent_kafka', 'faust', 'pyarrow'} & set(sys.modules)\n"
     done = ran(tmp_path, program)
     assert done.returncode == 0, done.stdout
+
+
+def test_an_embedded_kafka_is_a_fixture(tmp_path: Path) -> None:
+    done = ran(tmp_path, (ROOT / "examples" / "embedded_kafka.py").read_text())
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout

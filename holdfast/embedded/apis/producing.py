@@ -64,6 +64,8 @@ def _partition(call: Call, topic: EmbeddedTopic | None, index: int) -> EmbeddedP
         return BatchRefusal(KafkaCode.INVALID_REQUIRED_ACKS)
     if topic.is_internal and call.client_id != _ADMIN:
         return BatchRefusal(KafkaCode.INVALID_TOPIC_EXCEPTION)
+    if call.cluster.faults.disk_is_full:
+        return BatchRefusal(KafkaCode.KAFKA_STORAGE_ERROR)
     partition = topic.partitions[index]
     if partition.trouble(call.node_id, -1) is not None:
         return BatchRefusal(KafkaCode.NOT_LEADER_OR_FOLLOWER)

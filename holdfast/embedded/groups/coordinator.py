@@ -17,9 +17,13 @@ from holdfast.models.group_coordinator.types import (
     CoordinatorSettings,
     GroupReply,
     GroupState,
+    LeaveGroup,
     Request,
     TimePasses,
 )
+
+LIMIT_HOMES = 100
+"""How many who have left a group are still known, beside twice those who are in it."""
 
 
 class EmbeddedGroups:
@@ -74,12 +78,29 @@ class EmbeddedGroups:
         waiting = self._waiting[request.request] = asyncio.get_running_loop().create_future()
         return waiting
 
+    def forget_member(self, group_id: str, member_id: str) -> bool:
+        """Forget a member of a classic group; return whether it was there."""
+        group = self._groups.get(group_id)
+        if group is None or group.classic.member(member_id) is None:
+            return False
+        self.take(group, LeaveGroup(request=self.number(), member_id=member_id))
+        return True
+
     def _step(self, group: EmbeddedGroup, request: Request) -> list[GroupReply]:
         before = group.classic
         group.classic, replies = step(before, request, self._now_ms())
         self._note(group, before)
+        self._forget_homes(group)
         self._set_timer(group)
         return replies
+
+    @staticmethod
+    def _forget_homes(group: EmbeddedGroup) -> None:
+        """Forget where those were who are not in the group any more."""
+        classic = group.classic
+        if len(group.homes) > LIMIT_HOMES + 2 * (len(classic.members) + len(classic.pending)):
+            there = {each.member_id for each in classic.members} | dict(classic.pending).keys()
+            group.homes = {name: home for name, home in group.homes.items() if name in there}
 
     def _set_timer(self, group: EmbeddedGroup) -> None:
         if (timer := self._timers.pop(group.group_id, None)) is not None:

@@ -185,6 +185,19 @@ class PartitionLog:
         """Forget producers that have been idle for long."""
         lead(self.rows, Sweep(now_ms=now_ms))
 
+    def kept_from(self, *, since_ms: int | None, size: int | None) -> int:
+        """Return from which offset on batches stay that are of *since_ms* or later, or among the last *size* bytes; None
+        keeps all. What is not yet stable stays too.
+        """
+        left, stable = self.size_bytes, self.last_stable_offset
+        for each in self._batches:
+            old = since_ms is not None and each.max_timestamp_ms < since_ms
+            surplus = size is not None and left - len(each.data) >= size
+            if each.last_offset >= stable or not (old or surplus):
+                return each.first_offset
+            left -= len(each.data)
+        return stable
+
     def delete_before(self, offset: int) -> None:
         """Delete the records before *offset*; batches that reach beyond it stay, but are not read from their start."""
         self.start_offset = max(self.start_offset, offset)
@@ -198,6 +211,15 @@ class PartitionLog:
         later = [each for each in self.epochs if each[1] > offset]
         floor = [each for each in self.epochs if each[1] <= offset]
         self.epochs = [*((epoch, max(first, offset)) for epoch, first in floor[-1:]), *later]
+
+    def corrupt(self, offset: int) -> bool:
+        """Flip the last bit of the batch that holds *offset*, as a disk may; return whether there is one."""
+        at = bisect_right(self._firsts, offset) - 1
+        if at < 0 or self._batches[at].last_offset < offset:
+            return False
+        data = self._batches[at].data
+        self._batches[at] = self._batches[at]._replace(data=data[:-1] + bytes([data[-1] ^ 1]))
+        return True
 
     # -- reading
 

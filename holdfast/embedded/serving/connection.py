@@ -12,6 +12,7 @@ from holdfast.core.kafka.wire import WireReader, WireReason
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.handlers import API_VERSIONS, HANDLERS, offered, unknown_version
 from holdfast.embedded.cluster import EmbeddedCluster
+from holdfast.embedded.faults import Fault, FaultKind
 from holdfast.embedded.protocol.codec import decode, encode, is_flexible
 from holdfast.errors import WireError
 
@@ -44,6 +45,10 @@ class KafkaConnection(asyncio.Protocol):
         self._frames: deque[bytes] = deque()
         self._task: asyncio.Task[None] | None = None
         self._may_write = True
+        self._delays: asyncio.Task[None] | None = None
+        """Set while an answer is late by a fault."""
+        self._held: bytearray | None = None
+        """An answer that a fault sends behind the next one."""
 
     # -- of the transport
 
@@ -56,8 +61,9 @@ class KafkaConnection(asyncio.Protocol):
         self._connections.discard(self)
         self._transport = None
         self._frames.clear()
-        if self._task is not None:
-            self._task.cancel()
+        for each in (self._task, self._delays):
+            if each is not None:
+                each.cancel()
 
     def pause_writing(self) -> None:
         self._may_write = False
@@ -72,7 +78,7 @@ class KafkaConnection(asyncio.Protocol):
         while len(received) - at >= SIZE_BYTES:
             size = int.from_bytes(received[at : at + SIZE_BYTES], "big", signed=True)
             if not 0 <= size <= self._cluster.settings.request_max_bytes:
-                logger.warning("a frame of %d bytes: the connection is closed", size)
+                logger.warning("a frame of %(size)d bytes: the connection is closed", {"size": size})
                 return self.close()
             end = at + SIZE_BYTES + size
             if end > len(received):
@@ -91,9 +97,14 @@ class KafkaConnection(asyncio.Protocol):
 
     # -- requests
 
+    @property
+    def _is_free(self) -> bool:
+        """Whether the next request may be answered."""
+        return self._task is None and self._may_write and self._delays is None
+
     def _work(self) -> None:
         """Answer what has come, until an answer must wait."""
-        while self._frames and self._task is None and self._may_write and self._transport is not None:
+        while self._frames and self._is_free and self._transport is not None:
             frame = self._frames.popleft()
             if len(self._frames) == LIMIT_WAITING:
                 self._transport.resume_reading()
@@ -101,7 +112,7 @@ class KafkaConnection(asyncio.Protocol):
                 asked = self._read(frame)
                 answer = HANDLERS[asked.api](asked.call) if asked.known else unknown_version()
             except WireError as error:
-                logger.warning("not a request (%s): the connection is closed", error)
+                logger.warning("not a request (%(error)s): the connection is closed", {"error": error})
                 return self.close()
             except Exception:
                 logger.exception("a request could not be answered: the connection is closed")
@@ -118,7 +129,7 @@ class KafkaConnection(asyncio.Protocol):
             if fields is not None:
                 self._write(asked, fields)
         except Exception:
-            logger.exception("%s could not be answered: the connection is closed", asked.api)
+            logger.exception("%(api)s could not be answered: the connection is closed", {"api": asked.api})
             self.close()
         finally:
             self._task = None
@@ -151,4 +162,44 @@ class KafkaConnection(asyncio.Protocol):
             out.append(0)
         encode(f"{asked.api}Response", asked.version, fields, out)
         out[:SIZE_BYTES] = (len(out) - SIZE_BYTES).to_bytes(SIZE_BYTES, "big")
-        self._transport.write(out)
+        faults = self._cluster.faults
+        fault = faults.next(asked.api, asked.call.client_id) if faults else None
+        if fault is None:
+            self._send(out)
+        else:
+            self._go_wrong(fault, out)
+
+    def _send(self, out: bytearray) -> None:
+        if self._transport is not None:
+            self._transport.write(out)
+            held, self._held = self._held, None
+            if held is not None:
+                self._transport.write(held)
+
+    # -- faults
+
+    def _go_wrong(self, fault: Fault, out: bytearray) -> None:
+        match fault.kind:
+            case FaultKind.DROP:
+                pass
+            case FaultKind.CUT:
+                self.close()
+            case FaultKind.REPEAT:
+                self._send(out + out)
+            case FaultKind.DELAY:
+                self._delays = asyncio.ensure_future(self._delayed(fault, out))
+            case FaultKind.REORDER:
+                self._held = out
+                loop = asyncio.get_running_loop()
+                loop.call_later(fault.delay_ms / 1000, self._let_go, out)
+
+    async def _delayed(self, fault: Fault, out: bytearray) -> None:
+        await asyncio.sleep(fault.delay_ms / 1000)
+        self._delays = None
+        self._send(out)
+        self._work()
+
+    def _let_go(self, out: bytearray) -> None:
+        if self._held is out:
+            self._held = None
+            self._send(out)

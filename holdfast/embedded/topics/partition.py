@@ -35,15 +35,30 @@ class EmbeddedPartition:
         return KafkaCode.NOT_LEADER_OR_FOLLOWER if self.leader != node_id else None
 
     def elect(self, alive: list[int]) -> None:
-        """Choose a leader among the replicas that are *alive* and in sync; none of them leaves it without one."""
+        """Choose a leader among the replicas that are *alive* and in sync, where the one there was is not; none of them
+        leaves it without one, and who was in sync last is remembered.
+        """
         in_sync = [each for each in self.in_sync if each in alive]
         self.in_sync = in_sync or self.in_sync
-        leader = next((each for each in self.replicas if each in in_sync), NO_LEADER)
+        stays = self.leader in in_sync
+        leader = (
+            self.leader if stays else next((each for each in self.replicas if each in in_sync), NO_LEADER)
+        )
         if leader != self.leader:
             self.leader = leader
             self.leader_epoch += 1
             if leader != NO_LEADER:
                 self.log.lead(self.leader_epoch)
+
+    def move(self, others: list[int]) -> bool:
+        """Have one of *others* lead; return whether one may."""
+        leader = next((each for each in self.replicas if each in self.in_sync and each in others), None)
+        if leader is None:
+            return False
+        self.leader = leader
+        self.leader_epoch += 1
+        self.log.lead(self.leader_epoch)
+        return True
 
     def rejoin(self, node_id: int) -> None:
         """Have a replica that is back catch up: it is in sync at once, for the log is shared."""

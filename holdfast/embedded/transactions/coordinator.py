@@ -17,6 +17,7 @@ from holdfast.core.kafka.transaction_state import (
     Transaction,
     TransactionState,
 )
+from holdfast.embedded.faults import RequestedFaults
 from holdfast.embedded.groups.coordinator import EmbeddedGroups
 from holdfast.embedded.internal_log import OFFSETS, TRANSACTIONS, Note, home_of, write_notes
 from holdfast.embedded.logs.kept_rows import KeptRows
@@ -36,7 +37,9 @@ class EmbeddedTransactions:
         groups: EmbeddedGroups,
         settings: EmbeddedSettings,
         now_ms: Callable[[], int],
+        faults: RequestedFaults,
     ) -> None:
+        self._faults = faults
         self._topics, self._groups, self._settings, self._now_ms = topics, groups, settings, now_ms
         self.rows: KeptRows[CoordinatorRow] = KeptRows(CoordinatorRow)
         self._tasks: list[asyncio.Task[None]] = []
@@ -75,7 +78,7 @@ class EmbeddedTransactions:
     def mark(self, place: Place, decided: Transaction, *, commit: bool) -> None:
         """Write one marker; a partition that is gone needs none."""
         partition = self._topics.partition(*place)
-        if partition is None:
+        if partition is None or self._faults.loses_marker():
             return
         partition.log.end(
             decided.producer_id,

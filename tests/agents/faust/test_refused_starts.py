@@ -250,7 +250,8 @@ def _topics(
     counts: Processor[Any, Any] = Processor(
         name="counts", source=source, decode=bytes, fold=lambda rows, event, at_ms: None, row=int
     )
-    broker.create_topic(source, partitions=2, config={"message.timestamp.type": "LogAppendTime"}, exact=True)
+    kept = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}  # or a warning is a second line
+    broker.create_topic(source, partitions=2, config=kept, exact=True)
     create_topics(settings, [counts])
     if changelog_partitions == 2 and not changelog_config:
         return counts

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from faust.types import TP
 
+from holdfast.agents.app import create_app
 from holdfast.agents.faust.stock_tables import StockTables
+from holdfast.config import Settings
+from holdfast.kafka.fetching.source_fetcher import Fetched
 
 
 class Crashes:
@@ -45,6 +50,18 @@ def test_a_commit_waits_for_the_changes_before_it_and_for_no_later_ones(patient:
         assert await commit
 
     asyncio.run(run())
+
+
+def test_a_key_that_was_deleted_and_set_again_is_restored_whatever_its_value(tmp_path: Path) -> None:
+    app = create_app([], Settings(app="shop", data_dir=tmp_path))
+    counts, topic = app.Table("counts"), "shop-counts-changelog"
+    fetched = Fetched(0, topic, 0, 0)
+    keys, values = [b'"ada"', b'"ben"', b'"ada"', b'"ada"', b'"ben"'], [b"7", b"8", None, b"0", None]
+    fetched.records.append(range(5), [0] * 5, values, keys, None)
+    stock = app.tables.stock  # type: ignore[attr-defined]
+    stock._standby, stock._next = {TP(topic, 0)}, {TP(topic, 0): 0}
+    assert asyncio.run(stock.follow(fetched))
+    assert dict(counts.items()) == {"ada": 0}
 
 
 def test_what_is_not_written_in_time_is_not_committed() -> None:

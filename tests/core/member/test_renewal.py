@@ -278,14 +278,14 @@ def test_a_member_of_a_thousand_partitions_ticks_and_observes_in_little_time() -
     frames: list[Frame] = []
     for step in range(100):
         now_s = world.now_s + step * 0.01
-        began_s = time.perf_counter()
+        began_s = time.process_time()
         actions = member.tick(now_s)
-        ticks.append(time.perf_counter() - began_s)
+        ticks.append(time.process_time() - began_s)
         frames += [action.frame for action in actions if isinstance(action, Send)]
     assert len(frames) > 200
     assert sorted(ticks)[50] < 0.002
     offset = len(world.log[0])
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     for index, frame in enumerate(frames):
         member.observe(frame, 0, offset + index, world.at_ms(world.now_s + 1), world.now_s + 1)
-    assert (time.perf_counter() - began_s) / len(frames) < 0.0002
+    assert (time.process_time() - began_s) / len(frames) < 0.0002

@@ -6,7 +6,6 @@ A folder adds what it is given to fold, and how it tells its position.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -152,7 +151,9 @@ def _called(call: Callable[..., Any], *args: Any) -> Any:
     """
     try:
         return call(*args)
-    except (GeneratorExit, CancelledError) as error:
+    except (*USERS_FAILURES, KeyboardInterrupt):
+        raise
+    except BaseException as error:
         raise FoldError(f"it raised {type(error).__name__}: {error}") from error
 
 

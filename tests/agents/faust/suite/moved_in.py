@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import faust
+import pytest
 
 from holdfast.agents import app as ours
 from holdfast.config import Settings
@@ -25,4 +26,7 @@ class MovedIn(ours.App):
         super().__init__(id, *args, **{**{part: governed[part] for part in PARTS}, **options})
 
 
-faust.App = faust.app.App = MovedIn  # type: ignore[misc]
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Begin: before Faust's tests import anything, and not when ours are collected, which imports this too."""
+    faust.App = faust.app.App = MovedIn  # type: ignore[misc]

@@ -18,9 +18,11 @@ from hashlib import sha256
 from pathlib import Path
 from xml.etree import ElementTree
 
+import faust
 import pytest
 
 from holdfast.jars import cache_folder
+from tests.agents.faust.suite import moved_in
 from tests.support.places import ROOT
 
 HERE = Path(__file__).parent
@@ -164,3 +166,7 @@ def _is_in(failed: str, one: str) -> bool:
     """
     place = one.replace(".py", "").replace("::", "/")
     return failed == place or failed.startswith((place + "/", place + "["))
+
+
+def test_collected_with_our_tests_the_plugin_leaves_faust_as_it_is() -> None:
+    assert faust.App is not moved_in.MovedIn

@@ -1,0 +1,10 @@
+"""Changelogs written exactly once, on the embedded broker."""
+
+from __future__ import annotations
+
+from tests.embedded.promises.bodies import bodies_of
+from tests.tables import test_changelog
+
+LONG = "test_more_transactions_than_there_are_epochs"
+
+globals().update(bodies_of(test_changelog, LONG))
