@@ -81,7 +81,7 @@ def write_table(lake: str, events: int, claims: int) -> str:
             parts[partition].append(value)
             times[partition].append((T0_MS + produced // EVENTS_PER_MS) * 1000)
             produced += 1
-        batches = []
+        batches, before = [], dict(ends) if commit else {}
         for partition, values in parts.items():
             start, size = ends[partition], len(values)
             columns = [
@@ -102,7 +102,7 @@ def write_table(lake: str, events: int, claims: int) -> str:
             ends[partition] += size
         begins = dict.fromkeys(ends, 0)
         told = Landed(
-            topic=TOPIC, topic_id="bench", batch=f"b{commit}", start={}, end=ends, begins=begins
+            topic=TOPIC, topic_id="bench", batch=f"b{commit}", start=before, end=ends, begins=begins
         ).encode()
         properties = CommitProperties(custom_metadata={"userMetadata": told})
         write_deltalake(
