@@ -26,7 +26,6 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from holdfast.clock import system_clock
 from holdfast.config import load_settings
 from holdfast.dev.broker.cluster import Cluster
-from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import DevBrokerError
 from holdfast.kafka.clients import make_admin
 
@@ -144,6 +143,8 @@ class FreshTopic:
 def session_broker(folder: Callable[[], Any]) -> Iterator[SessionBroker]:
     """Yield the broker of a session, in *folder()* when it must be started."""
     if os.environ.get("KAFKA_BOOTSTRAP_SERVERS") == EMBEDDED:
+        from holdfast.embedded.kafka import EmbeddedKafka  # most sessions have a real one
+
         with EmbeddedKafka() as kafka:
             yield SessionBroker(config=kafka.client_config())
         return

@@ -59,18 +59,27 @@ class LandReport:
 def chosen_engine(
     engine: LandEngine, lake: str, spark: SparkOptions | None
 ) -> tuple[Literal["local", "spark"], str]:
-    """Return which engine lands, and why.
+    """Return which engine lands, and why."""
+    return engine_for(engine, lake, spark, in_session=active_session() is not None or under_spark_submit())
 
-    >>> chosen_engine("auto", "/data/lake", None)
+
+def engine_for(
+    engine: LandEngine, lake: str, spark: SparkOptions | None, *, in_session: bool
+) -> tuple[Literal["local", "spark"], str]:
+    """Return which engine lands, and why; *in_session* where this process has a JVM with Spark already.
+
+    >>> engine_for("auto", "/data/lake", None, in_session=False)
     ('local', 'the lake is in the file system of this machine')
-    >>> chosen_engine("auto", "/data/lake", SparkOptions(master="spark://host:7077"))
+    >>> engine_for("auto", "/data/lake", None, in_session=True)
+    ('spark', 'a session is active')
+    >>> engine_for("auto", "/data/lake", SparkOptions(master="spark://host:7077"), in_session=False)
     ('spark', 'the master is spark://host:7077')
-    >>> chosen_engine("auto", "s3a://lake", None)[0], chosen_engine("local", "s3a://lake", None)
+    >>> engine_for("auto", "s3a://lake", None, in_session=False)[0], engine_for("local", "s3a://lake", None, in_session=True)
     ('spark', ('local', 'it was asked for'))
     """
     if engine != "auto":
         return engine, "it was asked for"
-    if active_session() is not None or under_spark_submit():
+    if in_session:
         return "spark", "a session is active"
     if spark is not None and not spark.in_one_jvm:
         return "spark", f"the master is {spark.master}"

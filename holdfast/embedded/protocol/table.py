@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -68,7 +68,7 @@ def versions_of(text: str) -> range:
 
 @cache
 def _sections() -> dict[str, str]:
-    text = (Path(__file__).parent / "messages.txt").read_text()
+    text = (files(__package__) / "messages.txt").read_text(encoding="utf-8")
     found: dict[str, str] = {}
     for section in text.replace("\n ", "\0").splitlines():
         head, _, body = section.partition("\0")
