@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO
@@ -16,7 +17,7 @@ import pytest
 
 from holdfast.dev import parent_death, processes
 from tests.support import fork_server
-from tests.support.fork_server import ForkedProcess, Process
+from tests.support.fork_server import ForkedProcess, ForkServer, Process
 from tests.support.harness import wait_for
 from tests.support.places import ROOT
 
@@ -275,6 +276,9 @@ def test_a_forked_command_that_takes_too_long_is_ended(
 
     monkeypatch.setattr(ForkedProcess, "wait", wait)
     line = holdfast("-A", "waiting", "topics", "list")
-    with pytest.raises(subprocess.TimeoutExpired):
-        fork_server.run(line, env=ENVIRONMENT, cwd=tmp_path, timeout=0.01)
+    # A server of its own: what other tests have left in the environment would make this an ordinary process.
+    with closing(ForkServer("PRELOADED_COMMAND")) as server, monkeypatch.context() as patch:
+        patch.setattr(fork_server, "_command_server", lambda: server)
+        with pytest.raises(subprocess.TimeoutExpired):
+            fork_server.run(line, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, timeout=0.01)
     wait_for("its end", lambda: processes.birth_of(int(pid.read_text())) is None, DEADLINE_S)

@@ -12,8 +12,9 @@ from tests.support.harness import wait_for
 
 
 def log_file(broker: SessionBroker, topic: str, partition: int) -> Path:
+    # Named, not searched for: the broker of the run deletes the folders of other tests meanwhile.
     assert broker.cluster is not None
-    (found,) = broker.cluster.folder.glob(f"**/{topic}-{partition}/*.log")
+    (found,) = broker.cluster.folder.glob(f"node-*/data/{topic}-{partition}/*.log")
     return found
 
 
@@ -38,7 +39,7 @@ def coordinated(broker: SessionBroker) -> dict[str, TransactionState]:
     """Return the state that the coordinator last wrote of each transactional id."""
     assert broker.cluster is not None
     states = {}
-    for path in broker.cluster.folder.glob(f"**/{TRANSACTION_TOPIC}-*/*.log"):
+    for path in broker.cluster.folder.glob(f"node-*/data/{TRANSACTION_TOPIC}-*/*.log"):
         for _, _, batch in batches(path.read_bytes()):
             for record in batch.records:
                 note = decode_transaction(record.key, record.value)
