@@ -122,6 +122,8 @@ class Avro(SchemaSerde[T]):
             if self._kinds:
                 plain = (self._full_name(type(value).__name__), plain)
             schemaless_writer(file, self._own, plain)
+        except MemoryError:  # no record is to blame
+            raise
         except Exception as error:
             raise self._unwritten(value, str(error)) from error
         return file.getvalue()

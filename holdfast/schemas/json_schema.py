@@ -102,6 +102,8 @@ class JsonSchema(SchemaSerde[T]):
             self._decode(encoded)
             if self._check_own is not None:
                 self._check_own(msgspec.json.decode(encoded))
+        except MemoryError:  # no record is to blame
+            raise
         except Exception as error:
             raise FoldError(f"{value!r:.200} cannot be written as {self}: {error}") from error
         return encoded

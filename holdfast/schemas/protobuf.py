@@ -81,6 +81,8 @@ class Protobuf(SchemaSerde[M]):
             )
         try:
             message: bytes = value.SerializeToString(deterministic=True)  # type: ignore[attr-defined]
+        except MemoryError:  # no record is to blame
+            raise
         except Exception as error:
             raise FoldError(f"{value!r:.200} cannot be written as {self}: {error}") from error
         return self._path + message

@@ -81,6 +81,8 @@ class SchemaSerde(Generic[T]):
         read = self._reads.get(schema_id) or self._open(schema_id)
         try:
             decoded: T = read(payload)
+        except (MemoryError, Later):  # no record is to blame
+            raise
         except Exception as error:
             raise DecodeError(f"not {self}: {self._label(schema_id)}: {str(error)[:LIMIT_REASON]}") from error
         return decoded
@@ -141,7 +143,7 @@ class SchemaSerde(Generic[T]):
             raise DecodeError(f"it is of type {schema.kind}")
         try:
             return self.reader(schema, asked)
-        except (DecodeError, Later):
+        except (DecodeError, Later, MemoryError):
             raise
         except Exception as error:
             raise DecodeError(f"it cannot be used: {type(error).__name__}: {error}") from error

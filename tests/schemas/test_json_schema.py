@@ -82,3 +82,22 @@ def test_what_is_no_schema_or_no_type_is_refused_at_declaration() -> None:
             JsonSchema(Order, schema)
     with pytest.raises(ConfigError, match="JsonSchema"):
         JsonSchema(dict[msgspec.Raw, complex])
+
+
+def test_memory_that_runs_out_blames_no_record(
+    memory: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serde: Any = Stream("orders", JsonSchema(Order)).serde
+    memory.register("orders-value", serde.schema)
+
+    def exhausted(value: Any) -> Any:
+        raise MemoryError
+
+    value = serde.encode(FULL)
+    monkeypatch.setattr(serde, "_reads", {})
+    monkeypatch.setattr(serde, "reader", lambda schema, asked: exhausted)
+    with pytest.raises(MemoryError):
+        serde.decode(value)
+    monkeypatch.setattr(serde, "_encode", exhausted)
+    with pytest.raises(MemoryError):
+        serde.encode(FULL)
