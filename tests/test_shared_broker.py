@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Client
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,13 @@ def test_a_broker_that_did_not_start_is_told_to_each_who_asks_and_tried_anew(
     assert ask(desk.where).bootstrap
     desk.close()
     assert len(nodes.started) == 1
+
+
+def test_who_says_nothing_keeps_no_others_waiting(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_broker, "QUESTION_DEADLINE_S", 0.1)
+    monkeypatch.setattr(shared_broker, "ANSWER_DEADLINE_S", 20.0)
+    with Client(desk.where, "AF_UNIX"):
+        assert ask(desk.where).config
 
 
 def test_a_desk_of_which_nothing_was_asked_leaves_nothing(desk: Desk, nodes: Nodes) -> None:

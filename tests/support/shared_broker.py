@@ -20,6 +20,7 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import DevBrokerError
 
+QUESTION_DEADLINE_S = 10.0
 ANSWER_DEADLINE_S = 240.0
 """Longer than a cluster may take to start, the archive of its classes included."""
 
@@ -47,6 +48,8 @@ class Desk:
                 self._listener.accept() as asked,
                 contextlib.suppress(EOFError, OSError),
             ):  # who asked is gone
+                if not asked.poll(QUESTION_DEADLINE_S):
+                    continue  # who says nothing keeps no others waiting
                 if asked.recv() == "close":
                     return
                 asked.send(self._answer())
