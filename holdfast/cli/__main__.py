@@ -55,6 +55,7 @@ COMMANDS = {
     "topics": Noun("topics.topics", "List, create, check and describe the topics of an application."),
     "topology": Noun("topics.topology", "Print the graph of topics and processors."),
     "verify": Noun("pipeline.verify", "Compare a live table with a replay of its source."),
+    "worker": Noun("worker.worker", "Run a worker of the application, or several on this machine."),
 }
 """The commands by name."""
 
