@@ -161,6 +161,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "pipeline": frozenset({"application", "asked", "context", "output"}),
         "tables": frozenset({"application", "asking", "context", "output"}),
         "topics": frozenset({"application", "context", "output"}),
+        "worker": frozenset({"application", "context", "output"}),
         "groups": frozenset({"application", "asking", "context", "logs", "output", "tails"}),
     },
     "dev.demo": {

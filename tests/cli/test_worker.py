@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.cli.worker.launching import Launch, launches
 from holdfast.cli.worker.process import require_obeyed
-from holdfast.cli.worker.supervising import MOST_FAILURES, Supervisor
+from holdfast.cli.worker.supervising import MOST_FAILURES, WorkerProcesses
 from holdfast.config import Settings
 from holdfast.dev.ports import free_ports
 from holdfast.dev.waits import wait_until
@@ -93,7 +93,7 @@ def test_an_application_that_would_not_obey_the_command_line_is_refused() -> Non
 
 
 def ended(
-    supervisor: Supervisor, number: signal.Signals = signal.SIGTERM, *, after: Callable[[], object]
+    supervisor: WorkerProcesses, number: signal.Signals = signal.SIGTERM, *, after: Callable[[], object]
 ) -> int:
     """Run *supervisor* until *after* has returned, then signal this process as an operator would; return the code."""
 
@@ -114,7 +114,7 @@ def test_a_signal_ends_every_worker_and_then_the_supervisor(
     program = f"import os, signal, sys, pathlib; here = pathlib.Path({str(tmp_path)!r}) / os.environ['OWN']\n"
     program += "signal.signal(signal.SIGTERM, lambda *_: (here.write_text('ended'), sys.exit()))\nhere.write_text('up')\nsignal.pause()"
     names = ["worker.1", "worker.2"]
-    supervisor = Supervisor([launch(program, name) for name in names], grace_s=DEADLINE_S, named=True)
+    supervisor = WorkerProcesses([launch(program, name) for name in names], grace_s=DEADLINE_S, named=True)
 
     def up() -> None:
         wait_until("both", lambda: all((tmp_path / name).exists() for name in names), DEADLINE_S)
@@ -128,7 +128,7 @@ def test_a_worker_that_dies_is_started_again_and_told(tmp_path: Path) -> None:
     told = list[str]()
     lives = tmp_path / "lives"
     program = f"import os, signal; lives = open({str(lives)!r}, 'a'); lives.write(f'{{os.getpid()}} '); lives.close(); signal.pause()"
-    supervisor = Supervisor([launch(program)], grace_s=DEADLINE_S, named=False, tell=told.append)
+    supervisor = WorkerProcesses([launch(program)], grace_s=DEADLINE_S, named=False, tell=told.append)
 
     def killed_and_back() -> None:
         pid = wait_until("a life", lambda: lives.read_text().split() if lives.exists() else None, DEADLINE_S)[
@@ -146,7 +146,7 @@ def test_a_worker_that_never_comes_up_ends_all_with_the_reason(monkeypatch: pyte
     monkeypatch.setattr("holdfast.cli.worker.supervising.LONGEST_PAUSE_S", 0.01)
     failing, steady = launch("raise SystemExit(3)"), launch("import signal; signal.pause()", "worker.2")
     told = list[str]()
-    supervisor = Supervisor([failing, steady], grace_s=DEADLINE_S, named=True, tell=told.append)
+    supervisor = WorkerProcesses([failing, steady], grace_s=DEADLINE_S, named=True, tell=told.append)
     with pytest.raises(WorkersError, match=r"worker\.1 has ended 6 times in a row .* exit code 3"):
         asyncio.run(asyncio.wait_for(supervisor.run(), DEADLINE_S))
     assert len(told) == MOST_FAILURES
@@ -156,7 +156,7 @@ def test_a_worker_that_never_comes_up_ends_all_with_the_reason(monkeypatch: pyte
 def test_a_worker_that_does_not_end_is_killed() -> None:
     told = list[str]()
     program = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)\nwhile True: signal.pause()"
-    supervisor = Supervisor([launch(program)], grace_s=0.2, named=True, tell=told.append)
+    supervisor = WorkerProcesses([launch(program)], grace_s=0.2, named=True, tell=told.append)
     ended(supervisor, after=lambda: None)
     assert not told or "it is killed" in told[0]  # the signal may have come before the program was deaf to it
 
@@ -166,7 +166,7 @@ def test_every_line_of_a_worker_bears_its_name(
     capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
 ) -> None:
     program = f"import sys, pathlib; sys.stdout.write('one\\ntwo\\nthe last'); sys.stdout.flush(); pathlib.Path({str(tmp_path / 'said')!r}).touch()"
-    supervisor = Supervisor([launch(program)], grace_s=DEADLINE_S, named=True, tell=lambda line: None)
+    supervisor = WorkerProcesses([launch(program)], grace_s=DEADLINE_S, named=True, tell=lambda line: None)
     ended(supervisor, after=lambda: wait_until("said", (tmp_path / "said").exists, DEADLINE_S))
     printed = capfdbinary.readouterr().out.splitlines()
     assert printed[:3] == [b"worker.1 | one", b"worker.1 | two", b"worker.1 | the last"]

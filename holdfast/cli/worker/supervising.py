@@ -35,11 +35,11 @@ def supervise(launches: Sequence[Launch], settings: Settings) -> int:
     this process, however it ends (on Linux). Raises WorkersError when one fails to start again and again.
     """
     grace_s = settings.commit_timeout_s + settings.rebalance_timeout_s
-    supervisor = Supervisor(launches, grace_s=grace_s, named=settings.log_format == "text")
+    supervisor = WorkerProcesses(launches, grace_s=grace_s, named=settings.log_format == "text")
     return asyncio.run(supervisor.run())
 
 
-class Supervisor:
+class WorkerProcesses:
     """Owns the worker processes of *launches*; *named* puts a worker's name before each line of its output."""
 
     def __init__(
