@@ -36,8 +36,14 @@ COMMANDS = {
     "config": Noun("config", "Print the effective settings and where each comes from."),
     "demo": Noun("demo", "Run the full demo on real components, in about two minutes."),
     "dev": Noun("dev", "Run a real Kafka broker on this machine for development and tests."),
+    "doctor": Noun(
+        "doctor.doctor", "Look at what a worker stands on, from Python to clocks; say what to do."
+    ),
     "explain": Noun("logs.explain", "Show the record batches of a log file, or the batch at an offset."),
     "groups": Noun("groups.groups", "Describe groups, pause and resume them, set their offsets."),
+    "new": Noun(
+        "project.new", "Lay out a project of your own: application, tests, settings, and what runs it."
+    ),
     "outbox": Noun("outbox.outbox", "Create, check and inspect the outbox of a service."),
     "pipeline": Noun("pipeline.pipeline", "Land topics in a lake."),
     "producers": Noun("logs.producers", "Show the registered producers and their ledgers."),
