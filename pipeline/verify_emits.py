@@ -22,7 +22,7 @@ from holdfast.errors import ConfigError, LostRecordsError
 from holdfast.pipeline.folds.folding import EmitsWanted
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog, TopicReader
-from holdfast.pipeline.verify import LivePartition, read_live, upto
+from holdfast.pipeline.verify import LivePartition, read_live, refused_by, upto
 
 ANYWHERE = -1
 """The partition of an emit without key and partition: any."""
@@ -139,6 +139,7 @@ def verify_emits(
         out=None,
         allow_holes=any(each.lost for each in live.values()),
         emits=EmitsWanted(handovers=handovers, due=due),
+        refused=refused_by(live.values()),
     )
     replayed = replay(processor, settings, asked)
     for partition in sorted(live):

@@ -40,6 +40,7 @@ from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED, key_in_ta
 from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, encode_row_types, evolved
 from holdfast.core.engine.state.handover import HANDOVER, Handover, encode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_lost_heads
+from holdfast.core.engine.state.passing_refusals import refusal_note
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ChangelogError, OutOfRangeError
 from holdfast.kafka.transactions.transactional_producer import ProducerFactory
@@ -396,13 +397,18 @@ class Partition:
 
     def noted(self, changes: AnyChanges) -> AnyChanges:
         """Return *changes* with the notes that are due, before `commit` and `keep`: of the heads that were lost, where they bring the
-        first record of such a source, of the handover, where it was just learned, and of row types that are new here.
+        first record of such a source, of the handover, where it was just learned, of records that are refused for now, and of row types that are new here.
 
         Raises OutOfRangeError when records between the state and these were deleted.
         """
         self._require_no_hole()
-        notes = [*self._note_of_heads(changes), *self._note_of_handover(), *self._note_of_types()]
+        notes = [*self._note_of_heads(changes), *self._note_of_handover(), *self._notes_of_refusals(changes)]
+        notes += self._note_of_types()  # the last: see `keep`
         return replace(changes, puts=[*changes.puts, *notes]) if notes else changes
+
+    def _notes_of_refusals(self, changes: AnyChanges) -> Iterator[tuple[bytes, bytes]]:
+        own = self.processor.topics[0]
+        return (refusal_note(each.topic or own, each.offset) for each in changes.refused if each.passing)
 
     def _note_of_types(self) -> Iterator[tuple[bytes, bytes]]:
         if self._new_types is not None:

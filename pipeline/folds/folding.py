@@ -72,12 +72,14 @@ class FoldPlan:
     *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions* tells every change
     of a row, or with *of_key*, a table ("" for the processor's own) and a key, only those of one. Folding then goes record by record, about three times slower. *skips* are offsets of
     each partition that are left out, whatever a reader gives: what is skipped of a source does not exist for
-    its application. *later_timeout_s* is how long a record may wait for what its fold needs. *emits* has what is emitted told as well.
+    its application. *later_timeout_s* is how long a record may wait for what its fold needs. *emits* has what is emitted told as well. *refused* are
+    records, by topic and offset, that the table refused for what may be otherwise now.
     """
 
     processor: Processor[Any, Any]
     rows: bool = True
     emits: EmitsWanted | None = None
+    refused: Mapping[int, frozenset[tuple[str, int]]] = field(default_factory=dict)
     transitions: bool = False
     of_key: tuple[str, str] | None = None
     skips: Mapping[int, OffsetRanges] = field(default_factory=dict)
@@ -208,6 +210,10 @@ class PartitionFold:
             trace=self._trace if plan.transitions else None,
             handover=plan.handover(partition),
         )
+        topic = plan.processor.topics[0]
+        self._folder.refused_before = {
+            ("", offset) for of, offset in plan.refused.get(partition, ()) if of == topic
+        }
         self._due = None if plan.emits is None else plan.emits.due[partition].applied[0]
         self._on_later = waiting(plan.later_timeout_s)
         self._where = f"replay of {plan.processor.table} partition {partition}"

@@ -187,6 +187,7 @@ def _fold_seeing(
         views=views,
         handover=plan.handover(partition),
     )
+    folder.refused_before = plan.refused.get(partition, ())
     stretches = replayed(
         start_of(plan.processor), [sizes.of(log) for log in logs], recorded, ends, open_end=open_end
     )
