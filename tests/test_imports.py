@@ -215,7 +215,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "audit": frozenset({"bronze", "folds", "replay", "spark", "topic"}),
         "verify": frozenset({"bronze", "folds", "replay", "topic"}),
         "verify_store": frozenset({"folds", "replay", "verify"}),
-        "verify_emits": frozenset({"folds", "topic", "verify"}),
+        "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
     },
 }
 # Modules of the import root that are one topic with another.

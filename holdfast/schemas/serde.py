@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from holdfast.config import SchemaRegistrySettings
-from holdfast.errors import DecodeError, FoldError, Later, SchemaError
+from holdfast.errors import DecodeError, FoldError, Later, SchemaError, UnknownSchemaError
 from holdfast.schemas import registry
 from holdfast.schemas.bounded import Bounded
 from holdfast.schemas.frames import header, split
@@ -129,6 +129,8 @@ class SchemaSerde(Generic[T]):
         assert self._registry is not None
         try:
             schema = self._registry.schema(schema_id, self.form)
+        except NotRegisteredError as error:
+            raise UnknownSchemaError(f"not {self}: {error}") from error
         except SchemaError as error:
             raise DecodeError(f"not {self}: {error}") from error
         try:

@@ -1,4 +1,4 @@
-"""A schema registry that is slow, away and wrong while workers fold: no good record is refused, and nothing hangs."""
+"""A schema registry that is slow, away and wrong while workers fold: no good record is refused, nothing hangs, and what was refused for an unknown id stays so."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from holdfast.clients.topics.application import create_topics
 from holdfast.dev.databases.schema_registry import SchemaRegistryServer
 from holdfast.dev.fixtures import SessionBroker
+from holdfast.pipeline.replay import replay
 from holdfast.pipeline.verify import verify
 from holdfast.schemas import registry
 from tests.agents.fleet import Fleet, Writer
@@ -83,7 +84,26 @@ def test_no_good_record_is_refused_while_the_registry_is_slow_or_away(
     worker.wait_ready()
     wait_at(fleet, worker, 4)
 
-    (refused,) = read_topic(broker, fleet.settings.quarantine_topic)[0]
+    # The registry learns an id after its record was refused: the table keeps to that, and so does what it is compared with.
+    client.register_schema("elsewhere", Schema('"string"', "AVRO"))
+    before = client.register_schema("elsewhere", Schema('"bytes"', "AVRO"))
+    writer.write(topic, good[0][:1] + (before + 1).to_bytes(4, "big") + good[0][5:], key=b"ada")
+    wait_at(fleet, worker, 5)
+    learned = written(client, "late", order, context)
+    assert int.from_bytes(learned[1:5], "big") == before + 1
+    assert verify(processor, fleet.settings).equal
+    registry.use(fleet.settings)
+    assert replay(processor, fleet.settings).digest != verify(processor, fleet.settings).live_digest, (
+        "it could be read now"
+    )
+    worker.kill()  # it would keep in mind for a while that the id is unknown
+    worker = fleet.worker().start()
+    writer.write(topic, learned, key=b"eve")
+    wait_at(fleet, worker, 6)
+    assert verify(processor, fleet.settings).equal
+
+    refused, unknown = read_topic(broker, fleet.settings.quarantine_topic)[0]
+    assert dict(unknown.headers() or ())["holdfast-error"] == b"UnknownSchemaError"
     told = dict(refused.headers() or ())
     assert told["holdfast-offset"] == b"3"
     reason = f"of subject {topic}-value: does not fit: customer is missing"
