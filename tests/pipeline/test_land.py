@@ -43,11 +43,10 @@ from tests.pipeline.conftest import FOR_TINY_DATA, MakeTopic
 from tests.pipeline.folds import Log, Record, accounts
 from tests.pipeline.lakes import write_bronze
 from tests.support.harness import wait_for_ends
+from tests.support.parts import QUICK_JAVA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-QUICK = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
 
 TINY = [part for name, value in FOR_TINY_DATA.items() for part in ("--conf", f"{name}={value}")]
 ON_SPARK = ["--master", "local[2]", *TINY]
@@ -667,7 +666,7 @@ class Follower:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env=QUICK,
+            env=os.environ | QUICK_JAVA,
         )
         self._said: list[str] = []
 
