@@ -348,3 +348,7 @@ class DevBrokerError(HoldfastError):
 
 class DemoError(HoldfastError):
     """Something the demo shows did not hold, or could not be shown."""
+
+
+class WorkersError(HoldfastError):
+    """A worker that `holdfast worker --processes` keeps running fails to start again and again."""

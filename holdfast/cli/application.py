@@ -19,6 +19,7 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.schemas import registry
 
 BUILT_IN = "holdfast.agents.services.all:processors"
+BUILT_IN_APP = "holdfast.agents.builtin:app"
 NAMES = ("app", "processors")
 
 
@@ -55,9 +56,7 @@ def load_application(spec: str | None, settings: Settings) -> Application:
     made with count where the command line, the environment and the file say nothing.
     """
     place = BUILT_IN if spec is None else spec
-    module_name, _, attribute = place.partition(":")
-    module = _import(module_name)
-    found = _attribute(module, attribute)
+    found = _named(place)
     own, agent_topics = getattr(found, "settings", None), tuple[str, ...]()
     if isinstance(own, Settings):
         settings = merge(settings, own)
@@ -83,6 +82,17 @@ def load_application(spec: str | None, settings: Settings) -> Application:
         )
     registry.use(settings)
     return Application(settings=settings, processors=processors, agent_topics=agent_topics)
+
+
+def load_app(spec: str | None) -> object:
+    """Return the app of create_app that *spec* names: "module", "module:name", or None for holdfast's own."""
+    place = BUILT_IN_APP if spec is None else spec
+    found = _named(place)
+    if not isinstance(getattr(found, "settings", None), Settings):
+        raise ConfigError(
+            f"-A {place}: found {type(found).__name__}, and a worker runs an app of create_app: write `app = create_app([...])` there"
+        )
+    return found
 
 
 def load_function(place: str) -> Callable[..., Any]:
@@ -117,6 +127,11 @@ def merge(settings: Settings, own: Settings) -> Settings:
         kafka={**own.kafka, **chosen},
         spark_conf={**own.spark_conf, **settings.spark_conf},
     )
+
+
+def _named(place: str) -> object:
+    module, _, attribute = place.partition(":")
+    return _attribute(_import(module), attribute)
 
 
 def _import(name: str) -> ModuleType:
