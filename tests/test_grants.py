@@ -27,7 +27,7 @@ from confluent_kafka import (
 
 from holdfast.cli.application import Application as LoadedApplication
 from holdfast.cli.doctor.cluster import rights
-from holdfast.cli.doctor.diagnosis import Health
+from holdfast.cli.doctor.diagnosis import Fitness
 from holdfast.cli.topics.resetting import ApplicationReset
 from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.clients.claims.logs.claim_log import CAPABILITY_HEADER
@@ -515,14 +515,14 @@ def test_the_doctor_names_the_right_that_a_worker_lacks(guarded: Guarded, tmp_pa
         [*(g for g in grants if g.place != lacking.place), replace(lacking, operation=Operation.DESCRIBE)],
     )
     examined = LoadedApplication(settings=settings, processors=tuple(application.processors))
-    found = [each for each in rights(examined, Admin(settings)) if each.health is not Health.OK]
+    found = [each for each in rights(examined, Admin(settings)) if each.fitness is not Fitness.OK]
     assert [(each.check, each.found) for each in found] == [
         ("right Write", f"not allowed on topic {emit}, where its folds emit to it")
     ]
     guarded.grant("patient", grants)
     wait_for(
         "all rights",
-        lambda: all(e.health is Health.OK for e in rights(examined, Admin(settings))),
+        lambda: all(e.fitness is Fitness.OK for e in rights(examined, Admin(settings))),
         POSITIVE_S,
     )
 

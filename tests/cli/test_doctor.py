@@ -13,7 +13,7 @@ from holdfast.cli.application import Application
 from holdfast.cli.context import Globals
 from holdfast.cli.doctor import machine
 from holdfast.cli.doctor.cluster import brokers, clocks, cluster, missing
-from holdfast.cli.doctor.diagnosis import Diagnosis, Health
+from holdfast.cli.doctor.diagnosis import Diagnosis, Fitness
 from holdfast.cli.doctor.doctor import diagnoses
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics
@@ -35,7 +35,7 @@ counts: Processor[str, int] = Processor(
 
 
 def unwell(found: Iterator[Diagnosis]) -> dict[str, str]:
-    return {each.check: each.found for each in found if each.health in (Health.WARNING, Health.ERROR)}
+    return {each.check: each.found for each in found if each.fitness in (Fitness.WARNING, Fitness.ERROR)}
 
 
 # The machine
@@ -46,22 +46,22 @@ def test_a_machine_that_lacks_something_is_told_what_to_do(monkeypatch: pytest.M
         raise JavaMissingError("no java in PATH; install a JDK 17 or newer")
 
     monkeypatch.setattr(machine, "find_java", none)
-    assert machine.java().health is Health.ABSENT
+    assert machine.java().fitness is Fitness.ABSENT
     assert machine.java().cure.endswith("without --embedded: install a JDK 17 or newer")
     (lacking,) = machine.packages({"extra": ("nosuch.package", "something")})
-    assert (lacking.health, lacking.cure) == (
-        Health.ABSENT,
+    assert (lacking.fitness, lacking.cure) == (
+        Fitness.ABSENT,
         "only for something: pip install 'holdfast[extra]'",
     )
     assert machine.python((3, 99)).cure == "holdfast is tested up to Python 3.13"
     few = machine.open_files(300, 64, 1_000)
-    assert (few.health, few.cure) == (Health.WARNING, "raise ulimit -n, or LimitNOFILE of the service")
+    assert (few.fitness, few.cure) == (Fitness.WARNING, "raise ulimit -n, or LimitNOFILE of the service")
 
 
 def test_the_folder_of_the_stores_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     assert machine.data_folder(tmp_path / "file" / "data").found == f"{tmp_path / 'file'} is a file"
-    assert machine.data_folder(tmp_path / "new" / "data").health is Health.OK
+    assert machine.data_folder(tmp_path / "new" / "data").fitness is Fitness.OK
     monkeypatch.setattr("os.access", lambda path, mode: False)
     assert machine.data_folder(tmp_path).found == f"this account may not write to {tmp_path}"
     monkeypatch.undo()
@@ -94,7 +94,7 @@ def test_a_broker_that_is_away_ends_the_questions() -> None:
     settings = Settings(kafka={"bootstrap.servers": "127.0.0.1:1"})
     admin = Admin(settings, timeout_s=0.5)
     (found,) = cluster(settings, Application(settings=settings, processors=(counts,)), admin=admin)
-    assert (found.check, found.health) == ("broker", Health.ERROR)
+    assert (found.check, found.fitness) == ("broker", Fitness.ERROR)
     assert found.cure.startswith("check bootstrap.servers and security.protocol")
 
 
@@ -112,20 +112,22 @@ def test_rights_that_a_worker_lacks_are_found_on_topics_that_may_be_seen() -> No
     assert [grant.operation for grant in missing(needed, {"orders": {Operation.READ}})] == [Operation.WRITE]
 
 
-@pytest.mark.parametrize(("behind_ms", "health"), [(0, Health.OK), (900, Health.OK), (5_000, Health.WARNING)])
+@pytest.mark.parametrize(
+    ("behind_ms", "fitness"), [(0, Fitness.OK), (900, Fitness.OK), (5_000, Fitness.WARNING)]
+)
 def test_a_clock_that_is_behind_the_brokers_is_told(
-    behind_ms: int, health: Health, kafka: EmbeddedKafka
+    behind_ms: int, fitness: Fitness, kafka: EmbeddedKafka
 ) -> None:
     settings = application(kafka, f"clocks{behind_ms}").settings
     admin = Admin(settings)
     (unknown,) = clocks(settings, admin, ManualClock(now_ms=0))
-    assert unknown.health is Health.ABSENT
+    assert unknown.fitness is Fitness.ABSENT
     kafka.create_topic(settings.workers_topic, config={"message.timestamp.type": "LogAppendTime"})
     announce(settings)
     newest_ms = admin.newest_ms(settings.workers_topic, 0)
     assert newest_ms
     (found,) = clocks(settings, admin, ManualClock(now_ms=newest_ms - behind_ms))
-    assert found.health is health
+    assert found.fitness is fitness
 
 
 def announce(settings: Settings) -> None:
@@ -143,7 +145,7 @@ def test_wrong_settings_are_told_and_the_machine_is_looked_at_all_the_same() -> 
     found = [*diagnoses(Globals(flags={"web_port": "abc", "nosuch": 1}), offline=False)]
     told = [each for each in found if each.check == "settings"]
     assert len(told) == 2
-    assert {each.health for each in told} == {Health.ERROR}
+    assert {each.fitness for each in told} == {Fitness.ERROR}
     assert "python" in {each.check for each in found}
 
 

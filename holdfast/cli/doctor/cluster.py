@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from holdfast.cli.application import Application
-from holdfast.cli.doctor.diagnosis import Diagnosis, Health, examined
+from holdfast.cli.doctor.diagnosis import Diagnosis, Fitness, examined
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import check_topics
 from holdfast.clients.topics.grants import worker_grants
@@ -31,7 +31,7 @@ def cluster(
     admin = admin or Admin(settings, timeout_s=DEADLINE_S)
     found = list(examined("broker", lambda: brokers(settings, admin.cluster([]))))
     yield from found
-    if found[0].health is Health.ERROR:
+    if found[0].fitness is Fitness.ERROR:
         return  # nobody is there to be asked further
     if application is not None:
         yield from examined("topics", lambda: topics(application, admin))
@@ -43,12 +43,12 @@ def brokers(settings: Settings, seen: ClusterTopics) -> Iterator[Diagnosis]:
     """Yield how many brokers there are, and whether they are enough for the copies that are asked for."""
     count = len(seen.brokers)
     yield Diagnosis(
-        check="broker", health=Health.OK, found=f"{settings.bootstrap_servers}: {count} broker(s)"
+        check="broker", fitness=Fitness.OK, found=f"{settings.bootstrap_servers}: {count} broker(s)"
     )
     if settings.replication_factor > count:
         yield Diagnosis(
             check="replication",
-            health=Health.ERROR,
+            fitness=Fitness.ERROR,
             found=f"replication_factor is {settings.replication_factor}, and there are {count} broker(s)",
             cure=f"--set replication_factor={count}, or more brokers",
         )
@@ -58,12 +58,12 @@ def topics(application: Application, admin: Admin) -> Iterator[Diagnosis]:
     """Yield what is wrong with the topics of the application."""
     findings = check_topics(application.settings, application.processors, admin=admin)
     for finding in findings:
-        health = Health.ERROR if finding.severity is Severity.ERROR else Health.WARNING
+        fitness = Fitness.ERROR if finding.severity is Severity.ERROR else Fitness.WARNING
         yield Diagnosis(
-            check=f"topic {finding.topic}", health=health, found=finding.message, cure=finding.remedy
+            check=f"topic {finding.topic}", fitness=fitness, found=finding.message, cure=finding.remedy
         )
     if not findings:
-        yield Diagnosis(check="topics", health=Health.OK, found="all are as the application needs them")
+        yield Diagnosis(check="topics", fitness=Fitness.OK, found="all are as the application needs them")
 
 
 def rights(application: Application, admin: Admin) -> Iterator[Diagnosis]:
@@ -77,13 +77,13 @@ def rights(application: Application, admin: Admin) -> Iterator[Diagnosis]:
     for grant in lacking:
         yield Diagnosis(
             check=f"right {grant.operation}",
-            health=Health.ERROR,
+            fitness=Fitness.ERROR,
             found=f"not allowed on topic {grant.name}, where {grant.why}",
             cure="`holdfast acls worker --principal User:NAME` prints what kafka-acls is to grant",
         )
     if not lacking:
         yield Diagnosis(
-            check="rights", health=Health.OK, found="what a worker does with these topics is allowed"
+            check="rights", fitness=Fitness.OK, found="what a worker does with these topics is allowed"
         )
 
 
@@ -98,7 +98,7 @@ def clocks(settings: Settings, admin: Admin, clock: Clock) -> Iterator[Diagnosis
     if newest_ms is None:
         yield Diagnosis(
             check="clocks",
-            health=Health.ABSENT,
+            fitness=Fitness.ABSENT,
             found="no worker has announced itself yet, so no broker's time is known",
         )
         return
@@ -106,9 +106,9 @@ def clocks(settings: Settings, admin: Admin, clock: Clock) -> Iterator[Diagnosis
     if ahead_ms > SKEW_MS:
         yield Diagnosis(
             check="clocks",
-            health=Health.WARNING,
+            fitness=Fitness.WARNING,
             found=f"the broker's clock is {ahead_ms / 1000:.1f} s or more ahead of this machine's",
             cure="let NTP set both; ticks and claims rest on the brokers' clocks",
         )
         return
-    yield Diagnosis(check="clocks", health=Health.OK, found="no record of the brokers is of a time to come")
+    yield Diagnosis(check="clocks", fitness=Fitness.OK, found="no record of the brokers is of a time to come")

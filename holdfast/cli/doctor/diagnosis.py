@@ -9,7 +9,7 @@ from enum import StrEnum
 from holdfast.errors import HoldfastError
 
 
-class Health(StrEnum):
+class Fitness(StrEnum):
     """`absent` is what only some work needs; `error` keeps a worker from its work."""
 
     OK = "ok"
@@ -23,7 +23,7 @@ class Diagnosis:
     """One line of `holdfast doctor`: what was looked at, how it is, and what to do where it is not well."""
 
     check: str
-    health: Health
+    fitness: Fitness
     found: str
     cure: str = ""
 
@@ -41,4 +41,4 @@ def errors_of(check: str, error: HoldfastError) -> Iterator[Diagnosis]:
     lines = [" ".join(str(line).split()).removeprefix("- ") for line in error.args]
     for line in lines if len(lines) == 1 else [line for line in lines if not line.endswith(":")]:
         cause, _, cure = line.partition("; ")
-        yield Diagnosis(check=check, health=Health.ERROR, found=cause, cure=cure)
+        yield Diagnosis(check=check, fitness=Fitness.ERROR, found=cause, cure=cure)

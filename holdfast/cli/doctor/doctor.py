@@ -9,12 +9,12 @@ import typer
 
 from holdfast.cli.application import Application, load_application
 from holdfast.cli.context import Globals, globals_of
-from holdfast.cli.doctor.diagnosis import Diagnosis, Health, errors_of
+from holdfast.cli.doctor.diagnosis import Diagnosis, Fitness, errors_of
 from holdfast.cli.output import note, show
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
-COLUMNS = ("check", "health", "found", "cure")
+COLUMNS = ("check", "state", "found", "cure")
 NAME_ONE = "holdfast -A MODULE doctor looks at its topics and rights"
 
 app = typer.Typer(
@@ -33,13 +33,13 @@ def doctor(
     found = list(diagnoses(chosen, offline=offline))
     show(
         [
-            {"check": each.check, "health": str(each.health), "found": each.found, "cure": each.cure}
+            {"check": each.check, "state": str(each.fitness), "found": each.found, "cure": each.cure}
             for each in found
         ],
         COLUMNS,
         chosen.output,
     )
-    errors = sum(each.health is Health.ERROR for each in found)
+    errors = sum(each.fitness is Fitness.ERROR for each in found)
     if errors:
         note(f"{errors} error(s): a worker cannot do its work here")
         raise typer.Exit(1)
@@ -57,7 +57,7 @@ def diagnoses(chosen: Globals, *, offline: bool) -> Iterator[Diagnosis]:
         return
     application = None
     if chosen.application is None:
-        yield Diagnosis(check="application", health=Health.ABSENT, found="none is named", cure=NAME_ONE)
+        yield Diagnosis(check="application", fitness=Fitness.ABSENT, found="none is named", cure=NAME_ONE)
     else:
         try:
             application = load_application(chosen.application, settings)
@@ -65,7 +65,7 @@ def diagnoses(chosen: Globals, *, offline: bool) -> Iterator[Diagnosis]:
         except ConfigError as error:
             yield from errors_of("application", error)
         else:
-            yield Diagnosis(check="application", health=Health.OK, found=_told(application))
+            yield Diagnosis(check="application", fitness=Fitness.OK, found=_told(application))
     yield from machine(settings)
     if not offline:
         from holdfast.cli.doctor.cluster import cluster

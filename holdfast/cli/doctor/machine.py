@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from holdfast.agents.descriptors import connections_within, needed, raised_limit
-from holdfast.cli.doctor.diagnosis import Diagnosis, Health
+from holdfast.cli.doctor.diagnosis import Diagnosis, Fitness
 from holdfast.config import Settings
 from holdfast.errors import JavaMissingError
 from holdfast.jars import find_java
@@ -45,21 +45,23 @@ def machine(settings: Settings) -> Iterator[Diagnosis]:
 def python(found: tuple[int, ...]) -> Diagnosis:
     """Return whether this Python is one that holdfast is tested on.
 
-    >>> python((3, 12)).health, python((3, 10)).health
-    (<Health.OK: 'ok'>, <Health.ERROR: 'error'>)
+    >>> python((3, 12)).fitness, python((3, 10)).fitness
+    (<Fitness.OK: 'ok'>, <Fitness.ERROR: 'error'>)
     """
     text = f"Python {'.'.join(map(str, found))}, {platform.python_implementation()}; holdfast {version('holdfast')}"
     if found < OLDEST_PYTHON:
-        return Diagnosis(check="python", health=Health.ERROR, found=text, cure="install Python 3.11 or newer")
+        return Diagnosis(
+            check="python", fitness=Fitness.ERROR, found=text, cure="install Python 3.11 or newer"
+        )
     if found > NEWEST_PYTHON:
         newest = ".".join(map(str, NEWEST_PYTHON))
         return Diagnosis(
             check="python",
-            health=Health.WARNING,
+            fitness=Fitness.WARNING,
             found=text,
             cure=f"holdfast is tested up to Python {newest}",
         )
-    return Diagnosis(check="python", health=Health.OK, found=text)
+    return Diagnosis(check="python", fitness=Fitness.OK, found=text)
 
 
 def packages(extras: Mapping[str, tuple[str, str]] = EXTRAS) -> Iterator[Diagnosis]:
@@ -68,7 +70,7 @@ def packages(extras: Mapping[str, tuple[str, str]] = EXTRAS) -> Iterator[Diagnos
         here = _installed(package)
         yield Diagnosis(
             check=f"extra {extra}",
-            health=Health.OK if here else Health.ABSENT,
+            fitness=Fitness.OK if here else Fitness.ABSENT,
             found=f"{purpose}: {'installed' if here else 'not installed'}",
             cure="" if here else f"only for {purpose}: pip install 'holdfast[{extra}]'",
         )
@@ -84,12 +86,12 @@ def _installed(package: str) -> bool:
 def java() -> Diagnosis:
     """Return whether a JDK is here; Spark and a real broker of `dev up` need one, workers do not."""
     try:
-        return Diagnosis(check="java", health=Health.OK, found=str(find_java()))
+        return Diagnosis(check="java", fitness=Fitness.OK, found=str(find_java()))
     except JavaMissingError as error:
         found, _, cure = str(error).partition("; ")
         return Diagnosis(
             check="java",
-            health=Health.ABSENT,
+            fitness=Fitness.ABSENT,
             found=found,
             cure=f"only for Spark and `holdfast dev up` without --embedded: {cure}",
         )
@@ -106,7 +108,7 @@ def open_files(limit: int, partitions: int, connections: int) -> Diagnosis:
     enough = wanted <= limit
     return Diagnosis(
         check="open files",
-        health=Health.OK if enough else Health.WARNING,
+        fitness=Fitness.OK if enough else Fitness.WARNING,
         found=found,
         cure="" if enough else "raise ulimit -n, or LimitNOFILE of the service",
     )
@@ -118,14 +120,14 @@ def data_folder(folder: Path) -> Diagnosis:
     if not existing.is_dir():
         return Diagnosis(
             check="data_dir",
-            health=Health.ERROR,
+            fitness=Fitness.ERROR,
             found=f"{existing} is a file",
             cure="name a folder: --set data_dir=FOLDER",
         )
     if not os.access(existing, os.W_OK | os.X_OK):
         return Diagnosis(
             check="data_dir",
-            health=Health.ERROR,
+            fitness=Fitness.ERROR,
             found=f"this account may not write to {existing}",
             cure="name a folder that this account owns: --set data_dir=FOLDER",
         )
@@ -134,8 +136,8 @@ def data_folder(folder: Path) -> Diagnosis:
     if free < LEAST_FREE_BYTES:
         return Diagnosis(
             check="data_dir",
-            health=Health.WARNING,
+            fitness=Fitness.WARNING,
             found=found,
             cure="make room: a full disk stops the worker's stores",
         )
-    return Diagnosis(check="data_dir", health=Health.OK, found=found)
+    return Diagnosis(check="data_dir", fitness=Fitness.OK, found=found)
