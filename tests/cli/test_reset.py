@@ -6,6 +6,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -52,7 +53,9 @@ def test_agents_go_on_at_their_offsets_since_what_they_keep_stays(
     (tmp_path / f"{module}.py").write_text(declared)
     with EmbeddedKafka() as kafka:
         settings = Settings(app=module, kafka=kafka.client_config(), data_dir=tmp_path / "data")
-        totals = Processor(name="totals", source="orders", decode=bytes, fold=lambda *_: None, row=int)
+        totals: Processor[Any, Any] = Processor(
+            name="totals", source="orders", decode=bytes, fold=lambda *_: None, row=int
+        )
         create_topics(settings, [totals], partitions=1)
         producer = Producer(kafka.client_config())
         for _ in range(ORDERS):
