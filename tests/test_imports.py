@@ -21,6 +21,7 @@ from tests.support.places import ROOT
 ROOMS: Mapping[str, frozenset[str] | None] = {
     "errors": frozenset(),
     "clock": frozenset(),
+    "extras": frozenset(),
     "logs": frozenset(),
     "loop_thread": frozenset({"errors"}),
     "config": frozenset({"errors"}),
@@ -225,6 +226,7 @@ TOPIC = {
 PACKAGES: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
     "clock": frozenset(),
+    "extras": frozenset(),
     "logs": frozenset(),
     "loop_thread": frozenset(),
     "config": frozenset({"msgspec"}),
@@ -710,6 +712,7 @@ def test_the_import_root_itself_imports_nothing() -> None:
         "__future__",
         "typing",
         "importlib",
+        "holdfast.extras",
     }
 
 
