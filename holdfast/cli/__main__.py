@@ -59,6 +59,7 @@ COMMANDS = {
         "topics.reset", "Take an application back to its beginning: state, positions, internal topics."
     ),
     "tables": Noun("tables.tables", "Read tables from the workers that serve them; repair changelogs."),
+    "tail": Noun("topics.tail", "Print records of a topic, decoded as the application declares them."),
     "topics": Noun("topics.topics", "List, create, check and describe the topics of an application."),
     "topology": Noun("topics.topology", "Print the graph of topics and processors."),
     "verify": Noun("pipeline.verify", "Compare a live table with a replay of its source."),
