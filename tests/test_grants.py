@@ -25,6 +25,9 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from holdfast.cli.application import Application as LoadedApplication
+from holdfast.cli.doctor.cluster import rights
+from holdfast.cli.doctor.diagnosis import Fitness
 from holdfast.cli.topics.resetting import ApplicationReset
 from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.clients.claims.logs.claim_log import CAPABILITY_HEADER
@@ -499,6 +502,29 @@ def harvester_job(guarded: Guarded, folder: Path, *, strategy: str) -> Job:
         assert committed(guarded, answers) == 2
 
     return Job(grants, work)
+
+
+def test_the_doctor_names_the_right_that_a_worker_lacks(guarded: Guarded, tmp_path: Path) -> None:
+    application = Application(SessionBroker(config=guarded.root()), tmp_path, partitions=1).create_topics()
+    settings = replace(application.settings, kafka=guarded.principal("patient"))
+    grants = worker_grants(settings, application.processors)
+    emit = next(str(topic) for processor in application.processors for topic in processor.emits)
+    lacking = Grant(Resource.TOPIC, emit, Operation.WRITE, "")
+    guarded.grant(
+        "patient",
+        [*(g for g in grants if g.place != lacking.place), replace(lacking, operation=Operation.DESCRIBE)],
+    )
+    examined = LoadedApplication(settings=settings, processors=tuple(application.processors))
+    found = [each for each in rights(examined, Admin(settings)) if each.fitness is not Fitness.OK]
+    assert [(each.check, each.found) for each in found] == [
+        ("right Write", f"not allowed on topic {emit}, where its folds emit to it")
+    ]
+    guarded.grant("patient", grants)
+    wait_for(
+        "all rights",
+        lambda: all(e.fitness is Fitness.OK for e in rights(examined, Admin(settings))),
+        POSITIVE_S,
+    )
 
 
 @pytest.mark.parametrize("strategy", Strategy)

@@ -21,6 +21,7 @@ from tests.support.places import ROOT
 ROOMS: Mapping[str, frozenset[str] | None] = {
     "errors": frozenset(),
     "clock": frozenset(),
+    "extras": frozenset(),
     "logs": frozenset(),
     "loop_thread": frozenset({"errors"}),
     "config": frozenset({"errors"}),
@@ -153,9 +154,11 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "tails": frozenset(),
         "context": frozenset({"output"}),
         "demo": frozenset({"output"}),
+        "project": frozenset({"output"}),
         "__main__": frozenset({"context", "output"}),
         "config": frozenset({"context", "output"}),
         "dev": frozenset({"context", "output"}),
+        "doctor": frozenset({"application", "context", "output"}),
         "logs": frozenset({"application", "context", "output"}),
         "outbox": frozenset({"asked", "context", "output"}),
         "pipeline": frozenset({"application", "asked", "context", "output"}),
@@ -223,6 +226,7 @@ TOPIC = {
 PACKAGES: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
     "clock": frozenset(),
+    "extras": frozenset(),
     "logs": frozenset(),
     "loop_thread": frozenset(),
     "config": frozenset({"msgspec"}),
@@ -708,6 +712,7 @@ def test_the_import_root_itself_imports_nothing() -> None:
         "__future__",
         "typing",
         "importlib",
+        "holdfast.extras",
     }
 
 

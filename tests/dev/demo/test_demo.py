@@ -36,6 +36,7 @@ from holdfast.dev.demo.narrator import (
 from holdfast.dev.demo.processes import procfile
 from holdfast.dev.signals import EndingSignals, Interrupted
 from holdfast.errors import DemoError
+from tests.support.parts import QUICK_JAVA
 
 START_DEADLINE_S = 120.0
 WHOLE_DEADLINE_S = 600.0
@@ -64,7 +65,8 @@ class Run:
                 stderr=subprocess.STDOUT,
                 cwd=folder,
                 env={name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-                | {"TMPDIR": str(self.temporary)},
+                | {"TMPDIR": str(self.temporary)}
+                | QUICK_JAVA,
                 start_new_session=True,
             )
 
