@@ -143,7 +143,9 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "broker": frozenset({"parent_death", "ports", "processes"}),
         "fixtures": frozenset({"broker"}),
         "databases": frozenset({"parent_death", "ports", "processes"}),
-        "demo": frozenset({"broker", "embedded_process", "parent_death", "ports", "processes", "signals", "waits"}),
+        "demo": frozenset(
+            {"broker", "embedded_process", "parent_death", "ports", "processes", "signals", "waits"}
+        ),
     },
     "core.engine": {
         "batches": frozenset(),
