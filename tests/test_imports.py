@@ -147,6 +147,32 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
             {"broker", "embedded_process", "parent_death", "ports", "processes", "signals", "waits"}
         ),
     },
+    "cli": {
+        "application": frozenset(),
+        "asked": frozenset(),
+        "asking": frozenset(),
+        "output": frozenset(),
+        "tails": frozenset(),
+        "context": frozenset({"output"}),
+        "demo": frozenset({"output"}),
+        "__main__": frozenset({"context", "output"}),
+        "config": frozenset({"context", "output"}),
+        "dev": frozenset({"context", "output"}),
+        "logs": frozenset({"application", "context", "output"}),
+        "outbox": frozenset({"asked", "context", "output"}),
+        "pipeline": frozenset({"application", "asked", "context", "output"}),
+        "tables": frozenset({"application", "asking", "context", "output"}),
+        "topics": frozenset({"application", "context", "output"}),
+        "groups": frozenset({"application", "asking", "context", "logs", "output", "tails"}),
+    },
+    "dev.demo": {
+        "narrator": frozenset(),
+        "processes": frozenset(),
+        "broker": frozenset(),
+        "environment": frozenset({"broker", "processes"}),
+        "steps": frozenset({"environment", "narrator", "processes"}),
+        "run": frozenset({"environment", "narrator", "processes", "steps"}),
+    },
     "core.engine": {
         "batches": frozenset(),
         "emits": frozenset(),
@@ -746,7 +772,7 @@ def test_a_planted_violation_is_found(module: str, text: str, why: str) -> None:
             "pipeline.replay",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pyspark.sql import SparkSession",
         ),
-        ("cli.claims", "import holdfast.agents.app\nimport holdfast.dev.broker.cluster\nimport typer"),
+        ("cli.groups.claims", "import holdfast.agents.app\nimport holdfast.dev.broker.cluster\nimport typer"),
     ],
 )
 def test_what_is_allowed_is_not_found(module: str, text: str) -> None:
