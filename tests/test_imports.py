@@ -144,7 +144,9 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "broker": frozenset({"parent_death", "ports", "processes"}),
         "fixtures": frozenset({"broker"}),
         "databases": frozenset({"parent_death", "ports", "processes"}),
-        "demo": frozenset({"broker", "parent_death", "ports", "processes", "signals", "waits"}),
+        "demo": frozenset(
+            {"broker", "embedded_process", "parent_death", "ports", "processes", "signals", "waits"}
+        ),
     },
     "cli": {
         "application": frozenset(),
@@ -170,7 +172,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     "dev.demo": {
         "narrator": frozenset(),
         "processes": frozenset(),
-        "environment": frozenset({"processes"}),
+        "broker": frozenset(),
+        "environment": frozenset({"broker", "processes"}),
         "steps": frozenset({"environment", "narrator", "processes"}),
         "run": frozenset({"environment", "narrator", "processes", "steps"}),
     },
