@@ -25,7 +25,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from holdfast.cli.resetting import ApplicationReset
+from holdfast.cli.topics.resetting import ApplicationReset
 from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.clients.claims.logs.claim_log import CAPABILITY_HEADER
 from holdfast.clients.groups.admin import GroupAdmin

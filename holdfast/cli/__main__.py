@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -21,27 +21,42 @@ from holdfast.cli.context import Globals, read_assignments
 from holdfast.cli.output import Output
 from holdfast.errors import ConfigError, HoldfastError
 
+
+class Noun(NamedTuple):
+    """A command of `holdfast`: its module below `holdfast.cli`, imported when the command runs, which offers `app`; its help."""
+
+    module: str
+    help: str
+
+
 COMMANDS = {
-    "acls": "Show the least rights that each role needs on a cluster with ACLs.",
-    "audit": "Verify that each row was published once, in order.",
-    "claims": "Show who holds which partition.",
-    "config": "Print the effective settings and where each comes from.",
-    "demo": "Run the full demo on real components, in about two minutes.",
-    "dev": "Run a real Kafka broker on this machine for development and tests.",
-    "explain": "Show the record batches of a log file, or the batch at an offset.",
-    "groups": "Describe groups, pause and resume them, set their offsets.",
-    "outbox": "Create, check and inspect the outbox of a service.",
-    "pipeline": "Land topics in a lake.",
-    "producers": "Show the registered producers and their ledgers.",
-    "quarantine": "List, show and retry records that could not be decoded or folded; skip what cannot be read.",
-    "replay": "Fold a processor over its source's history, in this process or on Spark.",
-    "reset": "Take an application back to its beginning: state, positions, internal topics.",
-    "tables": "Read tables from the workers that serve them; repair changelogs.",
-    "topics": "List, create, check and describe the topics of an application.",
-    "topology": "Print the graph of topics and processors.",
-    "verify": "Compare a live table with a replay of its source.",
+    "acls": Noun("topics.acls", "Show the least rights that each role needs on a cluster with ACLs."),
+    "audit": Noun("pipeline.audit", "Verify that each row was published once, in order."),
+    "claims": Noun("groups.claims", "Show who holds which partition."),
+    "config": Noun("config", "Print the effective settings and where each comes from."),
+    "demo": Noun("demo", "Run the full demo on real components, in about two minutes."),
+    "dev": Noun("dev", "Run a real Kafka broker on this machine for development and tests."),
+    "explain": Noun("logs.explain", "Show the record batches of a log file, or the batch at an offset."),
+    "groups": Noun("groups.groups", "Describe groups, pause and resume them, set their offsets."),
+    "outbox": Noun("outbox.outbox", "Create, check and inspect the outbox of a service."),
+    "pipeline": Noun("pipeline.pipeline", "Land topics in a lake."),
+    "producers": Noun("logs.producers", "Show the registered producers and their ledgers."),
+    "quarantine": Noun(
+        "tables.quarantine",
+        "List, show and retry records that could not be decoded or folded; skip what cannot be read.",
+    ),
+    "replay": Noun(
+        "pipeline.replay", "Fold a processor over its source's history, in this process or on Spark."
+    ),
+    "reset": Noun(
+        "topics.reset", "Take an application back to its beginning: state, positions, internal topics."
+    ),
+    "tables": Noun("tables.tables", "Read tables from the workers that serve them; repair changelogs."),
+    "topics": Noun("topics.topics", "List, create, check and describe the topics of an application."),
+    "topology": Noun("topics.topology", "Print the graph of topics and processors."),
+    "verify": Noun("pipeline.verify", "Compare a live table with a replay of its source."),
 }
-"""Name and help of each command; the module `holdfast.cli.<name>` is imported when its command runs and offers `app`."""
+"""The commands by name."""
 
 EXTRAS = {
     "alembic": "outbox",
@@ -74,8 +89,8 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         if self.listing:
-            return TyperCommand(cmd_name, short_help=COMMANDS[cmd_name], rich_markup_mode=None)
-        module = import_module(f"holdfast.cli.{cmd_name}")
+            return TyperCommand(cmd_name, short_help=COMMANDS[cmd_name].help, rich_markup_mode=None)
+        module = import_module(f"holdfast.cli.{COMMANDS[cmd_name].module}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name
         _share_output(command, ctx.params.get("output"))

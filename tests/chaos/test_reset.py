@@ -10,7 +10,7 @@ from itertools import islice
 
 import pytest
 
-from holdfast.cli.resetting import ApplicationReset
+from holdfast.cli.topics.resetting import ApplicationReset
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics, require_topics
@@ -23,7 +23,7 @@ from tests.support.proof import prove
 
 KILLED_AT_STEP = """
 import os, pathlib, signal, sys
-from holdfast.cli.resetting import ApplicationReset
+from holdfast.cli.topics.resetting import ApplicationReset
 from holdfast.config import Settings
 from tests.chaos.counting import processors
 app, bootstrap, source, out, data, last = sys.argv[1:]

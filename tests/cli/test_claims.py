@@ -19,8 +19,8 @@ import pytest
 from confluent_kafka import Producer
 
 from holdfast.agents.services import rationalizer
-from holdfast.cli import claims as command
 from holdfast.cli.__main__ import main
+from holdfast.cli.groups import claims as command
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import claim_key, pause_key
@@ -324,7 +324,7 @@ def test_watching_tells_what_changed_and_not_each_heartbeat(
         ]
     )
     fleet.claim("shop", "orders", 0)
-    monkeypatch.setattr("holdfast.cli.claims.sleep", lambda seconds: next(steps)())
+    monkeypatch.setattr("holdfast.cli.groups.claims.sleep", lambda seconds: next(steps)())
     code, out, _ = run("watch", "--count", "4")
     told = [line.split(" ", 1)[1] for line in out.splitlines()]
     assert code == 0

@@ -41,7 +41,7 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
     done = holdfast("--help", folder=tmp_path)
     assert done.returncode == 0
     unwrapped = " ".join(done.stdout.split())
-    for name, text in COMMANDS.items():
+    for name, (_, text) in COMMANDS.items():
         assert f"{name} {text}" in unwrapped
 
 

@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Producer
 
 from holdfast.cli.__main__ import main
-from holdfast.cli.explain import FIELDS, Transactions, read_segment
+from holdfast.cli.logs.explain import FIELDS, Transactions, read_segment
 from holdfast.config import Settings
 from holdfast.core.kafka.compression import Compression
 from holdfast.core.kafka.producer_state import Append, EndMarker, LeaderRow, Origin

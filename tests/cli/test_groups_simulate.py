@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli.__main__ import main
-from holdfast.cli.groups_simulate import settled
+from holdfast.cli.groups.simulate import settled
 from holdfast.core.groups.assignors.types import AssignorName, Subscriber
 from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.support.places import TESTDATA

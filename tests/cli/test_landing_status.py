@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from holdfast.cli.landing_status import LandingPage, status_line
+from holdfast.cli.pipeline.landing_status import LandingPage, status_line
 from holdfast.pipeline.landing.options import LandReport
 
 REPORTS = {

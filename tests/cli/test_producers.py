@@ -22,7 +22,7 @@ from holdfast.agents.books_metrics import COUNTERS, GAUGES
 from holdfast.agents.services.all import processors
 from holdfast.agents.services.harvester import HarvesterPage
 from holdfast.cli.__main__ import main
-from holdfast.cli.producers import BOOK_FIELDS
+from holdfast.cli.logs.producers import BOOK_FIELDS
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.core.engine.query_wire import encode_json

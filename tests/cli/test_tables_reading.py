@@ -16,8 +16,8 @@ import pytest
 from confluent_kafka import Producer
 
 from holdfast import Bytes, Processor, Rows, Settings, Source, by_key
-from holdfast.cli import tables_reading
 from holdfast.cli.__main__ import main
+from holdfast.cli.tables import reading
 from holdfast.core.engine.query_wire import encode_json
 from holdfast.core.streams.windowing.rows import WindowRow
 from holdfast.dev.fixtures import SessionBroker
@@ -298,7 +298,7 @@ def test_a_row_is_watched_until_it_is_enough(
         if len(looked) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(tables_reading, "sleep", pause)
+    monkeypatch.setattr(reading, "sleep", pause)
     code, out, _ = run("watch", "totals", "ada", "--every", "0.2")
     assert code == 130
     assert out.splitlines() == [f'{at}:40  {{"count":1,"mark":"/w=="}}', f'{at}:41  {{"count":9,"mark":""}}']

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from confluent_kafka import Producer
 
-from holdfast.cli.tables_taking import FaustTakeover, OldTable
+from holdfast.cli.tables.taking import FaustTakeover, OldTable
 from holdfast.clients.topics.application import create_topics
 from holdfast.clients.topics.committed import CommittedOffsets
 from holdfast.config import Settings

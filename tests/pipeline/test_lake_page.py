@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from holdfast.cli.landing_status import LandingPage
+from holdfast.cli.pipeline.landing_status import LandingPage
 from holdfast.pipeline.bronze.lake import ADDED_COLUMNS, COLUMNS
 from tests.support.places import DOCS
 

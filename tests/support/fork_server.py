@@ -61,7 +61,7 @@ PRELOADED_COMMAND = (
     "holdfast.agents.app",
     "holdfast.cli.application",
     "holdfast.cli.output",
-    "holdfast.cli.tables",
+    "holdfast.cli.tables.tables",
     "holdfast.clients.groups.broker",
     "holdfast.clients.topics.application",
     "holdfast.pipeline.spark.errors",

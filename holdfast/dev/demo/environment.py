@@ -20,8 +20,8 @@ import msgspec
 from holdfast.config import Settings, load_settings
 from holdfast.dev import ports
 from holdfast.dev.broker.cluster import Cluster
-from holdfast.dev.demo import procfile
-from holdfast.dev.demo.procfile import Process
+from holdfast.dev.demo.processes import procfile
+from holdfast.dev.demo.processes.procfile import Process
 from holdfast.dev.processes import end, is_alive, kill
 from holdfast.errors import DemoError
 

@@ -16,12 +16,7 @@ from rich.console import Console
 from holdfast.clock import system_clock
 from holdfast.dev import processes
 from holdfast.dev.broker import jars
-from holdfast.dev.demo import fleet_process
-from holdfast.dev.demo.capture import PARTITIONS
-from holdfast.dev.demo.claim_steps import ClaimSteps
 from holdfast.dev.demo.environment import SESSION_TIMEOUT_S, DemoEnvironment, Running
-from holdfast.dev.demo.fleet import LiveFleet
-from holdfast.dev.demo.join_steps import JoinSteps
 from holdfast.dev.demo.narrator import (
     ClaimFindings,
     JoinFindings,
@@ -33,9 +28,14 @@ from holdfast.dev.demo.narrator import (
     console_for_people,
     summary,
 )
-from holdfast.dev.demo.outbox_steps import OutboxSteps
-from holdfast.dev.demo.upgrade_steps import UpgradeSteps
-from holdfast.dev.demo.worker_steps import DemoOptions, WorkerSteps
+from holdfast.dev.demo.processes import fleet_process
+from holdfast.dev.demo.processes.capture import PARTITIONS
+from holdfast.dev.demo.processes.fleet import LiveFleet
+from holdfast.dev.demo.steps.claims import ClaimSteps
+from holdfast.dev.demo.steps.joins import JoinSteps
+from holdfast.dev.demo.steps.outbox import OutboxSteps
+from holdfast.dev.demo.steps.upgrades import UpgradeSteps
+from holdfast.dev.demo.steps.workers import DemoOptions, WorkerSteps
 from holdfast.dev.signals import EndingSignals
 from holdfast.errors import DemoError, HoldfastError
 from holdfast.jars import spark_jars
@@ -83,7 +83,7 @@ def _play(
             steps.comeback(steps.kill(live))
             table = steps.books(live)
         # Imported where Spark is about to be used: what it brings along takes a second to load.
-        from holdfast.dev.demo.proof import Proof
+        from holdfast.dev.demo.steps.proof import Proof
 
         ways = Proof(stage, steps.claims, teller, steps.seen.ends).ways(table)
     joined = JoinSteps(stage, teller).play()

@@ -388,5 +388,5 @@ def test_every_frame_of_the_capture_lies_where_the_hash_of_its_topic_says() -> N
 
 
 def test_the_capture_that_the_demo_loads_is_the_one_tested_here() -> None:
-    shipped = Path(holdfast.dev.__file__).parent / "demo" / "marshal-a.ndjson"
+    shipped = Path(holdfast.dev.__file__).parent / "demo" / "processes" / "marshal-a.ndjson"
     assert shipped.read_bytes() == (TESTDATA / "marshal-a.ndjson").read_bytes()

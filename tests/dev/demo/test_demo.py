@@ -21,7 +21,6 @@ import pytest
 from rich.console import Console
 
 from holdfast.clock import ManualClock
-from holdfast.dev.demo import procfile
 from holdfast.dev.demo.environment import DemoEnvironment, Running, down
 from holdfast.dev.demo.narrator import (
     ClaimFindings,
@@ -34,6 +33,7 @@ from holdfast.dev.demo.narrator import (
     require_one_hash,
     summary,
 )
+from holdfast.dev.demo.processes import procfile
 from holdfast.dev.signals import EndingSignals, Interrupted
 from holdfast.errors import DemoError
 
@@ -289,7 +289,7 @@ def test_a_stage_that_fails_keeps_its_logs_and_nothing_else(tmp_path: Path) -> N
 
 
 def test_the_built_in_command_is_the_one_of_the_procfile() -> None:
-    found = Path(procfile.__file__).resolve().parents[3] / "Procfile"
+    found = Path(procfile.__file__).resolve().parents[4] / "Procfile"
     assert found.exists()
     assert procfile.read_commands() == {"worker": procfile.WORKER}
 

@@ -27,9 +27,9 @@ from holdfast.core.claims.frames import (
 from holdfast.core.claims.guarded import AnomalyKind, Claim
 from holdfast.core.engine.fold.folding import Batch, Folder
 from holdfast.core.engine.state.codec import RowCodec, text_key
-from holdfast.dev.demo import capture
-from holdfast.dev.demo.fleet import Fleet, FleetPlan, LiveFleet
-from holdfast.dev.demo.table_reader import compare, probe_topic
+from holdfast.dev.demo.processes import capture
+from holdfast.dev.demo.processes.fleet import Fleet, FleetPlan, LiveFleet
+from holdfast.dev.demo.processes.table_reader import compare, probe_topic
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, DemoError
 

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.producers.stamps import Stamp
 from holdfast.dev.demo.environment import SERVICE, DemoEnvironment
-from holdfast.dev.demo.outbox_proof import DemoOrder, Published, flaws, gaps
+from holdfast.dev.demo.steps.outbox_proof import DemoOrder, Published, flaws, gaps
 from holdfast.dev.processes import is_alive
 from holdfast.dev.waits import wait_until
 from holdfast.errors import DemoError

@@ -1,0 +1,1 @@
+"""Commands on claim groups and the groups of Kafka."""

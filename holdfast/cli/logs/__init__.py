@@ -1,0 +1,1 @@
+"""Commands on what lies in the logs of brokers: batches, transactions, producers."""

@@ -1,0 +1,339 @@
+"""`holdfast explain`: record batches as they lie in a log, with producers, sequences, transactions and control records.
+
+A batch that cannot be read is shown by what its header claims, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import mmap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.context import LAST_OFFSET, LAST_PARTITION, output_of, settings_of
+from holdfast.cli.logs.explain_cells import (
+    COLUMNS,
+    FIELDS,
+    UNREADABLE,
+    LocatedBatch,
+    Transactions,
+    batch_cells,
+    broker_cells,
+    record_cells,
+)
+from holdfast.cli.output import Cell, Output, note, show, show_json
+from holdfast.config import Settings
+from holdfast.core.kafka.compression import LIMIT_UNPACKED_BYTES
+from holdfast.core.kafka.record_batch import HEADER_BYTES, BatchHeader, decode_header, read_batch
+from holdfast.core.kafka.unreadable import Unreadable
+from holdfast.errors import ConfigError, DecodeError, TopicError, WireError
+from holdfast.kafka.fetching.batch_at import BatchAt, Reading, batch_at
+from holdfast.kafka.requests.raw_log import RawLog
+
+__all__ = ["FIELDS", "Transactions", "app", "read_segment"]
+
+LIMIT_BATCHES = 1_000
+LIMIT_AHEAD = 10_000
+CONTROL_BYTES = 1 << 20
+
+app = typer.Typer(rich_markup_mode=None, help="Show the record batches of a log.")
+
+
+# -- a segment file
+
+
+def read_segment(data: bytes | memoryview, *, first: int = 0, records: bool = True) -> Iterator[LocatedBatch]:
+    """Yield the batches of a segment that hold offsets from *first* on. A segment may end in zeros, as brokers allocate them ahead.
+
+    Without *records* only control batches bring theirs; the others are read, to see whether they can be, and let go.
+    """
+    at, size = 0, len(data)
+    while size - at >= HEADER_BYTES:
+        if not any(data[at : at + 17]):
+            return  # allocated, not written
+        header = decode_header(data, at)
+        if header.size_bytes > size - at:
+            break
+        if header.last_offset >= first or header.is_control:
+            yield _seen(data, at, header, records=records)
+        at += header.size_bytes
+    if at < size and any(data[at:]):
+        raise WireError(f"a batch is cut short: {size - at} bytes at the end of the file", offset=at)
+
+
+def _seen(data: bytes | memoryview, at: int, header: BatchHeader, *, records: bool) -> LocatedBatch:
+    try:
+        if header.is_control:
+            return LocatedBatch(at, *read_batch(data, at, limit_bytes=CONTROL_BYTES))
+        if records:
+            return LocatedBatch(at, *read_batch(data, at))
+    except WireError as error:
+        return LocatedBatch(at, header, None, _bare(error))
+    reading = Reading(
+        memoryview(data)[at : at + header.size_bytes], header.base_offset, limit_bytes=LIMIT_UNPACKED_BYTES
+    )
+    reading.run()
+    return LocatedBatch(at, header, None, None if reading.error is None else _bare(reading.error, at))
+
+
+def _bare(error: WireError, at: int = 0) -> WireError:
+    """Return *error* as one of a file in which its bytes begin at *at*, and without the frames that hold on to them."""
+    return WireError(str(error).partition(": ")[2], offset=at + error.offset, reason=error.reason)
+
+
+def _explain_segment(path: Path, first: int, limit: int, records: bool, output: Output) -> None:
+    try:
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:
+                show([], COLUMNS, output)
+                note(f"{path} is empty")
+                return
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                view = memoryview(mapped)
+                try:
+                    _show_segment(view, first, limit, records, output)
+                finally:
+                    view.release()
+    except OSError as error:
+        raise ConfigError(
+            f"--segment {path}: {error.strerror}; name a .log file of a broker's data folder"
+        ) from error
+
+
+def _show_segment(view: memoryview, first: int, limit: int, records: bool, output: Output) -> None:
+    """Show a segment in two passes: how a transaction ends stands behind it. What lies before a broken header is shown all the same."""
+    transactions = Transactions()
+    found: list[LocatedBatch] = []
+    more, broken = False, _markers(view, transactions)
+    try:
+        for seen in read_segment(view, first=first, records=records):
+            if seen.header.last_offset < first:
+                continue
+            if len(found) == limit:
+                more = True
+                break
+            found.append(seen)
+    except WireError:
+        pass  # the same error as in the first pass, which is reported below
+    _show(found, transactions, records, output)
+    if more:
+        note(
+            f"there are more than {limit} batches: go on with --from {found[-1].header.last_offset + 1}, or set --limit"
+        )
+    unreadable = next((seen.error for seen in found if seen.error is not None), None if more else broken)
+    if unreadable is not None:
+        raise unreadable
+
+
+def _markers(view: memoryview, transactions: Transactions) -> WireError | None:
+    """Take in the markers of a segment; return what ends it before its end."""
+    at = 0
+    try:
+        while len(view) - at >= HEADER_BYTES and any(view[at : at + 17]):
+            header = decode_header(view, at)
+            if header.is_control and (seen := _seen(view, at, header, records=False)).batch is not None:
+                transactions.add(seen.batch)
+            at += header.size_bytes
+    except WireError as error:
+        return _bare(error)
+    if at < len(view) and any(view[at:]):
+        return WireError(f"a batch is cut short: {len(view) - at} bytes at the end of the file", offset=at)
+    return None
+
+
+def _show(found: Sequence[LocatedBatch], transactions: Transactions, records: bool, output: Output) -> None:
+    lines = [batch_cells(seen, transactions) for seen in found]
+    if output is Output.JSON:
+        if records:
+            lines = [{**line, "content": _content(seen)} for line, seen in zip(lines, found, strict=True)]
+        show_json(lines)
+        return
+    show(lines, COLUMNS, output)
+    if records:
+        print()
+        content = [line for seen in found if not seen.header.is_control for line in _content(seen)]
+        show(content, ("offset", "time", "sequence", "key", "value", "headers"), output)
+
+
+def _content(seen: LocatedBatch) -> list[dict[str, Cell]]:
+    return [] if seen.batch is None else [record_cells(seen.header, each) for each in seen.batch.records]
+
+
+# -- an offset of a topic
+
+
+async def fetch_explanation(
+    settings: Settings, topic: str, partition: int, offset: int, timeout_s: float
+) -> tuple[dict[str, Cell], Unreadable | None]:
+    """Return all that is known of one offset: its batch, its record, and how its transaction ended; and what cannot be read, if it is that."""
+    async with RawLog(settings, timeout_s=timeout_s) as log:
+        # As much as a worker unpacks, but never more than a tool may take.
+        limit_bytes = min(LIMIT_UNPACKED_BYTES, settings.unpacked_batch_bytes)
+        held = await batch_at(log, topic, partition, offset, limit_bytes=limit_bytes)
+        line, control = await _batch_line(log, topic, partition, held)
+    fetched, found = held.fetched, held.unreadable
+    readable = found is None or held.record is not None
+    record = (
+        None
+        if held.record is None or held.header is None
+        else record_cells(held.header, held.record) | broker_cells(topic, held.record)
+    )
+    return {
+        "topic": topic,
+        "partition": partition,
+        "asked": offset,
+        "committed_readers": _committed(
+            line, offset, fetched.last_stable, control=control, readable=readable
+        ),
+        "unreadable": None
+        if found is None
+        else {
+            "first": found.first,
+            "last": found.last,
+            "error": found.error,
+            "reason": found.reason,
+            "records_before": held.records,
+        },
+        "batch": line,
+        "record": record,
+        "log_start": fetched.log_start,
+        "last_stable_offset": fetched.last_stable,
+        "high_watermark": fetched.high_watermark,
+    }, None if readable else found
+
+
+async def _batch_line(log: RawLog, topic: str, partition: int, held: BatchAt) -> tuple[dict[str, Cell], bool]:
+    """Return what a batch says, and whether it is a control batch."""
+    header = held.header
+    if header is None:
+        return _fragment(held.data), False
+    seen = LocatedBatch(None, header, None, held.error)
+    if header.is_control and held.error is None:
+        seen = _seen(held.data, 0, header, records=True)
+    transactions, unsure = Transactions(), ""
+    if header.is_transactional and not header.is_control:
+        unsure = await _find_end(log, topic, partition, header, transactions)
+    line = batch_cells(seen, transactions)
+    if unsure:
+        line["transaction"] = unsure
+    del line["position"]
+    return line, header.is_control
+
+
+def _fragment(data: memoryview) -> dict[str, Cell]:
+    """Return what is known of a batch without a header of its format."""
+    version = data[16] if len(data) > 16 else None
+    return {
+        "kind": UNREADABLE,
+        "offset": int.from_bytes(data[:8], "big", signed=True) if len(data) >= 8 else None,
+        "format": version,
+    }
+
+
+async def _find_end(
+    log: RawLog, topic: str, partition: int, header: BatchHeader, transactions: Transactions
+) -> str:
+    """Look for the marker behind a batch; return why it is not known whether there is one, else nothing."""
+    ahead = 0
+    try:
+        async for following, data in log.raw_batches(topic, partition, header.last_offset + 1):
+            if following.is_control:
+                transactions.add(read_batch(data, limit_bytes=CONTROL_BYTES)[1])
+                if transactions.outcome(header)[1] is not None:
+                    return ""
+            ahead += 1
+            if ahead >= LIMIT_AHEAD:
+                return f"not ended within {LIMIT_AHEAD} batches"
+    except TopicError:
+        return ""  # nothing is behind it yet
+    except WireError as error:
+        return f"unknown: {ahead + 1} batches on, {error}"
+    return ""
+
+
+def _committed(line: dict[str, Cell], offset: int, last_stable: int, *, control: bool, readable: bool) -> str:
+    """Return what readers of committed records make of an offset."""
+    ending = line.get("transaction")
+    if control and readable:
+        return "pass over it"
+    if isinstance(ending, str) and ending.startswith("aborted"):
+        return "never see it"
+    if not readable:
+        return "cannot read it"
+    return "see it" if offset < last_stable else "wait for an open transaction"
+
+
+def _show_explanation(found: dict[str, Cell], output: Output) -> None:
+    if output is Output.JSON:
+        show_json(found)
+        return
+    lines: list[dict[str, Cell]] = []
+    for name, cell in found.items():
+        if isinstance(cell, dict):
+            lines += [
+                {"name": f"{name}.{inner}".replace("_", "-"), "value": value}
+                for inner, value in cell.items()
+                if value is not None
+            ]
+        else:
+            lines.append({"name": name.replace("_", "-"), "value": cell})
+    show(
+        [{"name": line["name"], "value": _one_line(line["value"])} for line in lines],
+        ("name", "value"),
+        output,
+    )
+
+
+def _one_line(cell: Cell) -> Cell:
+    return json.dumps(cell, ensure_ascii=False) if isinstance(cell, dict | list) else cell
+
+
+# -- the command
+
+
+@app.command(
+    help="Show the batches of a segment file (--segment FILE), or everything known about one offset (TOPIC PARTITION OFFSET). Of a batch that "
+    "cannot be read it shows what the header claims, and why; the exit code is then 1."
+)
+def explain(
+    context: typer.Context,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC")] = None,
+    partition: Annotated[int | None, typer.Argument(metavar="PARTITION", min=0, max=LAST_PARTITION)] = None,
+    offset: Annotated[int | None, typer.Argument(metavar="OFFSET", min=0, max=LAST_OFFSET)] = None,
+    segment: Annotated[
+        Path | None, typer.Option("--segment", metavar="FILE", help="A .log file of a broker's data folder.")
+    ] = None,
+    first: Annotated[
+        int,
+        typer.Option(
+            "--from", min=0, max=LAST_OFFSET, metavar="OFFSET", help="Of a segment, begin at this offset."
+        ),
+    ] = 0,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Of a segment, show at most this many batches.")
+    ] = LIMIT_BATCHES,
+    records: Annotated[bool, typer.Option("--records", help="Of a segment, show the records too.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for a reply, in seconds.")
+    ] = 10.0,
+) -> None:
+    output = output_of(context)
+    if segment is not None:
+        if topic is not None:
+            raise ConfigError("give either --segment FILE or TOPIC PARTITION OFFSET, not both")
+        _explain_segment(segment, first, limit, records, output)
+        return
+    if topic is None or partition is None or offset is None:
+        raise ConfigError("name an offset as TOPIC PARTITION OFFSET, or a file with --segment FILE")
+    found, unreadable = asyncio.run(
+        fetch_explanation(settings_of(context), topic, partition, offset, timeout)
+    )
+    _show_explanation(found, output)
+    if unreadable is not None:
+        raise DecodeError(
+            f"{topic} partition {partition}: offset {offset} cannot be read: {unreadable.reason}"
+        )

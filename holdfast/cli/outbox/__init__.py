@@ -1,0 +1,1 @@
+"""Commands on the outbox of a service and its harvest."""

@@ -1,0 +1,155 @@
+"""`holdfast audit`: whether each row was published once, in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.output import Output, note, show, show_json
+from holdfast.cli.pipeline.pipeline import (
+    ConfOption,
+    EngineName,
+    MasterOption,
+    MemoryOption,
+    absolute,
+    spark_options,
+)
+from holdfast.cli.pipeline.replay import EngineOption, LakeOption, SourceName, SourceOption
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.audit import AuditReport
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prove what was published.")
+
+PARTITION_FIELDS = (
+    "topic",
+    "partition",
+    "first_offset",
+    "records",
+    "audited",
+    "producers",
+    "repeated",
+    "undigested",
+    "ends",
+    "findings",
+)
+FINDING_FIELDS = (
+    "kind",
+    "topic",
+    "partition",
+    "offset",
+    "after",
+    "producer",
+    "epoch",
+    "first",
+    "last",
+    "key",
+    "reason",
+)
+
+
+@app.callback()
+def audit() -> None:
+    """Prove what was published."""
+
+
+@app.command(
+    help="Audit the topics of an outbox, or their bronze tables. Each row must be there once and unchanged, in its key's order and "
+    "partition; numbers must have no gap, epochs no zombie. Exit code 1 on any finding."
+)
+def outbox(
+    context: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--outbox",
+            help="The outbox. Without it, every producer in the topics is audited, but the last numbers are not compared.",
+        ),
+    ] = None,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            metavar="TOPIC",
+            help="A topic to audit; may be repeated. Default: every topic that the outbox has published to.",
+        ),
+    ] = None,
+    number: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HEADER",
+            help="A header with the service's own number of each row of a key. With it, rows are proved too.",
+        ),
+    ] = None,
+    at_least_once: Annotated[
+        bool,
+        typer.Option(
+            "--at-least-once",
+            help="Count repetitions of a row, but do not report them (strategy mark); needs --number.",
+        ),
+    ] = False,
+    ends: Annotated[
+        bool | None,
+        typer.Option(
+            "--ends/--no-ends",
+            help="Compare the last numbers with what the leaders say; for bronze only when asked.",
+        ),
+    ] = None,
+    by_key: Annotated[
+        bool,
+        typer.Option(
+            "--by-key",
+            help="Check that records without a digest are in their key's partition (murmur2 over the topic's current partitions).",
+        ),
+    ] = False,
+    engine: EngineOption = EngineName.AUTO,
+    source: SourceOption = SourceName.TOPIC,
+    lake: LakeOption = None,
+    master: MasterOption = None,
+    memory: MemoryOption = None,
+    conf: ConfOption = None,
+) -> None:
+    from holdfast.core.producers.audit import Rules
+    from holdfast.pipeline.audit import AuditOptions
+    from holdfast.pipeline.audit import audit as run
+
+    if at_least_once and number is None:
+        raise ConfigError(
+            "--at-least-once needs --number HEADER: without numbers, repeated rows cannot be recognized"
+        )
+    options = AuditOptions(
+        topics=tuple(topics or ()),
+        rules=Rules(outbox=name, number=number, at_least_once=at_least_once),
+        engine=engine.value,
+        source=source.value,
+        lake=None if lake is None else absolute(lake),
+        ends=ends,
+        by_key=by_key,
+        spark=spark_options(settings_of(context), master, memory, conf),
+    )
+    report = run(settings_of(context), options)
+    _show(report, output_of(context))
+    if not report.is_clean:
+        raise typer.Exit(1)
+
+
+def _show(report: AuditReport, output: Output) -> None:
+    document = report.document()
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        show(document["partitions"], PARTITION_FIELDS, Output.TABLE)
+        if document["findings"]:
+            print()
+            show(document["findings"], FINDING_FIELDS, Output.TABLE)
+    for each in report.notes:
+        note(each)
+    if undigested := sum(each.undigested for each in report.partitions):
+        note(
+            f"{undigested} records bear no digest, as an older version published them: that they are unchanged is not proved"
+        )
+    verdict = "nothing is wrong" if report.is_clean else "NOT as it must be"
+    note(f"{report.audited} records audited on {report.engine}: {verdict}")

@@ -1,0 +1,254 @@
+"""`holdfast pipeline`: jobs on Spark that keep a topic's history."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from holdfast.cli.application import load_application
+from holdfast.cli.asked import StopRequest
+from holdfast.cli.context import globals_of, output_of, settings_of
+from holdfast.cli.output import Cell, Output, note, show
+from holdfast.config import Settings
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.landing.options import LandEngine, LandReport
+    from holdfast.pipeline.spark.session import SparkOptions
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Land topics in a lake.")
+
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--master", help="Spark master; local[*] takes every core of this machine. Default: spark_master."
+    ),
+]
+MemoryOption = Annotated[
+    str | None, typer.Option("--memory", help="Heap of Spark's driver. Default: spark_memory.")
+]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf",
+        metavar="NAME=VALUE",
+        help="A property of Spark; may be repeated. Also in [spark] and HOLDFAST_SPARK_CONF.",
+    ),
+]
+
+
+class EngineName(StrEnum):
+    """What `--engine` offers."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    SPARK = "spark"
+
+
+@app.callback()
+def pipeline() -> None:
+    """Land topics in a lake."""
+
+
+@app.command(
+    help="Land topics in a lake, or every topic that a processor folds. Each committed record becomes one row of a Delta table, "
+    "exactly once, also after a crash."
+)
+def land(
+    context: typer.Context,
+    lake: Annotated[str, typer.Option(help="Folder or address of the lake; the table is LAKE/bronze/TOPIC.")],
+    topics: Annotated[
+        str | None,
+        typer.Option(
+            "--topics",
+            "--topic",
+            help="Topics to land, with commas between them; patterns such as 'events.*' take up new topics when following.",
+        ),
+    ] = None,
+    processor: Annotated[
+        str | None,
+        typer.Option(
+            help="In place of --topics: the sources of this processor and, of several, the choices of their order."
+        ),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Land what is committed now, then end (the default).")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on until stopped with SIGTERM or Ctrl-C.")
+    ] = False,
+    every_s: Annotated[
+        float,
+        typer.Option("--every", min=0, help="Shortest time between two commits when following, in seconds."),
+    ] = 2.0,
+    every_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="When following, commit before --every is over if about so many bytes (as stored) wait.",
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Serve metrics for Prometheus on this port of loopback."),
+    ] = None,
+    max_records: Annotated[int, typer.Option(min=1, help="Largest commit, in records.")] = 500_000,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Continue although records were deleted before they were landed."),
+    ] = False,
+    rebuild: Annotated[
+        bool,
+        typer.Option("--rebuild", help="Read the table's offsets from its rows, if its history lacks them."),
+    ] = False,
+    engine: Annotated[
+        EngineName,
+        typer.Option(
+            help="local: this process, no JVM. spark: tasks of Spark. auto: local where the lake is on this machine and no option of "
+            "Spark is given."
+        ),
+    ] = EngineName.AUTO,
+    master: MasterOption = None,
+    memory: MemoryOption = None,
+    conf: ConfOption = None,
+) -> None:
+    from holdfast.cli.pipeline.landing_status import progress_line, serve
+    from holdfast.pipeline.bronze.lake import Landed, describe
+    from holdfast.pipeline.landing.land_several import land_processor
+    from holdfast.pipeline.landing.land_topics import TopicsLanding
+    from holdfast.pipeline.landing.options import LandOptions, chosen_engine
+
+    if once and follow:
+        raise ConfigError("--once and --follow exclude each other")
+    settings, output = settings_of(context), output_of(context)
+    options = LandOptions(
+        engine=asked_engine(engine, master, memory, conf),
+        follow=follow,
+        max_records=max_records,
+        every_s=every_s,
+        every_bytes=every_bytes,
+        accept_loss=accept_loss,
+        rebuild=rebuild,
+    )
+
+    def log(landed: Landed) -> None:
+        if not sys.stderr.isatty():  # a terminal has a line that tells
+            note(f"landed {landed.topic} up to {describe(landed.end)}")
+
+    where, spark = absolute(lake), spark_options(settings, master, memory, conf)
+    note("landing with {}: {}".format(*chosen_engine(options.engine, where, spark)))
+    with stopped_by_signals() as stop:
+        if topics is not None and processor is None:
+            landing = TopicsLanding(
+                settings, names_of(topics), where, options=options, spark=spark, progress=log
+            )
+            if metrics_port is not None:
+                serve(landing.reports, metrics_port)
+            with progress_line(landing.reports):
+                reports = landing.run(stop)
+        elif processor is not None and topics is None:
+            application = load_application(globals_of(context).application, settings)
+            folded = application.processor(processor)
+            reports = land_processor(
+                application.settings, folded, where, options=options, spark=spark, stop=stop, progress=log
+            )
+        else:
+            raise ConfigError("say what to land: --topics TOPIC,... or --processor NAME")
+    _show(reports, output)
+
+
+def asked_engine(
+    engine: EngineName, master: str | None, memory: str | None, conf: list[str] | None
+) -> LandEngine:
+    """Return the engine that the options ask for: who configures Spark wants Spark.
+
+    >>> asked_engine(EngineName.AUTO, "local[2]", None, None), asked_engine(EngineName.AUTO, None, None, None)
+    ('spark', 'auto')
+    """
+    named = engine.value if engine is not EngineName.AUTO or not (master or memory or conf) else "spark"
+    return cast("LandEngine", named)
+
+
+def names_of(topics: str) -> list[str]:
+    """Return what `--topics` names.
+
+    >>> names_of("orders, payments,events.*,")
+    ['orders', 'payments', 'events.*']
+    """
+    return [each.strip() for each in topics.split(",") if each.strip()]
+
+
+def _show(reports: Sequence[LandReport], output: Output) -> None:
+    rows: list[dict[str, Cell]] = [
+        {
+            "topic": report.topic,
+            "partition": partition,
+            "end_offset": end,
+            "lost": [f"{a}-{b - 1}" for a, b in report.lost.get(partition, [])],
+        }
+        for report in reports
+        for partition, end in sorted(report.vector.items())
+    ]
+    show(rows, ("topic", "partition", "end_offset", "lost"), output)
+    for report in reports:
+        note(f"{report.commits} commits to {report.path}")
+
+
+def absolute(lake: str) -> str:
+    """Return a lake's folder as an absolute path; addresses stay as they are.
+
+    >>> absolute("s3a://lake"), absolute("/data/lake/")
+    ('s3a://lake', '/data/lake')
+    """
+    return lake if "://" in lake else str(Path(lake).expanduser().absolute())
+
+
+def spark_options(
+    settings: Settings, master: str | None, memory: str | None, conf: list[str] | None, *, quick: bool = False
+) -> SparkOptions:
+    """Return how to start Spark: as the options say, and where they do not, the settings."""
+    from holdfast.pipeline.spark.session import SparkOptions
+
+    return SparkOptions(
+        master=master or settings.spark_master,
+        memory=memory or settings.spark_memory,
+        conf={**settings.spark_conf, **assignments(conf)},
+        quick=quick,
+    )
+
+
+def assignments(given: list[str] | None) -> dict[str, str]:
+    """Read `--conf NAME=VALUE` options."""
+    pairs = [each.partition("=") for each in given or []]
+    for name, sign, _ in pairs:
+        if not sign or not name:
+            raise ConfigError(f"--conf {name}: write NAME=VALUE, for example --conf spark.executor.memory=2g")
+    return {name: value for name, _, value in pairs}
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """Give an event that SIGTERM or Ctrl-C sets, so that the commit under way is finished; a second signal ends at once."""
+    stop = StopRequest()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

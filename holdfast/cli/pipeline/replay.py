@@ -1,0 +1,121 @@
+"""`holdfast replay`: a processor's fold over its source's history, in this process or on Spark."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.application import load_application
+from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.output import Output, left_out, note, show, show_json
+from holdfast.cli.pipeline.pipeline import (
+    ConfOption,
+    EngineName,
+    MasterOption,
+    MemoryOption,
+    absolute,
+    spark_options,
+)
+from holdfast.errors import ConfigError
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+class SourceName(StrEnum):
+    """What `--from` offers."""
+
+    TOPIC = "topic"
+    BRONZE = "bronze"
+
+
+class FormatName(StrEnum):
+    """What `--format` offers."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
+    NDJSON = "ndjson"
+
+
+EngineOption = Annotated[
+    EngineName,
+    typer.Option(
+        "--engine",
+        help="local: this process, no JVM. spark: one task per partition. auto: Spark where it is done first.",
+    ),
+]
+SourceOption = Annotated[
+    SourceName, typer.Option("--from", help="Read the topic, or the bronze table that `pipeline land` keeps.")
+]
+LakeOption = Annotated[str | None, typer.Option("--lake", help="The lake of --from bronze.")]
+
+
+@app.command(
+    help="Fold a processor over its source's history: final rows, digests, refused records, transitions."
+)
+def replay(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The processor.")],
+    engine: EngineOption = EngineName.AUTO,
+    source: SourceOption = SourceName.TOPIC,
+    lake: LakeOption = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="Stop after these offsets (0:1500,1:20; of several sources 0:orders:17), or before what was appended later "
+            "(2024-05-01T12:00:00Z)."
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(help="New folder for the tables rows, timers, refused, transitions and summary."),
+    ] = None,
+    form: Annotated[
+        FormatName, typer.Option("--format", help="Format of those tables.")
+    ] = FormatName.PARQUET,
+    transitions: Annotated[
+        bool, typer.Option("--transitions", help="Also tell each change of each row (slower); needs --out.")
+    ] = False,
+    allow_holes: Annotated[
+        bool, typer.Option("--allow-holes", help="Fold the rest of a log whose beginning was deleted.")
+    ] = False,
+    master: MasterOption = None,
+    memory: MemoryOption = None,
+    conf: ConfOption = None,
+) -> None:
+    from holdfast.pipeline.bronze.extent import parse_until
+    from holdfast.pipeline.replay import ReplayOptions
+    from holdfast.pipeline.replay import replay as run
+
+    if transitions and out is None:
+        raise ConfigError("--transitions needs --out: there is one for each change of each row")
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    options = ReplayOptions(
+        engine=engine.value,
+        source=source.value,
+        lake=None if lake is None else absolute(lake),
+        until=None if until is None else parse_until(until),
+        rows=out is not None,
+        transitions=transitions,
+        out=None if out is None else absolute(out),
+        format=form.value,
+        allow_holes=allow_holes,
+        spark=spark_options(chosen.settings(), master, memory, conf),
+    )
+    replayed = run(application.processor(name), application.settings, options)
+    if output_of(context) is Output.JSON:
+        show_json(replayed.document())
+    else:
+        partitions = replayed.document()["partitions"]
+        show(
+            partitions,
+            ("partition", "applied", "records", "refused", "rows", "timers", "digest"),
+            Output.TABLE,
+        )
+        note(
+            f"{replayed.records} records{left_out(replayed.skipped)} on {replayed.engine}; digest of the table {replayed.digest}"
+        )
+    if out is not None:
+        note(f"tables are in {options.out}")

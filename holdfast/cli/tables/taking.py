@@ -1,0 +1,212 @@
+"""Takes the state of a Faust application over: the rows of a table's changelog, and the position up to which its
+group had counted, become the first transaction of a processor's changelog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+
+from holdfast.cli.tables.mending import TRANSACTION_S, fenced_writer
+from holdfast.clients.groups.broker import BrokerGroups
+from holdfast.config import Settings
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.state.codec import NOTHING_APPLIED, Marker, RowCodec, row_key
+from holdfast.errors import ChangelogError, ConfigError, FoldError
+from holdfast.pipeline.topic import Span, TopicLog, TopicReader
+from holdfast.pipeline.verify import LivePartition, read_live
+
+RowOf: TypeAlias = Callable[[Any, Any], "tuple[str, Any] | None"]
+"""Makes of a key and a value of the old table the key and the row of the new one; None for one that is left out."""
+REPARTITIONED = "-repartition"
+LOOK_BACK = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldTable:
+    """A table of a Faust application: its name there, what makes rows of it, and whether that gets bytes.
+
+    Otherwise it gets what Faust's codec `json` had written: text, numbers, lists, and the fields of models. The
+    key of a window is `[key, [start, end]]`.
+    """
+
+    name: str
+    rows: RowOf
+    raw: bool = False
+
+    def row(self, key: bytes, value: bytes) -> tuple[str, Any] | None:
+        """Return the new key and row of a changelog record; whatever the function raises."""
+        if self.raw:
+            return self.rows(key, value)
+        found = msgspec.json.decode(value)
+        if isinstance(found, dict):
+            found.pop("__faust", None)
+        return self.rows(msgspec.json.decode(key), found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenPartition:
+    """What a partition is to begin with: *changes* holds rows and position. *done*: it begins so already."""
+
+    partition: int
+    changes: Changes
+    done: bool
+
+
+class FaustTakeover:
+    """Plans and writes the beginning of a processor's table. *group* is the old application's name; *table* None takes over its
+    position alone, for a step or a table that begins empty.
+
+    `plan` only reads; `write` needs all workers of both to have stopped.
+    """
+
+    def __init__(
+        self, processor: Processor[Any, Any], settings: Settings, *, group: str, table: OldTable | None
+    ) -> None:
+        if processor.on is not None or processor.has_event_time:
+            raise ConfigError(
+                f"processor {processor.name} folds several sources, or has event time, and Faust's positions tell neither their order nor that time: take "
+                "the state over with a processor of one source without on_event=, which the other then reads"
+            )
+        self._processor, self._settings, self._group, self._table = processor, settings, group, table
+        self._changelog, self._source = processor.changelog(settings.app), processor.topics[0]
+
+    def plan(self) -> list[TakenPartition]:
+        """Return what each partition is to begin with; ConfigError or ChangelogError where it must not be taken over."""
+        with TopicLog(self._settings, self._source) as log:
+            spans = log.spans()
+        markers = self._markers(spans)
+        rows = self._rows(sorted(spans))
+        return [
+            self._taken(
+                live,
+                Changes(marker=markers[live.partition], records=0, puts=sorted(rows[live.partition].items())),
+            )
+            for live in read_live(self._processor, self._settings)
+        ]
+
+    def _taken(self, live: LivePartition, changes: Changes) -> TakenPartition:
+        done = bool(changes.puts or changes.marker.applied != NOTHING_APPLIED) and (
+            (live.marker, live.stored) == (changes.marker, dict(changes.puts))
+        )
+        if not done and (live.stored or live.applied != NOTHING_APPLIED):
+            raise ConfigError(
+                f"table {self._processor.table} has a state already, up to offset {live.applied} of partition {live.partition}: raise the processor's "
+                f"version, or empty it with `holdfast tables repair {self._processor.name} --rebuild`"
+            )
+        return TakenPartition(partition=live.partition, changes=changes, done=done)
+
+    async def write(self, taken: TakenPartition) -> None:
+        """Fence earlier writers, and write the beginning of a partition in one transaction."""
+        async with fenced_writer(self._processor, self._settings, taken.partition) as writer:
+            await writer.write(taken.changes, [], TRANSACTION_S)
+
+    # -- positions
+
+    def _markers(self, spans: Mapping[int, Span]) -> dict[int, Marker]:
+        """Return the position of each partition; a topic that the old group had not read begins at its beginning."""
+        committed = BrokerGroups(self._settings, timeout_s=self._settings.request_timeout_s).committed(
+            self._group
+        )
+        if not committed:
+            raise ConfigError(
+                f"group {self._group} has no committed offsets: name the old application, with its version, as in --from-app shop-v2"
+            )
+        self._require_drained(committed)
+        with TopicReader(self._settings, self._source) as reader:
+            return {
+                each: self._marker(reader, each, span, committed.get((self._source, each), 0))
+                for each, span in spans.items()
+            }
+
+    def _require_drained(self, committed: Mapping[tuple[str, int], int]) -> None:
+        """Raise ConfigError while the old tables lack records that their sources' offsets count."""
+        for topic in sorted(
+            {topic for topic, _ in committed if topic.endswith(REPARTITIONED)} - {self._source}
+        ):
+            with TopicLog(self._settings, topic) as log:
+                ends = log.ends(log.partitions())
+            if left := sum(max(0, end - committed.get((topic, each), 0)) for each, end in ends.items()):
+                raise ConfigError(
+                    f"{left} records of {topic} are not in the old application's tables yet: run it until it has taken them, and stop it"
+                )
+
+    def _marker(self, reader: TopicReader, partition: int, span: Span, committed: int) -> Marker:
+        """Return the position of the last record before *committed*, and its time."""
+        end, version, lineage = min(committed, span.end), self._processor.version, self._processor.lineage
+        while end > span.first:
+            first = max(span.first, end - LOOK_BACK)
+            read = [records for records, _ in reader.records(partition, Span(first=first, end=end))]
+            if read:
+                return Marker(
+                    read[-1].offsets[-1], max(max(each.times_ms) for each in read), version, sources=lineage
+                )
+            end = first
+        return Marker(NOTHING_APPLIED, -1, version, sources=lineage)
+
+    # -- rows
+
+    def _rows(self, partitions: list[int]) -> dict[int, dict[bytes, bytes | None]]:
+        """Return what each partition is to hold, as stored."""
+        out: dict[int, dict[bytes, bytes | None]] = {each: {} for each in partitions}
+        codec, route = RowCodec[Any](self._processor.row), self._processor.route
+        for partition, key, row in self._converted(len(partitions), routed=route is not None):
+            place = route(key, len(partitions)) if route is not None else partition
+            stored = row_key(key)
+            if place is None or stored in out[place]:
+                raise ConfigError(
+                    f"key {key!r} of the new table "
+                    + (
+                        "has no partition by route="
+                        if place is None
+                        else "is made of two keys of the old one"
+                    )
+                )
+            try:
+                out[place][stored] = codec.encode(codec.canonical(row))
+            except (FoldError, TypeError) as error:
+                raise ConfigError(
+                    f"key {key!r}: {row!r:.200} is no {self._processor.row}: {error}"
+                ) from error
+        return out
+
+    def _converted(self, partitions: int, *, routed: bool) -> Iterator[tuple[int, str, Any]]:
+        """Yield (partition, key, row) of each row of the old table that is taken over."""
+        table = self._table
+        if table is None:
+            return
+        topic = f"{self._group}-{table.name}-changelog"
+        for partition, state in self._old(topic).items():
+            if not routed and partition >= partitions:
+                raise ConfigError(
+                    f"{topic} has more partitions than {self._source}, which has {partitions}: give processor {self._processor.name} route="
+                )
+            for key, value in state.items():
+                try:
+                    made = table.row(key, value)
+                except Exception as error:
+                    raise ChangelogError(
+                        f"{topic} partition {partition}: no row was made of key {key!r:.200}, value {value!r:.200}: {error!r}"
+                    ) from error
+                if made is not None:
+                    yield partition, *made
+
+    def _old(self, topic: str) -> dict[int, dict[bytes, bytes]]:
+        """Return the last value of each key, by partition, of a changelog of Faust's."""
+        with TopicLog(self._settings, topic) as log:
+            spans = log.spans()
+        out: dict[int, dict[bytes, bytes]] = {}
+        with TopicReader(self._settings, topic) as reader:
+            for partition, span in sorted(spans.items()):
+                state = out[partition] = {}
+                for records, _ in reader.records(partition, span):
+                    for key, value in zip(records.keys, records.values, strict=True):
+                        if value is None:
+                            state.pop(key or b"", None)
+                        else:
+                            state[key or b""] = value
+        return out

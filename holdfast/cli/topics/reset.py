@@ -1,0 +1,101 @@
+"""`holdfast reset`: takes an application back to its beginning, as Kafka Streams' application reset tool does."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.application import load_application
+from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.output import Cell, Output, note, show
+from holdfast.errors import ConfigError, GroupError
+
+if TYPE_CHECKING:
+    from holdfast.cli.topics.resetting import ApplicationReset
+
+app = typer.Typer(rich_markup_mode=None)
+
+COLUMNS = ("action", "kind", "name")
+
+
+class Outputs(StrEnum):
+    """What becomes of what folds have emitted."""
+
+    KEEP = "keep"
+    EMPTY = "empty"
+
+
+@app.command(
+    help="Show what would take the application back to its beginning: state, positions, recorded choices and internal topics go, and sources stay. With "
+    "--yes, do it. Stop all workers first. A reset that was cut goes on when it is given again."
+)
+def reset(
+    context: typer.Context,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False,
+    outputs: Annotated[
+        Outputs | None,
+        typer.Option(
+            "--outputs",
+            help="What folds have emitted to topics that are not internal, and emit again: keep it, so that readers get it twice, or empty these topics.",
+        ),
+    ] = None,
+) -> None:
+    from holdfast.cli.topics.resetting import ApplicationReset
+
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    found = ApplicationReset(
+        application.settings, application.processors, empty_outputs=outputs is Outputs.EMPTY
+    )
+    topics = found.topics
+    if topics.outputs and yes:
+        _check_outputs(topics.outputs, topics.folded_outputs, outputs)
+    found.check()
+    _check_workers(found, yes=yes)
+    records: list[dict[str, Cell]] = []
+    for step in found.steps():
+        if yes:
+            step.do()
+        records.append({"action": step.action, "kind": step.kind, "name": step.name})
+    kept = () if outputs is Outputs.EMPTY else topics.outputs
+    records += [{"action": "leave", "kind": "output", "name": name} for name in kept]
+    records += [{"action": "leave", "kind": str(role), "name": name} for name, role in topics.left]
+    show(records, COLUMNS, output_of(context))
+    if output_of(context) is Output.TABLE:
+        _tell(application.settings.app, topics.outputs, done=yes)
+
+
+def _check_workers(found: ApplicationReset, *, yes: bool) -> None:
+    """Raise GroupError while workers run; a preview only says so."""
+    try:
+        found.require_stopped()
+    except GroupError as error:
+        if yes:
+            raise
+        note(str(error))
+
+
+def _check_outputs(topics: tuple[str, ...], folded: tuple[str, ...], outputs: Outputs | None) -> None:
+    """Raise ConfigError until it is said what becomes of the topics that folds emit to."""
+    if outputs is None:
+        raise ConfigError(
+            f"{', '.join(topics)}: the folds emit all of it again; say --outputs keep if readers may get it twice, or --outputs empty to delete what is there"
+        )
+    if folded and outputs is Outputs.KEEP:
+        raise ConfigError(
+            f"{', '.join(folded)}: a processor of this application folds it too, and would take in twice what is emitted again: say --outputs empty"
+        )
+
+
+def _tell(name: str, outputs: tuple[str, ...], *, done: bool) -> None:
+    if not done:
+        note("nothing was done; stop all workers and give --yes to do it")
+        if outputs:
+            note(f"with --yes, say what becomes of {', '.join(outputs)}: --outputs keep, or --outputs empty")
+        return
+    note(f"{name} is at its beginning; the next worker folds its sources anew, and emits again")
+    note(
+        "stores on other machines are set aside when their workers start: they belong to changelogs that are gone"
+    )

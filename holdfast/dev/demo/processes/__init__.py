@@ -1,0 +1,1 @@
+"""The programs that the demo runs, and what it reads of them."""

@@ -1,0 +1,1 @@
+"""The scenes of the demo, one module each, and what each proves."""

@@ -1,0 +1,226 @@
+"""Steps of the demo: a table goes from one version to the next, worker by worker, while it is written and asked without a
+pause.
+"""
+
+from __future__ import annotations
+
+import threading
+import urllib.request
+from collections import Counter
+from functools import partial
+from http import HTTPStatus
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from holdfast.clients.tables.blocking import BlockingTableClient
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.application import create_topics
+from holdfast.clock import system_clock
+from holdfast.config import Settings
+from holdfast.core.engine.declared.partitioners import by_key
+from holdfast.dev.demo.environment import DemoEnvironment
+from holdfast.dev.demo.narrator import Teller, UpgradeFindings
+from holdfast.dev.demo.processes.procfile import Process
+from holdfast.dev.demo.processes.visiting import SOURCE, Visit, visits, visits_next
+from holdfast.dev.demo.steps.claims import BROKER_TIME, new_topic
+from holdfast.dev.waits import wait_until
+from holdfast.errors import DemoError, HoldfastError
+from holdfast.kafka.clients import make_writer
+
+PARTITIONS, PAGES, WRITTEN_A_SECOND = 2, 16, 200
+FIRST_VISITS = 500
+DEADLINE_S, STOP_GRACE_S, FLUSH_S, READY_S = 60.0, 20.0, 15.0, 2.0
+BEFORE, NEXT = "holdfast.dev.demo.processes.visiting", "holdfast.dev.demo.processes.visiting_next"
+
+
+class UpgradeSteps:
+    """An application of one table, those who visit its pages, and one who asks how often."""
+
+    def __init__(self, stage: DemoEnvironment, teller: Teller) -> None:
+        self._stage, self._teller = stage, teller
+        self._settings = stage.upgrade_settings
+
+    def play(self) -> UpgradeFindings:
+        """Run the steps; what does not hold is a HoldfastError. No worker runs afterwards."""
+        admin = Admin(self._settings)
+        admin.apply([new_topic(SOURCE, PARTITIONS, BROKER_TIME)])
+        for version in (visits, visits_next):
+            create_topics(self._settings, [version], partitions=PARTITIONS, admin=admin)
+        with Visitors(self._settings) as visitors, VisitReader(self._settings) as reader:
+            workers = self._start(visitors, reader)
+            workers = self._roll(workers, visitors, reader)
+            return self._hold(workers, visitors, reader)
+
+    # -- steps
+
+    def _start(self, visitors: Visitors, reader: VisitReader) -> list[Process]:
+        with self._teller.step("Count visits in a table, and ask for it without a pause"):
+            self._teller.waiting("waiting for the first answers")
+            workers = [self._stage.upgrader(f"visits-{number}", BEFORE) for number in (1, 2)]
+
+            def is_asked() -> bool:
+                return reader.answers[1] > 0 and visitors.written >= FIRST_VISITS
+
+            wait_until("answers of version 1", is_asked, DEADLINE_S, check=reader.check)
+            self._teller.say(
+                f"Two workers, {WRITTEN_A_SECOND} visits a second, and a reader that asks for all {PAGES} pages again and again."
+            )
+        return workers
+
+    def _roll(self, workers: list[Process], visitors: Visitors, reader: VisitReader) -> list[Process]:
+        with self._teller.step("Give its fold a new version, and replace worker by worker"):
+            after = []
+            for number, worker in enumerate(workers, 1):
+                self._teller.waiting(
+                    f"waiting until the {('first', 'second')[number - 1]} new worker is ready"
+                )
+                worker.stop(grace_s=STOP_GRACE_S)
+                after.append(self._stage.upgrader(f"visits-next-{number}", NEXT))
+                wait_until(
+                    "a new worker that is ready", partial(is_ready, after[-1]), DEADLINE_S, check=reader.check
+                )
+            wait_until("answers of version 2", lambda: reader.answers[2] > 0, DEADLINE_S, check=reader.check)
+            self._teller.say(
+                "A new worker is ready when its version has caught up; until then, version 1 was folded on and answered. One record in "
+                f"{self._settings.workers_topic} made version 2 the current one."
+            )
+        return after
+
+    def _hold(self, workers: list[Process], visitors: Visitors, reader: VisitReader) -> UpgradeFindings:
+        with self._teller.step("Stop the visitors, and hold the table against what they did"):
+            expected = visitors.stop()
+            wait_until(
+                f"{sum(expected.values()):,} visits in version 2",
+                lambda: reader.last == expected and reader.last_version == 2,
+                DEADLINE_S,
+                check=reader.check,
+            )
+            reader.stop()
+            for worker in workers:
+                worker.stop(grace_s=STOP_GRACE_S)
+            found = UpgradeFindings(
+                visits=sum(expected.values()), answers=sum(reader.answers.values()), pause_s=reader.longest_s
+            )
+            self._teller.say(
+                f"{found.visits:,} visits, each counted once in version 2. {reader.answers[1]:,} answers of version 1, then {reader.answers[2]:,} of "
+                f"version 2, and never a step back; the longest time without one was {found.pause_s:.1f} s."
+            )
+        return found
+
+
+def is_ready(worker: Process) -> bool:
+    """Tell whether a worker says so."""
+    worker.check()
+    try:
+        with urllib.request.urlopen(f"{worker.url}/health/ready", timeout=READY_S) as reply:
+            return bool(reply.status == HTTPStatus.OK)
+    except OSError:  # of which HTTP's refusals are a kind
+        return False
+
+
+class Visitors:
+    """A thread that visits pages in turn, until it is stopped; *written* are its visits so far."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._producer = make_writer(settings.producer())
+        self._visits: Counter[str] = Counter()
+        self.written = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="holdfast-visitors", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._thread.join(FLUSH_S)
+
+    def stop(self) -> dict[str, int]:
+        """Return how often each page was visited, once all of that is written."""
+        self._stopping.set()
+        self._thread.join(FLUSH_S)
+        if left := self._producer.flush(FLUSH_S):
+            raise DemoError(f"{left} visits were not written in {FLUSH_S:g} s")
+        return dict(self._visits)
+
+    def _work(self) -> None:
+        encode, began_s = msgspec.json.Encoder().encode, system_clock.monotonic_s()
+        while not self._stopping.is_set():
+            page = f"page-{self.written % PAGES}"
+            place = by_key(page, PARTITIONS) or 0
+            self._producer.produce(SOURCE, encode(Visit(page, self.written % 60)), page.encode(), place)
+            self._producer.poll(0)
+            self._visits[page] += 1
+            self.written += 1
+            due_s = began_s + self.written / WRITTEN_A_SECOND
+            self._stopping.wait(max(0.0, due_s - system_clock.monotonic_s()))
+
+
+class VisitReader:
+    """A thread that asks for all pages, in whichever version is current, and looks that none goes back.
+
+    *answers* are counted by version; *longest_s* is the longest time from one to the next.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._stopping = settings, threading.Event()
+        self.answers: Counter[int] = Counter()
+        self.last: dict[str, int] = {}
+        self.last_version, self.longest_s, self._answered_s = 0, 0.0, 0.0
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="holdfast-visit-reader", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._thread.join(DEADLINE_S)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(DEADLINE_S)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what ended the thread, if anything did."""
+        if self._failed is not None:
+            raise DemoError(f"what the table answered does not hold: {self._failed}") from self._failed
+
+    def _work(self) -> None:
+        pages = [f"page-{number}" for number in range(PAGES)]
+        try:
+            with BlockingTableClient(self._settings, [visits_next], earlier=[visits]) as tables:
+                while not self._stopping.is_set():
+                    self._ask(tables, pages)
+                    self._stopping.wait(0.02)
+        except BaseException as error:  # noqa: BLE001  the waiting thread raises it
+            self._failed = error
+
+    def _ask(self, tables: BlockingTableClient, pages: list[str]) -> None:
+        try:
+            found = tables.get_many(visits_next.name, pages, timeout_s=2)
+        except HoldfastError:
+            return  # nobody answers; that time is counted
+        now_s = system_clock.monotonic_s()
+        if self.answers:
+            self.longest_s = max(self.longest_s, now_s - self._answered_s)
+        self._answered_s = now_s
+        counts = {page: answer.value.visits for page, answer in found.items() if answer.value is not None}
+        version = min(answer.version for answer in found.values())
+        if back := [page for page, count in self.last.items() if counts.get(page, 0) < count]:
+            raise DemoError(
+                f"{back[0]} went from {self.last[back[0]]} visits back to {counts.get(back[0], 0)}"
+            )
+        if version < self.last_version:
+            raise DemoError(f"version {version} answered after version {self.last_version}")
+        self.answers[version] += 1
+        self.last, self.last_version = counts, version
