@@ -105,7 +105,8 @@ class RefusingOracle:
     def go_on(self, stream_ms: int) -> list[Told]:
         """Let stream time go on without a record, and return what is told meanwhile."""
         told: list[Told] = []
-        for self.found.stream_ms in range(self.found.stream_ms + 1, stream_ms + 1):
+        for at_ms in range(self.found.stream_ms + 1, stream_ms + 1):
+            self.found.stream_ms = at_ms
             told += self.found._settle()
         return told
 
