@@ -122,9 +122,11 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a *command* `python -P -m holdfast.cli …` to its end, without input; return its code and its texts.
 
-    Raises `subprocess.TimeoutExpired` after *timeout* seconds; it has ended then.
+    It can import the tests' modules, as the server can. Raises `subprocess.TimeoutExpired` after *timeout* seconds;
+    it has ended then.
     """
     assert tuple(command[:4]) == (*INTERPRETER, COMMAND), command
+    env = {**env, "PYTHONPATH": str(ROOT)}
     if sys.platform != "linux" or not (server := _command_server()).serves(env):
         return subprocess.run(
             command,
