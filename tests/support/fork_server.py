@@ -216,7 +216,7 @@ class ForkServer:
             )
         self._socket.settimeout(START_DEADLINE_S)
         if not (ready := self._socket.recv(_MESSAGE_BYTES)):
-            raise RuntimeError(f"the fork server of workers ended at its start with {self._server.wait(10)}")
+            raise RuntimeError(f"the fork server of workers ended at its start with {self._server.wait(60)}")
         self._read_at_import = frozenset(json.loads(ready))
         self._socket.settimeout(None)
 
@@ -252,7 +252,7 @@ class ForkServer:
     def close(self) -> None:
         """End the server and its children."""
         self._socket.close()
-        self._server.wait(10)
+        self._server.wait(60)
 
 
 class ForkedProcess:
