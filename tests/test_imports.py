@@ -21,6 +21,7 @@ from tests.support.places import ROOT
 ROOMS: Mapping[str, frozenset[str] | None] = {
     "errors": frozenset(),
     "clock": frozenset(),
+    "extras": frozenset(),
     "logs": frozenset(),
     "loop_thread": frozenset({"errors"}),
     "config": frozenset({"errors"}),
@@ -143,7 +144,9 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "broker": frozenset({"parent_death", "ports", "processes"}),
         "fixtures": frozenset({"broker"}),
         "databases": frozenset({"parent_death", "ports", "processes"}),
-        "demo": frozenset({"broker", "parent_death", "ports", "processes", "signals", "waits"}),
+        "demo": frozenset(
+            {"broker", "embedded_process", "parent_death", "ports", "processes", "signals", "waits"}
+        ),
     },
     "cli": {
         "application": frozenset(),
@@ -169,7 +172,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     "dev.demo": {
         "narrator": frozenset(),
         "processes": frozenset(),
-        "environment": frozenset({"processes"}),
+        "broker": frozenset(),
+        "environment": frozenset({"broker", "processes"}),
         "steps": frozenset({"environment", "narrator", "processes"}),
         "run": frozenset({"environment", "narrator", "processes", "steps"}),
     },
@@ -225,6 +229,7 @@ TOPIC = {
 PACKAGES: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
     "clock": frozenset(),
+    "extras": frozenset(),
     "logs": frozenset(),
     "loop_thread": frozenset(),
     "config": frozenset({"msgspec"}),
@@ -710,6 +715,7 @@ def test_the_import_root_itself_imports_nothing() -> None:
         "__future__",
         "typing",
         "importlib",
+        "holdfast.extras",
     }
 
 

@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from holdfast.cli.context import Globals, read_assignments
 from holdfast.cli.output import Output
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.extras import extra_of
 
 
 class Noun(NamedTuple):
@@ -58,23 +59,13 @@ COMMANDS = {
         "topics.reset", "Take an application back to its beginning: state, positions, internal topics."
     ),
     "tables": Noun("tables.tables", "Read tables from the workers that serve them; repair changelogs."),
+    "tail": Noun("topics.tail", "Print records of a topic, decoded as the application declares them."),
     "topics": Noun("topics.topics", "List, create, check and describe the topics of an application."),
     "topology": Noun("topics.topology", "Print the graph of topics and processors."),
     "verify": Noun("pipeline.verify", "Compare a live table with a replay of its source."),
     "worker": Noun("worker.worker", "Run a worker of the application, or several on this machine."),
 }
 """The commands by name."""
-
-EXTRAS = {
-    "alembic": "outbox",
-    "datasketches": "sketches",
-    "pyspark": "spark",
-    "delta": "spark",
-    "deltalake": "spark",
-    "pandas": "spark",
-    "pyarrow": "spark",
-}
-"""Packages that only some installations have, by import name, and the extra that brings each."""
 
 WAITING_LOGGER = "holdfast.pipeline.folds.waiting"
 LIMIT_DIGITS = 300
@@ -237,7 +228,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         message = "\n".join(" ".join(line.split()) for line in lines)
         _fail(message, code=2 if wrong else 1, verbose=chosen.verbose)
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        extra = extra_of(error.name)
         if extra is None:
             raise
         _fail(

@@ -18,6 +18,7 @@ from holdfast.config import Settings
 from holdfast.config.kafka_properties import suggest
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.extras import extra_of
 from holdfast.schemas import registry
 
 BUILT_IN = "holdfast.agents.services.all:processors"
@@ -155,9 +156,9 @@ def _import(name: str) -> ModuleType:
             raise ConfigError(
                 f"-A {name}: there is no module {missing} in {folder} or among the installed packages"
             ) from error
-        raise ConfigError(
-            f"-A {name} cannot be imported: {_reason(error)}; -v shows the traceback"
-        ) from error
+        extra = extra_of(missing)
+        more = f"pip install 'holdfast[{extra}]'" if extra else "-v shows the traceback"
+        raise ConfigError(f"-A {name} cannot be imported: {_reason(error)}; {more}") from error
 
 
 def _call(function: Callable[[Settings], object], settings: Settings, place: str) -> object:

@@ -137,6 +137,7 @@ class SchemaSerde(Generic[T]):
         try:
             read = self._reading(schema, self._registry)
         except DecodeError as error:
+            self._registry.require_same(schema_id)
             read = _Refusing(f"does not fit: {error}")
         self._reads[schema_id] = read
         return read

@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -73,12 +72,11 @@ def test_a_chain_goes_through_three_versions_under_load(made: MakeChain) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.spark
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_chain_goes_through_three_versions_in_every_order(
-    made: MakeChain, spark: Any, order: str, seed: int
-) -> None:
+def test_a_chain_goes_through_three_versions_in_every_order(made: MakeChain, order: str, seed: int) -> None:
     fleet = made()
     roll(fleet, order, random.Random(seed), kills=0.7)
     fleet.assert_replayed("local", 1, 2, 3)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -112,6 +116,73 @@ def test_no_good_record_is_refused_while_the_registry_is_slow_or_away(
     (emitted,) = read_topic(broker, str(processor.emits[0]))[0]
     registry.use(fleet.settings)
     assert processor.emits[0].serde.decode(emitted.value()) == Big("ada", Total(2, 12_000))  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_under_load_a_registry_is_away_for_half_a_minute_slow_and_another_one(
+    broker: SessionBroker, tmp_path: Path
+) -> None:
+    """Each record is written with a schema that no worker has read before."""
+    before = registry._current
+    with ExitStack() as stack:
+        server = stack.enter_context(SchemaRegistryServer())
+        fleet = Fleet(
+            broker,
+            tmp_path,
+            app=f"registry-{uuid.uuid4().hex[:6]}",
+            partitions=1,
+            module="tests.schemas.worker",
+            declare=processors,
+            schema_registry_url=server.url,
+            schema_registry_timeout_s=1.5,
+        )
+        stack.callback(setattr, registry, "_current", before)
+        stack.callback(fleet.close)
+        create_topics(replace(fleet.settings, schema_registry_timeout_s=30), fleet.processors, partitions=1)
+        (topic,) = fleet.processors[0].topics
+        context = SerializationContext(topic, MessageField.VALUE)
+        client = SchemaRegistryClient({"url": server.url})
+        order = {"customer": "ada", "cents": 6_000}
+        records = [written(client, f"release_{number}", order, context) for number in range(80)]
+        writer, worker, sent = Writer(broker), fleet.worker().start().wait_ready(), iter(records)
+
+        def write(count: int, pause_s: float = 0.0) -> int:
+            for record in islice(sent, count):
+                last = writer.write(topic, record, key=b"ada")[1]
+                time.sleep(pause_s)
+            return last
+
+        wait_at(fleet, worker, write(10))
+        server.kill()
+        last = write(20, pause_s=1.5)
+        cause(fleet, worker, f"waits for schema registry {server.url}")
+        server.restart()
+        wait_at(fleet, worker, last)
+        for _ in range(5):
+            server.freeze()
+            last = write(4, pause_s=0.5)
+            server.thaw()
+        wait_at(fleet, worker, last)
+        server.kill()
+        data, aside = server.folder / "data", server.folder / "aside"
+        data.rename(aside)
+        data.mkdir()
+        server.restart()
+        for number in range(60):  # under the ids of the others
+            client.register_schema(
+                "strange", Schema(f'{{"type":"enum","name":"e{number}","symbols":["A"]}}', "AVRO")
+            )
+        last = write(20, pause_s=0.1)
+        cause(fleet, worker, "does not tell the schemas any more")
+        server.kill()
+        shutil.rmtree(data)
+        aside.rename(data)
+        server.restart()
+        wait_at(fleet, worker, write(10))
+        worker.wait_ready()
+        assert read_topic(broker, fleet.settings.quarantine_topic)[0] == [], "no good record was refused"
+        assert verify(fleet.processors[0], fleet.settings).equal
 
 
 def written(

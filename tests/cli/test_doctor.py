@@ -23,6 +23,7 @@ from holdfast.config import Settings
 from holdfast.core.kafka.grants import Operation, topic_grants
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import JavaMissingError
+from holdfast.extras import EXTRAS
 
 
 def count(rows: Rows[int], word: str, at_ms: int) -> None:
@@ -48,7 +49,8 @@ def test_a_machine_that_lacks_something_is_told_what_to_do(monkeypatch: pytest.M
     monkeypatch.setattr(machine, "find_java", none)
     assert machine.java().fitness is Fitness.ABSENT
     assert machine.java().cure.endswith("without --embedded: install a JDK 17 or newer")
-    (lacking,) = machine.packages({"extra": ("nosuch.package", "something")})
+    monkeypatch.setitem(EXTRAS, "nosuch.package", "extra")
+    (lacking,) = machine.packages({"extra": "something"})
     assert (lacking.fitness, lacking.cure) == (
         Fitness.ABSENT,
         "only for something: pip install 'holdfast[extra]'",

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
@@ -34,6 +34,9 @@ from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record
 from tests.support.harness import wait_for, wait_for_ends
 from tests.support.joining_app import JoinApplication
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LOG: Log = {
     number: [Record(at, 1_000 + at, None, b"k%d-%d" % (number, at % 3)) for at in range(12)]
@@ -245,7 +248,7 @@ def test_the_command_names_the_difference_and_exits_with_1(
     assert (code, "ask for one of them" in said) == (2, True)
 
 
-def test_spark_tells_the_same(spark: Any, live: Live, handed_over: JoinApplication) -> None:
+def test_spark_tells_the_same(spark: SparkSession, live: Live, handed_over: JoinApplication) -> None:
     assert_emits(handed_over, "spark")
     live.folded(1, upto=5)
     second = live.folded(2, handover=Handover(HANDOVER_FORMAT, (5,)))

@@ -15,19 +15,22 @@ from holdfast.agents.descriptors import connections_within, needed, raised_limit
 from holdfast.cli.doctor.diagnosis import Diagnosis, Fitness
 from holdfast.config import Settings
 from holdfast.errors import JavaMissingError
+from holdfast.extras import EXTRAS
 from holdfast.jars import find_java
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 """What the tests run on, and what the dependencies are known to have wheels for."""
-EXTRAS = {
-    "outbox": ("alembic", "the outbox"),
-    "spark": ("pyspark", "replays on Spark, and the lake"),
-    "sketches": ("datasketches", "approximate distinct counts"),
-    "avro": ("fastavro", "Avro with a schema registry"),
-    "protobuf": ("google.protobuf", "Protobuf with a schema registry"),
-    "jsonschema": ("jsonschema", "JSON Schema with a schema registry"),
+PURPOSES = {
+    "worker": "workers",
+    "outbox": "the outbox's commands and harvesters",
+    "lake": "replays, verify and the lake",
+    "spark": "the same on Spark",
+    "sketches": "approximate distinct counts",
+    "avro": "Avro with a schema registry",
+    "protobuf": "Protobuf with a schema registry",
+    "jsonschema": "JSON Schema with a schema registry",
 }
-"""Each extra, by a package that it brings, and what it is for."""
+"""What each extra is for."""
 LEAST_FREE_BYTES = 1 << 30
 MANY_PARTITIONS = 64
 """For how many partitions of one worker open files are counted."""
@@ -64,21 +67,23 @@ def python(found: tuple[int, ...]) -> Diagnosis:
     return Diagnosis(check="python", fitness=Fitness.OK, found=text)
 
 
-def packages(extras: Mapping[str, tuple[str, str]] = EXTRAS) -> Iterator[Diagnosis]:
-    """Yield for each extra whether it is installed."""
-    for extra, (package, purpose) in extras.items():
-        here = _installed(package)
+def packages(extras: Mapping[str, str] = PURPOSES) -> Iterator[Diagnosis]:
+    """Yield for each extra whether all packages that it brings are installed."""
+    for extra, purpose in extras.items():
+        lacking = [
+            package for package, brings in EXTRAS.items() if brings == extra and not _installed(package)
+        ]
         yield Diagnosis(
             check=f"extra {extra}",
-            fitness=Fitness.OK if here else Fitness.ABSENT,
-            found=f"{purpose}: {'installed' if here else 'not installed'}",
-            cure="" if here else f"only for {purpose}: pip install 'holdfast[{extra}]'",
+            fitness=Fitness.ABSENT if lacking else Fitness.OK,
+            found=f"{purpose}: {'not ' if lacking else ''}installed",
+            cure=f"only for {purpose}: pip install 'holdfast[{extra}]'" if lacking else "",
         )
 
 
 def _installed(package: str) -> bool:
     try:
-        return find_spec(package) is not None
+        return package in sys.modules or find_spec(package) is not None
     except ModuleNotFoundError:  # not even the package that it would be in
         return False
 

@@ -39,6 +39,8 @@ __all__ = ["INPUTS", "DecoderInput", "Emit", "Emits", "Headers", "Input", "Proce
 E = TypeVar("E")
 R = TypeVar("R")
 
+EmitsFrom = Literal["beginning", "handover"]
+"""What a new version emits: all of it again, or only what the version before it has not."""
 OnError = Literal["quarantine", "stop"]
 """What becomes of a record that cannot be decoded or folded."""
 ON_ERROR: tuple[str, ...] = get_args(OnError)
@@ -116,7 +118,7 @@ class Processor(Generic[E, R]):
     on_error: OnError = "quarantine"
     tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
     reads: tuple[Global[Any], ...] = ()
-    emits_from: Literal["beginning", "handover"] = "beginning"
+    emits_from: EmitsFrom = "beginning"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
