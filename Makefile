@@ -17,6 +17,7 @@ SCHEDULES ?= 10000
 BUDGET ?= 5000
 SEED ?=
 ARGS ?=
+LOAD ?=
 ROOMS := agents tables outbox pipeline
 
 # The first of these that runs and is new enough. Set PYTHON=... to choose another.
@@ -47,20 +48,20 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 .PHONY: demo
-demo: $(READY) ## the whole of it on real parts in about two minutes (ARGS=--keep leaves it running)
-	@echo "== demo: broker, two workers, a fleet, a kill, queries, Spark"
-	@$(RUN)/holdfast demo $(ARGS)
+demo: $(READY) ## the whole of it on real parts in about two minutes (ARGS=--keep leaves it running; EMBEDDED=1 needs no JDK)
+	@echo "== demo: broker, two workers, a fleet, a kill, queries$(if $(EMBEDDED),, Spark)"
+	@$(RUN)/holdfast demo $(if $(EMBEDDED),--embedded) $(ARGS)
 
 .PHONY: test
-test: $(READY) ## all tests, on a real broker and Spark (JOBS=2 for two processes, ARGS='-k claims' for some)
+test: $(READY) ## all tests, on a real broker and Spark (JOBS=2 for two processes, ARGS='-k claims' for some, LOAD=20 beside 20 busy programs a core)
 	@echo "== test"
-	@$(RUN)/python -P -m pytest -q -m "not slow" --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder) $(ARGS)
+	@$(if $(LOAD),$(RUN)/python -P -m tests.support.busy $(LOAD)) $(RUN)/python -P -m pytest -q -m "not slow" $(if $(LOAD),--timeout=6000) --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder) $(ARGS)
 
 .PHONY: fast
 fast: $(READY) ## the tests that need no broker, database, Spark or other process: while you work
 	@echo "== fast"
-	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.3 $(RUN)/python -P -m pytest -q -m "not broker and not spark and not database and not process and not slow" \
-		--numprocesses=3 --dist=load --durations=10 $(ARGS)
+	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.2 $(RUN)/python -P -m pytest -q -m "not broker and not spark and not database and not process and not slow" \
+		--numprocesses=4 --dist=load --durations=10 $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(READY) ## every decoder of bytes from outside against any bytes (SEED=7 BUDGET=20000 inputs for each)

@@ -87,6 +87,10 @@ class DecodeError(HoldfastError, ValueError):
     """The bytes of one record are not what the decoder expects."""
 
 
+class UnknownSchemaError(DecodeError):
+    """The registry does not know the schema of a record; it may learn it later."""
+
+
 class FrameError(DecodeError):
     """A value is not, or may not be written as, a frame of the coordination topic.
 
@@ -348,3 +352,7 @@ class DevBrokerError(HoldfastError):
 
 class DemoError(HoldfastError):
     """Something the demo shows did not hold, or could not be shown."""
+
+
+class WorkersError(HoldfastError):
+    """A worker that `holdfast worker --processes` keeps running fails to start again and again."""

@@ -69,6 +69,12 @@ def pytest_configure_node(node: Any) -> None:
         node.workerinput["broker_desk"] = node.config.stash[DESK].where
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> schedule.Groups | None:
+    """Hand out tests as `Groups` does where files are to stay together."""
+    return schedule.Groups(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the broker of several processes."""
     if (desk := config.stash.get(DESK, None)) is not None:

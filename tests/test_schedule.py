@@ -1,17 +1,20 @@
-"""The order of tests."""
+"""The order of tests, and which of them stay in one process."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from tests.support import schedule
+import pytest
 
-QUICK, LIVE, LONG, SHORT = (
+from tests.support import schedule
+from tests.support.schedule import SPARK, Groups
+
+QUICK, LIVE, LONG, SPARKS = (
     "tests/core/test_ranges.py",
     "tests/cli/test_groups.py",
     "tests/chaos/test_joins.py",
-    "tests/pipeline/test_stopping.py",
+    "tests/pipeline/test_land.py",
 )
 
 
@@ -22,19 +25,34 @@ class Item(SimpleNamespace):
         return name if name in self.marks else None
 
 
-def item(file: str, name: str = "a", *marks: str) -> Any:
-    return Item(nodeid=f"{file}::{name}", marks=marks)
+def item(file: str, name: str = "a", marks: tuple[str, ...] = (), fixtures: tuple[str, ...] = ()) -> Any:
+    return Item(nodeid=f"{file}::{name}", marks=marks, fixturenames=fixtures)
 
 
-def test_what_is_long_comes_first_then_real_parts_and_the_quick_ones_last() -> None:
-    marks = {LIVE: ("broker",), LONG: ("broker",)}
-    items = [item(file, name, *marks.get(file, ())) for name in "ab" for file in (QUICK, LIVE, LONG)]
+def test_spark_comes_first_then_what_is_long_then_real_parts_and_the_quick_ones_last() -> None:
+    files = [QUICK, LIVE, LONG, SPARKS]
+    items = [item(file, name, marks=() if file == QUICK else ("broker",)) for name in "ab" for file in files]
     schedule.order(items)
-    wanted = [f"{file}::{name}" for file in (LONG, LIVE, QUICK) for name in "ab"]
-    assert [each.nodeid for each in items] == wanted
+    wanted = [(file, name) for file in (SPARKS, LONG, LIVE, QUICK) for name in "ab"]
+    assert [tuple(each.nodeid.split("::")) for each in items] == wanted
 
 
-def test_one_test_with_a_part_takes_its_file_along_and_a_folder_alone_makes_nothing_long() -> None:
-    items = [item(SHORT), item(QUICK), item(LIVE, "a"), item(LIVE, "b", "broker")]
+def test_one_test_with_a_part_takes_its_file_along() -> None:
+    items = [item(QUICK), item(LIVE, "a"), item(LIVE, "b", marks=("broker",))]
     schedule.order(items)
-    assert [each.nodeid.partition("::")[0] for each in items] == [LIVE, LIVE, SHORT, QUICK]
+    assert [each.nodeid.partition("::")[0] for each in items] == [LIVE, LIVE, QUICK]
+
+
+def test_all_tests_with_a_session_are_one_group_and_each_other_file_is_one() -> None:
+    groups = object.__new__(Groups)
+    assert {
+        groups._split_scope(f"tests/pipeline/{file}.py::a")
+        for file in ("test_land", "test_land_topics", "test_replay")
+    } == {SPARK}
+    assert groups._split_scope(f"{QUICK}::a[1]") == groups._split_scope(f"{QUICK}::b") == QUICK
+
+
+def test_a_session_that_the_schedule_would_not_see_is_refused() -> None:
+    schedule.order([item(SPARKS, fixtures=("spark",))])
+    with pytest.raises(AssertionError, match=r"test_ranges\.py::a takes the fixture `spark`"):
+        schedule.order([item(QUICK, fixtures=("spark",))])

@@ -17,6 +17,7 @@ import pytest
 
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.ports import free_ports
+from tests.support.parts import QUICK_JAVA
 from tests.support.places import ROOT
 from tests.test_docs import FOLLOWED, Block, blocks, differs
 
@@ -68,6 +69,7 @@ def follow(folder: Path, commands: list[tuple[str, str]], ports: dict[str, str])
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "100",
         "NO_COLOR": "1",
+        **QUICK_JAVA,
     }
     with (folder / "errors.log").open("w") as errors:
         shell = subprocess.Popen(

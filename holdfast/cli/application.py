@@ -12,29 +12,36 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from holdfast.clients.topics.grants import NO_FAUST
+from holdfast.clients.topics.types import FaustTopics
 from holdfast.config import Settings
 from holdfast.config.kafka_properties import suggest
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.extras import extra_of
 from holdfast.schemas import registry
 
 BUILT_IN = "holdfast.agents.services.all:processors"
+BUILT_IN_APP = "holdfast.agents.builtin:app"
 NAMES = ("app", "processors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Application:
-    """The processors of one application and the settings they run under. *agent_topics* are those that its ordinary agents read too."""
+    """The processors of one application and the settings they run under. *faust* are the topics of its ordinary agents."""
 
     settings: Settings
     processors: tuple[Processor[Any, Any], ...]
-    agent_topics: tuple[str, ...] = ()
+    faust: FaustTopics = NO_FAUST
 
     @property
     def read_topics(self) -> list[str]:
         """Return what the workers of this application read."""
         return sorted(
-            {*self.agent_topics, *(topic for processor in self.processors for topic in processor.topics)}
+            {
+                *self.faust.read,
+                *(topic for processor in self.processors for topic in processor.topics),
+            }
         )
 
     def processor(self, name: str) -> Processor[Any, Any]:
@@ -55,15 +62,11 @@ def load_application(spec: str | None, settings: Settings) -> Application:
     made with count where the command line, the environment and the file say nothing.
     """
     place = BUILT_IN if spec is None else spec
-    module_name, _, attribute = place.partition(":")
-    module = _import(module_name)
-    found = _attribute(module, attribute)
-    own, agent_topics = getattr(found, "settings", None), tuple[str, ...]()
+    found = _named(place)
+    own, faust = getattr(found, "settings", None), NO_FAUST
     if isinstance(own, Settings):
         settings = merge(settings, own)
-        agent_topics = tuple(
-            sorted({topic for agent in found.agents.values() for topic in agent.get_topic_names()})  # type: ignore[attr-defined]
-        )
+        faust = found.faust_topics()  # type: ignore[attr-defined]
         found = found.processors  # type: ignore[attr-defined]  # what carries settings is an app
     elif not isinstance(found, Sequence | Mapping) and isinstance(found, Callable):  # type: ignore[arg-type]
         found = _call(found, settings, place)  # type: ignore[arg-type]
@@ -82,7 +85,18 @@ def load_application(spec: str | None, settings: Settings) -> Application:
             f"-A {place}: two processors share a name: {sorted(processor.name for processor in processors)}"
         )
     registry.use(settings)
-    return Application(settings=settings, processors=processors, agent_topics=agent_topics)
+    return Application(settings=settings, processors=processors, faust=faust)
+
+
+def load_app(spec: str | None) -> object:
+    """Return the app of create_app that *spec* names: "module", "module:name", or None for holdfast's own."""
+    place = BUILT_IN_APP if spec is None else spec
+    found = _named(place)
+    if not isinstance(getattr(found, "settings", None), Settings):
+        raise ConfigError(
+            f"-A {place}: found {type(found).__name__}, and a worker runs an app of create_app: write `app = create_app([...])` there"
+        )
+    return found
 
 
 def load_function(place: str) -> Callable[..., Any]:
@@ -119,6 +133,11 @@ def merge(settings: Settings, own: Settings) -> Settings:
     )
 
 
+def _named(place: str) -> object:
+    module, _, attribute = place.partition(":")
+    return _attribute(_import(module), attribute)
+
+
 def _import(name: str) -> ModuleType:
     # A script's sys.path lacks the current folder, where `-A shop` looks for shop.py. At the end, since a
     # folder of some common name beside it (tables, agents) must not hide an installed package.
@@ -137,9 +156,9 @@ def _import(name: str) -> ModuleType:
             raise ConfigError(
                 f"-A {name}: there is no module {missing} in {folder} or among the installed packages"
             ) from error
-        raise ConfigError(
-            f"-A {name} cannot be imported: {_reason(error)}; -v shows the traceback"
-        ) from error
+        extra = extra_of(missing)
+        more = f"pip install 'holdfast[{extra}]'" if extra else "-v shows the traceback"
+        raise ConfigError(f"-A {name} cannot be imported: {_reason(error)}; {more}") from error
 
 
 def _call(function: Callable[[Settings], object], settings: Settings, place: str) -> object:

@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.agents.app import App, create_app
 from tests.chaos.counting import processors
+from tests.chaos.faults import let_gather
 
 KEEP = b"keep"
 
@@ -51,4 +52,6 @@ def jobs_app(environment: Mapping[str, str]) -> App:
 
 
 if __name__ == "__main__":
+    if "CHAOS_GATHER" in os.environ:
+        let_gather()
     jobs_app(os.environ).main()

@@ -8,23 +8,29 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import Application, running
 from tests.support.joining_app import JoinApplication
+
+LINGER_MS = Settings(app="any").linger_ms
 
 MakeApplication = Callable[..., Application]
 MakeJoin = Callable[..., JoinApplication]
 
 
 @pytest.fixture
-def application(broker: SessionBroker, tmp_path: Path) -> Iterator[MakeApplication]:
+def application(
+    request: pytest.FixtureRequest, broker: SessionBroker, tmp_path: Path
+) -> Iterator[MakeApplication]:
     """Give a maker of applications with topics of their own on the session's broker; all they started is
-    gone after the test.
+    gone after the test. In a long run they wait for what trickles in as the product does.
     """
+    usual: dict[str, float] = {"linger_ms": LINGER_MS} if request.node.get_closest_marker("slow") else {}
     with ExitStack() as stack:
 
         def make(**settings: str | float) -> Application:
-            made = Application(broker, tmp_path, **settings)  # type: ignore[arg-type]
+            made = Application(broker, tmp_path, **{**usual, **settings})  # type: ignore[arg-type]
             return stack.enter_context(running(made)).create_topics()
 
         yield make

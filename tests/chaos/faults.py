@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import math
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ from faust.assignor.partition_assignor import PartitionAssignor
 from faust.transport.consumer import Consumer
 
 from holdfast.agents.partitions.manager import PartitionManager
+from holdfast.core.outbox import pacing
 from holdfast.kafka.transactions.transactional_client import TransactionalClient
 from holdfast.tables import restore, store
 from holdfast.tables.changelog import ChangelogWriter
@@ -172,6 +174,11 @@ def let_hours_pass() -> None:
         logging.getLogger(__name__).info("Faust's watchers have looked %d times", looks)
 
     around(Consumer, "verify_all_partitions_active", after=looked)
+
+
+def let_gather() -> None:
+    """Have what trickles in gather for all of `linger_ms`, however idle the worker is."""
+    pacing.LEAST_WAIT_S = math.inf
 
 
 def write_in_pieces() -> None:

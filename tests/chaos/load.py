@@ -17,7 +17,7 @@ from itertools import islice
 from confluent_kafka import KafkaError, Message, Producer
 
 KEYS = 200
-BURST_S = 0.02
+BURST_S = 0.05
 
 
 def records(seed: int) -> Iterator[tuple[str, bytes]]:
@@ -59,7 +59,7 @@ def main() -> None:
         {
             "bootstrap.servers": bootstrap,
             "enable.idempotence": True,
-            "linger.ms": 5,
+            "linger.ms": 50,
             "message.timeout.ms": 300_000,
             "reconnect.backoff.max.ms": 500,
         }

@@ -2,8 +2,8 @@
 demand.
 
 `CHAOS_SOURCE` and `CHAOS_OUT` name its topics. `CHAOS_FAULT=POINT:N` ends the process by SIGKILL when it
-comes to POINT for the Nth time; `CHAOS_FREEZE` names a file in which the test orders a freeze; `CHAOS_HOURS`
-lets hours pass for Faust; `CHAOS_ASSIGNOR` has it refuse assignments; `CHAOS_RESTORE_PAUSE_MS` makes restores
+comes to POINT for the Nth time; `CHAOS_GATHER` has it fold a trickle in rounds of all of `linger_ms`;
+`CHAOS_FREEZE` names a file in which the test orders a freeze; `CHAOS_HOURS` lets hours pass for Faust; `CHAOS_ASSIGNOR` has it refuse assignments; `CHAOS_RESTORE_PAUSE_MS` makes restores
 slow; `CHAOS_MAX_POLL_S` is how long aiokafka may think nothing is read.
 """
 
@@ -18,6 +18,7 @@ from tests.chaos.faults import (
     Doom,
     fail_to_assign,
     freeze_when,
+    let_gather,
     let_hours_pass,
     plant,
     slow_down,
@@ -25,6 +26,8 @@ from tests.chaos.faults import (
 )
 
 if __name__ == "__main__":
+    if os.environ.get("CHAOS_GATHER"):
+        let_gather()
     write_in_pieces()
     if fault := os.environ.get("CHAOS_FAULT"):
         plant(Doom(fault))

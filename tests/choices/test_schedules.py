@@ -33,7 +33,8 @@ def test_live_restored_and_replayed_states_are_equal() -> None:
 
 def test_versions_that_take_turns_agree_or_say_so() -> None:
     found = [check_turns(seed) for seed in range(scaled(300))]
-    assert 10 < sum(found) < len(found) - 10, "some agree, some do not"
+    few = len(found) // 20
+    assert few < sum(found) < len(found) - few, "some agree, some do not"
 
 
 @pytest.mark.slow

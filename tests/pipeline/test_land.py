@@ -44,13 +44,13 @@ from tests.pipeline.conftest import FOR_TINY_DATA, MakeTopic
 from tests.pipeline.folds import Log, Record, accounts
 from tests.pipeline.lakes import write_bronze
 from tests.support.harness import wait_for_ends
+from tests.support.parts import QUICK_JAVA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-QUICK = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
-
 TINY = [part for name, value in FOR_TINY_DATA.items() for part in ("--conf", f"{name}={value}")]
+ON_SPARK = ["--master", "local[2]", *TINY]
 MakeTable = Callable[[str], BronzeTable]
 DEFAULT = LandOptions()
 
@@ -589,54 +589,77 @@ def test_no_such_topic_is_told_before_a_jvm_starts(land: Land, settings: Setting
 # -- SIGKILL
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        pytest.param(["--engine", "local"], id="local"),
-        pytest.param(["--master", "local[2]", *TINY], id="spark", marks=pytest.mark.spark),
-    ],
-)
-def test_killed_landings_leave_every_record_once(
-    engine: list[str], broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
-) -> None:
-    topic = fresh_topic("killed", partitions=3)
+MUCH, SOME = 30_000, 6_000
+
+
+def write(broker: SessionBroker, topic: str, count: int) -> None:
+    """Write *count* records to three partitions in turn."""
     producer = Producer(broker.client_config(**{"linger.ms": 20}))
-    for at in range(30_000):
+    for at in range(count):
         producer.produce(topic, b"value %d" % at, partition=at % 3)
         if at % 5_000 == 0:
             producer.poll(0)
     assert producer.flush(60) == 0
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "holdfast.cli",
-        "pipeline",
-        "land",
-        "--topic",
-        topic,
-        "--lake",
-        str(lake),
-    ]
-    command += ["--max-records", "1500", "--follow", "--every", "0", *engine]
+
+
+def following(broker: SessionBroker, topic: str, lake: Path, *options: str) -> list[str]:
+    """Return the command that lands *topic* in many commits, and goes on until it is told to stop."""
+    command = [sys.executable, "-P", "-m", "holdfast.cli", "pipeline", "land"]
+    command += ["--topic", topic, "--lake", str(lake), "--follow", "--every", "0", *options]
     for name, value in broker.config.items():
         command += ["--set", f"kafka.{name}={value}"]
+    return command
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(["--engine", "local"], id="local"),
+        pytest.param(ON_SPARK, id="spark", marks=[pytest.mark.spark, pytest.mark.slow]),
+    ],
+)
+def test_killed_landings_leave_every_record_once(
+    engine: list[str], broker: SessionBroker, fresh_topic: FreshTopic, lake: Path
+) -> None:
+    topic = fresh_topic("killed", partitions=3)
+    write(broker, topic, MUCH)
+    command = following(broker, topic, lake, "--max-records", f"{MUCH // 20}", *engine)
     with landing(command) as killed:
         first = killed.landed_after(commit=2)
         killed.end_group_soon(delay_s=0.2)
     with landing(command) as killed:
         second = killed.landed_after(commit=4)
         killed.end_group_soon(delay_s=0.05)
-    assert first < second < 30_000, "both died in the middle, and the second went on where the first was"
-    with landing([*command, "--output", "json", "--max-records", "30000"]) as last:
-        while last.landed_after(commit=1) < 30_000:
+    assert first < second < MUCH, "both died in the middle, and the second went on where the first was"
+    with landing([*command, "--output", "json", "--max-records", f"{MUCH}"]) as last:
+        while last.landed_after(commit=1) < MUCH:
             pass
         last.process.send_signal(signal.SIGTERM)
         assert last.process.stdout is not None
         told = json.loads(last.process.stdout.read())
         assert last.process.wait(60) == 0, "a following landing that is told to stop has done its work"
-    assert [(row["partition"], row["end_offset"]) for row in told] == [(p, 10_000) for p in range(3)]
-    assert places(bronze_path(str(lake), topic)) == [(p, at) for p in range(3) for at in range(10_000)]
+    assert [(row["partition"], row["end_offset"]) for row in told] == [(p, MUCH // 3) for p in range(3)]
+    check_landed(lake, topic, MUCH)
+
+
+def test_a_landing_of_spark_that_is_killed_is_ended_by_another_session(
+    spark: SparkSession, broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
+) -> None:
+    """One kill, and one JVM more: the long run has two and three."""
+    topic = fresh_topic("killed", partitions=3)
+    write(broker, topic, SOME)
+    with landing(following(broker, topic, lake, "--max-records", f"{SOME // 20}", *ON_SPARK)) as killed:
+        first = killed.landed_after(commit=2)
+        killed.end_group_soon(delay_s=0.2)
+    assert first < SOME, "it died in the middle"
+    report = land_topic(settings, topic, str(lake), options=LandOptions(engine="spark"))
+    assert 0 < report.rows <= SOME - first, "it went on where the first was"
+    check_landed(lake, topic, SOME)
+
+
+def check_landed(lake: Path, topic: str, count: int) -> None:
+    """Each of *count* records is in the lake once."""
+    assert places(bronze_path(str(lake), topic)) == [(p, at) for p in range(3) for at in range(count // 3)]
 
 
 class Follower:
@@ -649,7 +672,7 @@ class Follower:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env=QUICK,
+            env=os.environ | QUICK_JAVA,
         )
         self._said: list[str] = []
 

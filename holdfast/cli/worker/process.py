@@ -1,0 +1,53 @@
+"""`python -P -m holdfast.cli.worker.process APPLICATION SETTINGS [FAUST ARGUMENTS]`: one worker of an application.
+
+SETTINGS names what the command line has set, with commas between: the application must have been made with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from holdfast.cli.application import load_app
+from holdfast.config import Settings, settings_from_environment
+from holdfast.errors import ConfigError, HoldfastError
+
+
+def main() -> NoReturn:
+    """Run the worker until it is told to end."""
+    place, given, *arguments = sys.argv[1:]
+    try:
+        app: Any = load_app(place or None)
+        require_obeyed(app.settings, settings_from_environment(), [name for name in given.split(",") if name])
+    except HoldfastError as error:
+        print(
+            "\n".join(f"holdfast: {' '.join(line.split())}" for line in map(str, error.args)), file=sys.stderr
+        )
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    sys.argv = ["holdfast", *arguments]
+    app.main()
+    sys.exit()
+
+
+def require_obeyed(made_with: Settings, wanted: Settings, given: Sequence[str]) -> None:
+    """Raise ConfigError where the application was made with other settings than the command line *given* ones.
+
+    >>> require_obeyed(Settings(web_port=7000), Settings(web_port=7000), ["web_port"])
+    """
+    different = [name for name in given if _value(made_with, name) != _value(wanted, name)]
+    if different:
+        raise ConfigError(
+            f"the application has settings of its own, which the command line does not change ({', '.join(different)}): "
+            "in create_app, leave settings out, or pass settings_from_environment()"
+        )
+
+
+def _value(settings: Settings, name: str) -> object:
+    if name.startswith("kafka."):
+        return settings.kafka.get(name.removeprefix("kafka."))
+    return settings.spark_conf.get(name) if name.startswith("spark.") else getattr(settings, name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Keeps several workers running: what they print is passed on under their names, and one that ends is started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from holdfast.cli.output import note
+from holdfast.cli.worker.launching import Launch
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.dev import parent_death
+from holdfast.errors import WorkersError
+
+STEADY_S = 30.0
+"""A worker that ran for longer did not fail to start."""
+MOST_FAILURES = 5
+"""How often in a row a worker may fail to start before all are ended: what fails so often needs a person."""
+LONGEST_PAUSE_S = 30.0
+LAST_WORDS_S = 5.0
+CHUNK, LONGEST_LINE = 1 << 16, 1 << 20
+
+Print = Callable[[str], None]
+
+
+def supervise(launches: Sequence[Launch], settings: Settings) -> int:
+    """Run the workers until SIGTERM, SIGINT or SIGHUP; return the exit code.
+
+    Each is given the time that its last commit and leaving the group may take, then it is killed. Workers end with
+    this process, however it ends (on Linux). Raises WorkersError when one fails to start again and again.
+    """
+    grace_s = settings.commit_timeout_s + settings.rebalance_timeout_s
+    supervisor = WorkerProcesses(launches, grace_s=grace_s, named=settings.log_format == "text")
+    return asyncio.run(supervisor.run())
+
+
+class WorkerProcesses:
+    """Owns the worker processes of *launches*; *named* puts a worker's name before each line of its output."""
+
+    def __init__(
+        self,
+        launches: Sequence[Launch],
+        *,
+        grace_s: float,
+        named: bool,
+        clock: Clock = system_clock,
+        steady_s: float = STEADY_S,
+        tell: Print = note,
+    ) -> None:
+        self._launches = launches
+        self._grace_s = grace_s
+        self._width = max(len(launch.name) for launch in launches) if named else 0
+        self._clock = clock
+        self._steady_s = steady_s
+        self._tell = tell
+        self._ending = asyncio.Event()
+
+    async def run(self) -> int:
+        """Run until told to end. Returns 0, or the code by which a shell knows the signal of an interruption."""
+        loop, numbers = asyncio.get_running_loop(), list[int]()
+
+        def end(number: int) -> None:
+            numbers.append(number)
+            self._ending.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, end, number)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for launch in self._launches:
+                    group.create_task(self._keep(launch))
+        except* WorkersError as failed:
+            raise failed.exceptions[0] from None
+        return 128 + numbers[0] if numbers and numbers[0] != signal.SIGTERM else 0
+
+    async def _keep(self, launch: Launch) -> None:
+        """Keep one worker running; what ends within `steady_s` waits twice as long each time before it starts again."""
+        failures = 0
+        while not self._ending.is_set():
+            began_s = self._clock.monotonic_s()
+            code = await self._one_life(launch)
+            if self._ending.is_set():
+                return
+            failures = failures + 1 if self._clock.monotonic_s() - began_s < self._steady_s else 1
+            if failures > MOST_FAILURES:
+                raise WorkersError(
+                    f"{launch.name} has ended {failures} times in a row soon after its start, the last time with {_said(code)}: "
+                    "its own last lines say why; the other workers were ended too"
+                )
+            pause_s = min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
+            self._tell(f"{launch.name} ended with {_said(code)}: it is started again in {pause_s:.0f} s")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), pause_s)
+
+    async def _one_life(self, launch: Launch) -> int:
+        """Run one process of a worker until it ends by itself or is told to; return its exit code."""
+        bound = (sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()))
+        process = await asyncio.create_subprocess_exec(
+            *bound,
+            *launch.arguments,
+            env=os.environ | launch.variables,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor alone, which tells them in its way
+        )
+        passing = asyncio.create_task(self._pass_on(process, launch.name))
+        ended = asyncio.create_task(process.wait())
+        try:
+            await self._until_ended(process, ended)
+            with suppress(TimeoutError):  # a child of the worker may have its output still open
+                await asyncio.wait_for(passing, LAST_WORDS_S)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await ended
+            passing.cancel()
+        return ended.result()
+
+    async def _until_ended(self, process: Process, ended: asyncio.Task[int]) -> None:
+        asked = asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+        if not ended.done():
+            process.terminate()
+            await asyncio.wait({ended}, timeout=self._grace_s)
+        if not ended.done():
+            self._tell(f"process {process.pid} has not ended within {self._grace_s:.0f} s: it is killed")
+            process.kill()
+            await ended
+
+    async def _pass_on(self, process: Process, name: str) -> None:
+        assert process.stdout is not None
+        head = f"{name:<{self._width}} | ".encode() if self._width else b""
+        begun = b""
+        while piece := await process.stdout.read(CHUNK):
+            *lines, begun = (begun + piece).split(b"\n")
+            if len(begun) > LONGEST_LINE:
+                lines, begun = [*lines, begun], b""
+            _write(b"".join(head + line + b"\n" for line in lines))
+        if begun:
+            _write(head + begun + b"\n")
+
+
+def _write(content: bytes) -> None:
+    sys.stdout.buffer.write(content)
+    sys.stdout.buffer.flush()
+
+
+def _said(code: int) -> str:
+    """Return an exit code for people.
+
+    >>> _said(1), _said(-9)
+    ('exit code 1', 'SIGKILL')
+    """
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

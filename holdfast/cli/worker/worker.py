@@ -1,0 +1,63 @@
+"""`holdfast -A shop worker`: runs one worker in place of this process, or several below a supervisor."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.context import globals_of
+from holdfast.cli.worker.launching import Launch, launches
+from holdfast.config.sources import find_file
+
+MOST_PROCESSES = 256
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Run a worker of the application, or several on this machine with --processes.",
+)
+
+
+@app.callback(invoke_without_command=True)
+def worker(
+    context: typer.Context,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "--processes",
+            "-n",
+            min=1,
+            max=MOST_PROCESSES,
+            help="Workers on this machine. Worker i listens on web_port + i - 1 and keeps its stores in data_dir/worker.i; "
+            "one that ends is started again.",
+        ),
+    ] = 1,
+    port: Annotated[int | None, typer.Option(help="As --set web_port=PORT.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="As --set data_dir=FOLDER.")] = None,
+    level: Annotated[str, typer.Option("--loglevel", "-l", metavar="|".join(LEVELS))] = "info",
+) -> None:
+    if level not in LEVELS:
+        raise typer.BadParameter(f"{level} is none of {', '.join(LEVELS)}", param_hint="--loglevel")
+    chosen = globals_of(context)
+    chosen.flags |= {
+        name: value for name, value in (("web_port", port), ("data_dir", data_dir)) if value is not None
+    }
+    settings = chosen.settings()
+    file = find_file(chosen.config, os.environ, Path.cwd())
+    made = launches(
+        settings, chosen.flags, application=chosen.application, level=level, processes=processes, file=file
+    )
+    if processes == 1:
+        become(made[0])
+    from holdfast.cli.worker.supervising import supervise
+
+    raise typer.Exit(supervise(made, settings))
+
+
+def become(launch: Launch) -> None:
+    """Replace this process by the worker, so that signals and the exit code are its own."""
+    os.execve(launch.arguments[0], launch.arguments, os.environ | launch.variables)
