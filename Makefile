@@ -50,9 +50,9 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 .PHONY: demo
-demo: $(READY) ## the whole of it on real parts in about two minutes (ARGS=--keep leaves it running)
-	@echo "== demo: broker, two workers, a fleet, a kill, queries, Spark"
-	@$(RUN)/holdfast demo $(ARGS)
+demo: $(READY) ## the whole of it on real parts in about two minutes (ARGS=--keep leaves it running; EMBEDDED=1 needs no JDK)
+	@echo "== demo: broker, two workers, a fleet, a kill, queries$(if $(EMBEDDED),, Spark)"
+	@$(RUN)/holdfast demo $(if $(EMBEDDED),--embedded) $(ARGS)
 
 .PHONY: test
 test: $(READY) ## all tests, on a real broker and Spark (JOBS=2 for two processes, ARGS='-k claims' for some, LOAD=20 beside 20 busy programs a core)

@@ -81,7 +81,8 @@ class App(FaustParts):
         services: list[Any] = [web, ManagerService(self.manager)]
         if self.settings.outbox_harvest:
             # Here, since SQLAlchemy is a third of what a worker imports, and most have no outbox.
-            from holdfast.agents.services.harvester import HarvesterPage, HarvesterService
+            from holdfast.agents.services.harvester import HarvesterService
+            from holdfast.agents.services.harvester_page import HarvesterPage
             from holdfast.outbox.settings import harvest_settings
 
             self.harvesting = HarvesterService(self, harvest_settings(self.settings), group.leave)

@@ -13,6 +13,7 @@ from holdfast.agents import descriptors
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import require_topics
 from holdfast.clients.topics.specs import topic_names
+from holdfast.clients.topics.types import TopicFinding
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.upgrades import in_version, versions_on
@@ -46,11 +47,7 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
     Blocks; raises TopicError for a missing or wrong topic, BrokerError without an answer.
     """
     admin = Admin(settings)
-    for finding in require_topics(settings, processors, admin=admin):
-        logger.warning(
-            "topic %(topic)s %(problem)s: %(remedy)s",
-            {"topic": finding.topic, "problem": finding.message, "remedy": finding.remedy},
-        )
+    tell(require_topics(settings, processors, admin=admin))
     found = admin.cluster(topic_names(settings, processors))
     partitions = {processor.name: found.partitions(processor.topics[0]) or 0 for processor in processors}
     changelogs = [processor.changelog(settings.app) for processor in processors]
@@ -90,6 +87,21 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
     ) is not None:
         logger.warning("%(problem)s", {"problem": short})
     return Survey(environment, partitions, versions)
+
+
+def tell(findings: Sequence[TopicFinding]) -> None:
+    """Log warnings about topics; those that keep records for a time are one line, since that is nothing new at each start."""
+    for finding in findings:
+        if not finding.limited:
+            logger.warning(
+                "topic %(topic)s %(problem)s: %(remedy)s",
+                {"topic": finding.topic, "problem": finding.message, "remedy": finding.remedy},
+            )
+    if limited := sorted({finding.topic for finding in findings if finding.limited}):
+        logger.info(
+            "%(topics)s keep their records for a time only, so a version that begins later is partial: `holdfast topics check` tells more",
+            {"topics": ", ".join(limited)},
+        )
 
 
 def _compression(settings: Settings) -> int:

@@ -117,7 +117,15 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    found = globals()[name] = getattr(import_module(f"holdfast.{home}"), name)
+    try:
+        found = globals()[name] = getattr(import_module(f"holdfast.{home}"), name)
+    except ModuleNotFoundError as error:
+        from holdfast.extras import extra_of
+
+        if (extra := extra_of(error.name)) is None:
+            raise
+        text = f"{name} needs {error.name}, which is not installed: pip install 'holdfast[{extra}]'"
+        raise ModuleNotFoundError(text, name=error.name) from error
     return found
 
 

@@ -87,6 +87,10 @@ class DecodeError(HoldfastError, ValueError):
     """The bytes of one record are not what the decoder expects."""
 
 
+class UnknownSchemaError(DecodeError):
+    """The registry does not know the schema of a record; it may learn it later."""
+
+
 class FrameError(DecodeError):
     """A value is not, or may not be written as, a frame of the coordination topic.
 

@@ -29,7 +29,7 @@ from holdfast.pipeline.bronze.extent import (
 )
 from holdfast.pipeline.bronze.lake import Landed, bronze_path
 from holdfast.pipeline.folds import local
-from holdfast.pipeline.folds.folding import RESULT, FoldPlan, FoldSummary
+from holdfast.pipeline.folds.folding import RESULT, EmitsWanted, FoldPlan, FoldSummary
 from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
 from holdfast.pipeline.folds.results import Replayed, gather
@@ -54,7 +54,7 @@ class ReplayOptions:
     row), *rows* False only digests. *partitions* limits the replay to some. *out* is a folder to write the tables to, which must
     not exist; without it they are in memory. *allow_holes* folds a log whose beginning was deleted. *skips*
     None: what the application skips of the source, by its topic, or for bronze by what the last landing
-    noted. *positions* stand in for *until* where there are several sources.
+    noted. *positions* stand in for *until* where there are several sources. *emits* has what is emitted told. *refused* are records, by topic and offset, that are refused unread.
     """
 
     engine: ReplayEngine = "auto"
@@ -70,6 +70,8 @@ class ReplayOptions:
     allow_holes: bool = False
     skips: Mapping[int, OffsetRanges] | None = None
     positions: Mapping[int, VectorMarker] | None = None
+    emits: EmitsWanted | None = None
+    refused: Mapping[int, frozenset[tuple[str, int]]] = field(default_factory=dict)
     spark: SparkOptions = field(default_factory=SparkOptions)
 
     def __post_init__(self) -> None:
@@ -128,6 +130,8 @@ def replay(
         rows=options.rows,
         transitions=options.transitions,
         of_key=options.of_key,
+        emits=options.emits,
+        refused=options.refused,
         later_timeout_s=settings.later_timeout_s,
     )
     if processor.on is not None:

@@ -26,6 +26,7 @@ from holdfast.core.engine.state.codec import (
 from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, most_types
 from holdfast.core.engine.state.handover import HANDOVER, Handover, decode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, decode_lost_heads, told_lost
+from holdfast.core.engine.state.passing_refusals import refusals_in
 from holdfast.errors import ChangelogError, TopicError
 from holdfast.kafka.fetching.records import Records
 from holdfast.kafka.reading.skip_log import read_skips
@@ -49,6 +50,8 @@ class LivePartition:
     handover: Handover | None = None
     row_types: int = 1
     """As how many types its rows were written, at the most."""
+    refused: frozenset[tuple[str, int]] = frozenset()
+    """Topic and offset of records that were refused for what may be otherwise now."""
 
     @property
     def applied(self) -> int:
@@ -181,6 +184,7 @@ def verify(
         out=None,
         # What a trimmed internal topic had lost would be told as a difference, and is none.
         allow_holes=not processor.internal,
+        refused=refused_by(live),
     )
     replayed = replay(processor, settings, asked)
     by_partition = {each.partition: each for each in replayed.partitions}
@@ -219,6 +223,11 @@ def missing(partitions: Iterable[_Began], holes: Sequence[str]) -> tuple[str, ..
         if each.lost
     )
     return (*began, *holes)
+
+
+def refused_by(live: Iterable[LivePartition]) -> Mapping[int, frozenset[tuple[str, int]]]:
+    """Return which records a replay has to refuse because live partitions did."""
+    return {each.partition: each.refused for each in live if each.refused}
 
 
 def upto(
@@ -316,6 +325,7 @@ def _live_partition(
         lost=decode_lost_heads(notes.get(LOST_HEADS)),
         handover=decode_handover(notes.get(HANDOVER)),
         row_types=1 if types is None else most_types(decode_row_types(types)),
+        refused=refusals_in(notes),
     )
 
 

@@ -7,27 +7,23 @@ compared key by key, and those of a key that comes from several source partition
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.config import Settings
 from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.declared.streams import Internal
-from holdfast.core.engine.fold.folding import Folder
-from holdfast.core.engine.fold.skips import OffsetRanges
+from holdfast.core.engine.merge.positions import Position, choices_of, offsets_of
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
-from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.errors import ConfigError, LostRecordsError
-from holdfast.kafka.reading.skip_log import read_skips
-from holdfast.pipeline.folds.folding import without
-from holdfast.pipeline.folds.waiting import waiting
-from holdfast.pipeline.topic import Span, TopicLog, TopicReader
-from holdfast.pipeline.verify import LivePartition, read_live
+from holdfast.pipeline.folds.folding import EmitsWanted
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.topic import TopicLog, TopicReader
+from holdfast.pipeline.verify import LivePartition, read_live, refused_by, upto
 
-LATER_TIMEOUT_S = 600.0
-"""How long a record may wait for what its fold needs."""
 ANYWHERE = -1
 """The partition of an emit without key and partition: any."""
 
@@ -98,6 +94,7 @@ class EmitsVerdict:
 
     processor: str
     version: int
+    engine: str
     records: int
     topics: tuple[EmittedTopic, ...] = field(default_factory=tuple)
     cut: tuple[str, ...] = ()
@@ -109,84 +106,73 @@ class EmitsVerdict:
     def document(self) -> dict[str, Any]:
         """Return the verdict as JSON values."""
         topics = [{**asdict(each), "equal": each.equal} for each in self.topics]
-        told = {"processor": self.processor, "version": self.version, "records": self.records}
-        return {**told, "equal": self.equal, "cut": list(self.cut), "topics": topics}
+        told = {"processor": self.processor, "version": self.version, "engine": self.engine}
+        return {**told, "records": self.records, "equal": self.equal, "cut": list(self.cut), "topics": topics}
 
 
-def verify_emits(processor: Processor[Any, Any], settings: Settings) -> EmitsVerdict:
-    """Fold the source of *processor* here up to the position of its live table, and compare what that emits with what lies in its topics.
+def verify_emits(
+    processor: Processor[Any, Any], settings: Settings, options: ReplayOptions | None = None
+) -> EmitsVerdict:
+    """Fold the sources of *processor* up to the position of its live table, and compare what that emits with what lies in its topics.
 
-    Workers may go on meanwhile. Other writers of these topics are told as differences; earlier versions are not, whose records lie before. Raises ConfigError
-    for a processor with `on=` or without emits, LostRecordsError for a source that has lost what the table was folded from.
+    Workers may go on meanwhile. Other writers of these topics are told as differences; earlier versions are not, whose records lie before. Of *options*, engine,
+    source, lake and spark count. Raises ConfigError for a processor without emits, LostRecordsError for a source that has lost what the table was folded from.
     """
-    if processor.on is not None or not processor.emits:
-        what = "emits nothing" if not processor.emits else "is declared with on="
+    if not processor.emits:
         raise ConfigError(
-            f"processor {processor.name} {what}: --emits is for processors of one source= that emit"
+            f"processor {processor.name} emits nothing: --emits is for processors that are declared with emits="
         )
-    before = {each.partition: each for each in read_live(processor, settings)}
+    due = {each.partition: _place(each.marker) for each in read_live(processor, settings)}
     topics = {str(topic): _Topic(settings, str(topic)) for topic in processor.emits}
     exact = {str(topic) for topic in processor.emits if isinstance(topic, Internal) or processor.version == 1}
-    after = {each.partition: each for each in read_live(processor, settings)}
-    records = 0
-    skips = read_skips(settings).of_topic(processor.topics[0])
-    with (
-        TopicLog(settings, processor.topics[0]) as log,
-        TopicReader(settings, processor.topics[0], skips) as reader,
-    ):
-        spans = log.spans()
-        for partition, live in sorted(after.items()):
-            fold = _Emitting(processor, live, before[partition].applied, skips.get(partition, ()))
-            for is_due, emit in fold.emits(reader, spans[partition]):
-                topics[emit.topic].expect(partition, emit, is_due=is_due)
-            records += fold.records
+    live = {each.partition: each for each in read_live(processor, settings)}
+    options = options or ReplayOptions()
+    if options.source == "topic":
+        _check_heads(processor, settings, live)
+    handovers = {at: each.handover for at, each in live.items() if each.handover is not None}
+    asked = replace(
+        upto(processor, settings, options, {at: each.marker for at, each in live.items()}),
+        rows=False,
+        transitions=False,
+        of_key=None,
+        partitions=None,
+        out=None,
+        allow_holes=any(each.lost for each in live.values()),
+        emits=EmitsWanted(handovers=handovers, due=due),
+        refused=refused_by(live.values()),
+    )
+    replayed = replay(processor, settings, asked)
+    for partition in sorted(live):
+        for is_due, emit in replayed.emitted(partition):
+            topics[emit.topic].expect(partition, emit, is_due=is_due)
     return EmitsVerdict(
         processor=processor.name,
         version=processor.version,
-        records=records,
+        engine=replayed.engine,
+        records=replayed.records,
         topics=tuple(each.judge(exact=name in exact) for name, each in topics.items()),
         cut=tuple(name for name, each in topics.items() if each.is_cut),
     )
 
 
-class _Emitting:
-    """Folds one partition up to where *live* is; what it emits up to *due* must be there."""
+def _place(position: Position) -> Handover:
+    return Handover(HANDOVER_FORMAT, offsets_of(position), choices_of(position))
 
-    def __init__(
-        self, processor: Processor[Any, Any], live: LivePartition, due: int, skips: OffsetRanges
-    ) -> None:
-        self._processor, self._live, self._due, self._skips = processor, live, due, skips
-        self._store = DictStore()
-        self._folder: Folder[Any] = Folder(processor, self._store, handover=live.handover)
-        self._on_later, self._where = (
-            waiting(LATER_TIMEOUT_S),
-            f"{processor.table} partition {live.partition}",
-        )
-        self.records = 0
 
-    def emits(self, reader: TopicReader, span: Span) -> Iterator[tuple[bool, Emit]]:
-        """Yield (whether it must be there, emit) in order."""
-        topic, live = self._processor.topics[0], self._live
-        begins = live.lost.get(topic, 0)
-        if live.applied == NOTHING_APPLIED:
-            return
-        if span.first > begins:
-            raise LostRecordsError(
-                f"topic {topic} partition {live.partition} begins at offset {span.first}, and the table was folded from {begins} on: nothing can "
-                "tell what it should have emitted"
-            )
-        for first, end in ((begins, self._due + 1), (max(begins, self._due + 1), live.applied + 1)):
-            if first < end:
-                wanted = Span(first=max(first, span.first), end=end)
-                for batch, _ in reader.batches(live.partition, wanted, self._processor.columns):
-                    batch = without(batch, self._skips) if self._skips else batch
-                    while (
-                        changes := self._folder.fold([batch])
-                    ) is not None:  # one that is cut at a handover goes on
-                        self.records += changes.records
-                        self._store.apply(changes.puts)
-                        yield from ((first <= self._due, emit) for emit in changes.emits)
-                        self._folder.commit()
+def _check_heads(
+    processor: Processor[Any, Any], settings: Settings, live: Mapping[int, LivePartition]
+) -> None:
+    """Raise LostRecordsError where a source has lost what was folded of it."""
+    for topic in processor.topics:
+        with TopicLog(settings, topic) as log:
+            spans = log.spans()
+        for partition, each in sorted(live.items()):
+            begins = each.lost.get(topic, 0)
+            if each.applied != NOTHING_APPLIED and spans[partition].first > begins:
+                raise LostRecordsError(
+                    f"topic {topic} partition {partition} begins at offset {spans[partition].first}, and the table was folded from {begins} on: nothing "
+                    "can tell what it should have emitted"
+                )
 
 
 class _Topic:

@@ -21,7 +21,16 @@ from holdfast.errors import HoldfastError
 from holdfast.pipeline.folds.folding import FoldSummary, other_event_time
 from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.verify import LivePartition, kind_of, last_changed, missing, read_live, shown, upto
+from holdfast.pipeline.verify import (
+    LivePartition,
+    kind_of,
+    last_changed,
+    missing,
+    read_live,
+    refused_by,
+    shown,
+    upto,
+)
 
 LOOKS = 3
 """How often a partition is looked at whose changelog alone differs: a row that changed meanwhile may have
@@ -213,7 +222,11 @@ def _look(
         for each in read_live(processor, settings, {at: each.changelog_next for at, each in served.items()})
     }
     positions = {at: _position(processor, each) for at, each in served.items()}
-    asked = replace(upto(processor, settings, options, positions), partitions=tuple(sorted(served)))
+    asked = replace(
+        upto(processor, settings, options, positions),
+        partitions=tuple(sorted(served)),
+        refused=refused_by(changelog.values()),
+    )
     replayed = replay(processor, settings, asked)
     summaries = {each.partition: each for each in replayed.partitions}
     verdicts = [

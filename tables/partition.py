@@ -18,8 +18,15 @@ from rocksdict import WriteOptions
 from holdfast.clock import system_clock
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import Changes, Folder
-from holdfast.core.engine.merge.choices import VectorMarker, encode_choice, event_ms_of
+from holdfast.core.engine.merge.choices import (
+    Choice,
+    VectorMarker,
+    decode_choice,
+    encode_choice,
+    event_ms_of,
+)
 from holdfast.core.engine.merge.global_copies import WorkerGlobals
+from holdfast.core.engine.merge.handing_over import barrier_at
 from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
 from holdfast.core.engine.merge.positions import (
     Position,
@@ -33,6 +40,7 @@ from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED, key_in_ta
 from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, encode_row_types, evolved
 from holdfast.core.engine.state.handover import HANDOVER, Handover, encode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_lost_heads
+from holdfast.core.engine.state.passing_refusals import refusal_note
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ChangelogError, OutOfRangeError
 from holdfast.kafka.transactions.transactional_producer import ProducerFactory
@@ -136,6 +144,8 @@ class Partition:
         self.recorded: list[bytes] = []
         """Choices that are written and not yet obeyed, those of several sources: from `marker.choices` on."""
         self._handover: Handover | None = None
+        self._barrier: Choice | None = None
+        """The choice of the handover, which the next transaction has to record."""
         self.head_of: Callable[[Place], int] = lambda place: 0
         """Tells where the log of a source began that is read from its beginning and has lost its head; 0 for all others."""
         self.views: WorkerGlobals | None = None
@@ -259,19 +269,27 @@ class Partition:
         """Return whether this worker holds the newest epoch, as far as it knows."""
         return self._writer is not None and not self._lost
 
-    async def fence(self, timeout_s: float) -> None:
-        """Become the only owner whose writes the broker accepts.
+    async def fence(self, timeout_s: float, *, by_common_id: bool = False) -> None:
+        """Become the only owner whose writes the broker accepts; with *by_common_id* also shut out a worker of an older release, which writes every version
+        by one id. It must not be in use by an earlier version.
 
         Must come before the restore, else an old owner could still write.
         """
-        writer = ChangelogWriter(
-            self._env.producer(self.processor.transactional_id(self._env.app, self.partition)),
-            changelog=self.changelog,
-            partition=self.partition,
-        )
+        common_id = self.processor.common_id(self._env.app, self.partition) if by_common_id else None
+        if common_id is not None:
+            older = self._writer_by(common_id)
+            try:
+                await older.fence(timeout_s)
+            finally:
+                await older.close()
+        writer = self._writer_by(self.processor.transactional_id(self._env.app, self.partition))
         self._writer, self._lost = writer, True
         await writer.fence(timeout_s)
         self._lost = False
+
+    def _writer_by(self, transactional_id: str) -> ChangelogWriter:
+        producer = self._env.producer(transactional_id)
+        return ChangelogWriter(producer, changelog=self.changelog, partition=self.partition)
 
     def activate(self) -> None:
         """Start folding from the restored position; ConfigError where the row type cannot read what is there."""
@@ -317,7 +335,7 @@ class Partition:
         """Stop folding: drop the fold's state; what is committed stays. The writer is closed before."""
         assert self._writer is None, "close the writer first"
         self.role, self._folder, self.recorded, self.standing = PartitionRole.STANDBY, None, [], None
-        self._handover = None  # another may come past it meanwhile
+        self._handover = self._barrier = None  # another may come past it meanwhile
         self.note_source_ends({}, UNKNOWN)
 
     def lose(self) -> None:
@@ -355,7 +373,7 @@ class Partition:
         Raises FencedError, BrokerError, ChangelogError.
         """
         assert self._writer is not None, "fence first"
-        if isinstance(changes, MergedChanges) and changes.choices:
+        if isinstance(changes, MergedChanges):
             extra = [*extra, *self._choices(changes)]
         changelog_next = await self._writer.write(changes, extra, timeout_s)
         if changelog_next < self.changelog_next:
@@ -363,11 +381,12 @@ class Partition:
             # the state before it, which nobody could tell later: take back the marker that says otherwise.
             await self._writer.disown(timeout_s)
             raise ChangelogError(self._made_again())
+        self._barrier = None
         return changelog_next
 
     def _choices(self, changes: MergedChanges) -> Iterator[Emit]:
         topic = self.choices_topic
-        for choice in changes.choices:
+        for choice in (*([] if self._barrier is None else [self._barrier]), *changes.choices):
             yield Emit(topic, value=encode_choice(choice), partition=self.partition)
 
     def keep(self, changes: AnyChanges, changelog_next: int) -> None:
@@ -378,13 +397,18 @@ class Partition:
 
     def noted(self, changes: AnyChanges) -> AnyChanges:
         """Return *changes* with the notes that are due, before `commit` and `keep`: of the heads that were lost, where they bring the
-        first record of such a source, of the handover, where it was just learned, and of row types that are new here.
+        first record of such a source, of the handover, where it was just learned, of records that are refused for now, and of row types that are new here.
 
         Raises OutOfRangeError when records between the state and these were deleted.
         """
         self._require_no_hole()
-        notes = [*self._note_of_heads(changes), *self._note_of_handover(), *self._note_of_types()]
+        notes = [*self._note_of_heads(changes), *self._note_of_handover(), *self._notes_of_refusals(changes)]
+        notes += self._note_of_types()  # the last: see `keep`
         return replace(changes, puts=[*changes.puts, *notes]) if notes else changes
+
+    def _notes_of_refusals(self, changes: AnyChanges) -> Iterator[tuple[bytes, bytes]]:
+        own = self.processor.topics[0]
+        return (refusal_note(each.topic or own, each.offset) for each in changes.refused if each.passing)
 
     def _note_of_types(self) -> Iterator[tuple[bytes, bytes]]:
         if self._new_types is not None:
@@ -400,9 +424,20 @@ class Partition:
         found, marker = self._store.handover, self._store.marker
         return found is None or found.covers(offsets_of(marker), choices_of(marker))
 
-    def learn_handover(self, handover: Handover) -> None:
-        """Take in up to where this version is silent, before `activate`; its next transaction records that."""
-        self._handover = handover
+    def learn_handover(self, stood: Handover) -> None:
+        """Take in where the versions before stood, before `activate` and behind the reading of choices: its next transaction records up to where this one
+        is silent. Raises ChoicesError where choices are missing.
+        """
+        position = self._store.marker
+        if isinstance(position, VectorMarker):
+            stood, self._barrier = barrier_at(stood, position, [*map(decode_choice, self.recorded)])
+        found = self._store.handover
+        if found is not None and found.covers(stood.applied, stood.choices):
+            self._barrier = None
+            return
+        self._handover = stood
+        if self._barrier is not None:
+            self.recorded.append(encode_choice(self._barrier))
 
     def _note_of_heads(self, changes: AnyChanges) -> Iterator[tuple[bytes, bytes]]:
         before, now = offsets_of(self._store.marker), offsets_of(changes.marker)

@@ -25,6 +25,9 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from holdfast.cli.application import Application as LoadedApplication
+from holdfast.cli.doctor.cluster import rights
+from holdfast.cli.doctor.diagnosis import Fitness
 from holdfast.cli.topics.resetting import ApplicationReset
 from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.clients.claims.logs.claim_log import CAPABILITY_HEADER
@@ -66,6 +69,7 @@ from holdfast.outbox.settings import HarvestSettings, Strategy
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify import verify
 from holdfast.streams import Filter
+from tests.agents.clerks import clerks_app
 from tests.outbox.databases import FreshOutbox
 from tests.support.harness import Application, running, wait_for
 from tests.support.kafka_clients import clients_alive
@@ -153,6 +157,47 @@ def worker_job(guarded: Guarded, folder: Path) -> Job:
             application.workers.clear()
 
     return Job(grants, work)
+
+
+def clerks_job(guarded: Guarded, folder: Path) -> Job:
+    """A worker of Faust agents groups records anew, counts them in a table of Faust's, and has a leader."""
+    broker = SessionBroker(config=guarded.root())
+    application = Application(broker, folder, partitions=1, module="tests.agents.clerks")
+    settings, changelog = application.settings, f"{application.name}-words-changelog"
+    application._environment["CLERKS_SOURCE"] = application.source
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOLDFAST_APP", application.name)
+        grants = worker_grants(settings, [], clerks_app(application.source).faust_topics())
+    own = {grant.name for grant in grants if grant.operation == "Create" and grant.pattern == "literal"}
+
+    def work(kafka: Mapping[str, str], patience_s: float) -> None:
+        grouped = f"count-{application.source}-word-repartition"
+        broker.delete_topics(sorted({*own, application.source, grouped}))
+        wait_for(
+            "the topics to be gone",
+            lambda: application.source not in guarded.admin.list_topics(timeout=10).topics,
+            POSITIVE_S,
+        )
+        broker.create_topic(application.source, partitions=1, exact=True)
+        create_topics(settings, [], partitions=1)
+        producer = Producer(guarded.root())
+        producer.produce(application.source, b"ada", partition=0)
+        assert producer.flush(POSITIVE_S) == 0
+        with running(application):
+            worker = application.worker()
+            worker._environment |= environment(kafka)
+            worker.start().wait_ready(patience_s)
+            wait_for("a count", lambda: exists(guarded, changelog), patience_s, worker.tail)
+            worker.kill()
+            application.workers.clear()
+        assert exists(guarded, f"{application.name}-__assignor-__leader", least=0)
+
+    return Job(grants, work)
+
+
+def exists(guarded: Guarded, topic: str, least: int = 1) -> bool:
+    """Tell whether there is such a topic, with so many records."""
+    return topic in guarded.admin.list_topics(timeout=10).topics and committed(guarded, topic) >= least
 
 
 def send_bomb(guarded: Guarded, topic: str) -> None:
@@ -459,6 +504,29 @@ def harvester_job(guarded: Guarded, folder: Path, *, strategy: str) -> Job:
     return Job(grants, work)
 
 
+def test_the_doctor_names_the_right_that_a_worker_lacks(guarded: Guarded, tmp_path: Path) -> None:
+    application = Application(SessionBroker(config=guarded.root()), tmp_path, partitions=1).create_topics()
+    settings = replace(application.settings, kafka=guarded.principal("patient"))
+    grants = worker_grants(settings, application.processors)
+    emit = next(str(topic) for processor in application.processors for topic in processor.emits)
+    lacking = Grant(Resource.TOPIC, emit, Operation.WRITE, "")
+    guarded.grant(
+        "patient",
+        [*(g for g in grants if g.place != lacking.place), replace(lacking, operation=Operation.DESCRIBE)],
+    )
+    examined = LoadedApplication(settings=settings, processors=tuple(application.processors))
+    found = [each for each in rights(examined, Admin(settings)) if each.fitness is not Fitness.OK]
+    assert [(each.check, each.found) for each in found] == [
+        ("right Write", f"not allowed on topic {emit}, where its folds emit to it")
+    ]
+    guarded.grant("patient", grants)
+    wait_for(
+        "all rights",
+        lambda: all(e.fitness is Fitness.OK for e in rights(examined, Admin(settings))),
+        POSITIVE_S,
+    )
+
+
 @pytest.mark.parametrize("strategy", Strategy)
 def test_rows_for_topics_that_may_only_be_seen_hold_up_no_others(
     guarded: Guarded, tmp_path: Path, strategy: Strategy
@@ -513,6 +581,7 @@ def refusals() -> Iterator[list[str]]:
 
 JOBS: dict[str, MakeJob] = {
     "worker": worker_job,
+    "worker of agents": clerks_job,
     "reader": reader_job,
     "replayer": replayer_job,
     "resetter": resetter_job,

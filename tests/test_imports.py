@@ -21,6 +21,7 @@ from tests.support.places import ROOT
 ROOMS: Mapping[str, frozenset[str] | None] = {
     "errors": frozenset(),
     "clock": frozenset(),
+    "extras": frozenset(),
     "logs": frozenset(),
     "loop_thread": frozenset({"errors"}),
     "config": frozenset({"errors"}),
@@ -143,7 +144,9 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "broker": frozenset({"parent_death", "ports", "processes"}),
         "fixtures": frozenset({"broker"}),
         "databases": frozenset({"parent_death", "ports", "processes"}),
-        "demo": frozenset({"broker", "parent_death", "ports", "processes", "signals", "waits"}),
+        "demo": frozenset(
+            {"broker", "embedded_process", "parent_death", "ports", "processes", "signals", "waits"}
+        ),
     },
     "cli": {
         "application": frozenset(),
@@ -153,9 +156,11 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "tails": frozenset(),
         "context": frozenset({"output"}),
         "demo": frozenset({"output"}),
+        "project": frozenset({"output"}),
         "__main__": frozenset({"context", "output"}),
         "config": frozenset({"context", "output"}),
         "dev": frozenset({"context", "output"}),
+        "doctor": frozenset({"application", "context", "output"}),
         "logs": frozenset({"application", "context", "output"}),
         "outbox": frozenset({"asked", "context", "output"}),
         "pipeline": frozenset({"application", "asked", "context", "output"}),
@@ -167,7 +172,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     "dev.demo": {
         "narrator": frozenset(),
         "processes": frozenset(),
-        "environment": frozenset({"processes"}),
+        "broker": frozenset(),
+        "environment": frozenset({"broker", "processes"}),
         "steps": frozenset({"environment", "narrator", "processes"}),
         "run": frozenset({"environment", "narrator", "processes", "steps"}),
     },
@@ -213,7 +219,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "audit": frozenset({"bronze", "folds", "replay", "spark", "topic"}),
         "verify": frozenset({"bronze", "folds", "replay", "topic"}),
         "verify_store": frozenset({"folds", "replay", "verify"}),
-        "verify_emits": frozenset({"folds", "topic", "verify"}),
+        "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
     },
 }
 # Modules of the import root that are one topic with another.
@@ -223,6 +229,7 @@ TOPIC = {
 PACKAGES: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
     "clock": frozenset(),
+    "extras": frozenset(),
     "logs": frozenset(),
     "loop_thread": frozenset(),
     "config": frozenset({"msgspec"}),
@@ -708,6 +715,7 @@ def test_the_import_root_itself_imports_nothing() -> None:
         "__future__",
         "typing",
         "importlib",
+        "holdfast.extras",
     }
 
 

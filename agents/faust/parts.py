@@ -4,7 +4,7 @@ declared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import faust
@@ -19,6 +19,7 @@ from faust.web.base import (
 from mode.supervisors import CrashingSupervisor
 
 from holdfast.agents.faust.conductor import takes_batches
+from holdfast.clients.topics.types import FaustTopics
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError
@@ -99,6 +100,25 @@ class FaustParts(faust.App):
             # Stock counts the record that an agent failed at as done, and would commit it while the worker ends.
             self.consumer.commits_no_more()  # type: ignore[attr-defined]  # ours
 
+    def faust_topics(self) -> FaustTopics:
+        """Return the topics of what is declared beside the processors."""
+        agents = [each for each in self.agents.values() if not takes_batches(each.channel)]
+        own = {processor.table for processor in self.processors.values()}
+        kept = {self.tables[name]._changelog_topic_name() for name in self.tables if name not in own}
+        made = [each for each in agents if getattr(each.channel, "has_prefix", False)]  # a topic of its own
+        kept |= {topic for each in made for topic in each.get_topic_names()}
+        if self.has_leader:
+            kept.add(f"{self.conf.id}-__assignor-__leader")
+        begin = {
+            f"{name}-"
+            for each in agents
+            for name in (each.get_topic_names() if each in made else [each.name])
+        }
+        if agents and self.conf.reply_create_topic:
+            begin.add(self.conf.reply_to_prefix)
+        read = {topic for each in agents for topic in each.get_topic_names()}
+        return FaustTopics(read=_sorted(read), kept=_sorted(kept), begin=_sorted(begin))
+
     # -- tasks of the leader
 
     def task(self, fun: Any = None, *, on_leader: bool = False, traced: bool = True) -> Any:  # type: ignore[override]
@@ -135,3 +155,7 @@ class FaustParts(faust.App):
         web.blueprints._enabled = [each for each in web.blueprints._enabled if each not in STOCK_PAGES]
         web.init_server()
         return list(web.web_app.router.resources())
+
+
+def _sorted(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(names))

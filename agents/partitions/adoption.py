@@ -40,6 +40,10 @@ class PartitionOpener(Protocol):
         """Return a new runner of a partition that was restored."""
         ...
 
+    def is_folded_earlier(self, part: Partition) -> bool:
+        """Return whether a worker of the group folds the partition in an earlier version."""
+        ...
+
 
 class Adoption:
     """Makes what this worker holds match the group's assignments, one at a time.
@@ -186,7 +190,10 @@ class Adoption:
     async def _take_over(self, fresh: list[Partition]) -> int:
         """Fence, restore and activate partitions; return how many changelog records that took."""
         settings = self._settings
-        await _all(part.fence(settings.commit_timeout_s) for part in fresh)
+        await _all(
+            part.fence(settings.commit_timeout_s, by_common_id=not self._opener.is_folded_earlier(part))
+            for part in fresh
+        )
         reading = (fresh, settings.consumer(), settings.app, self._interrupted, settings.stall_timeout_s)
         records: int = await self._thread(restore, *reading)
         if self._interrupted.is_set():

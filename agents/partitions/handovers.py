@@ -20,8 +20,8 @@ from holdfast.tables.partition import Partition
 def learn_handovers(settings: Settings, parts: Iterable[Partition]) -> None:
     """Tell each of *parts* that is declared with `emits_from="handover"` where the versions before it stand.
 
-    Call it when the parts are fenced and restored: the fence is that of all versions, so none of them moves any more. Blocks; raises TopicError when
-    there is no changelog of an earlier version, ChangelogError for one of other sources.
+    Call it when the parts are fenced and restored, and their choices read: the fence is that of all versions, so none of them moves any more. Blocks; raises
+    TopicError when there is no changelog of an earlier version, ChangelogError for one of other sources, ChoicesError where choices are missing.
     """
     wanted = [part for part in parts if part.processor.hands_over and part.may_learn_handover]
     if not wanted:
@@ -33,7 +33,7 @@ def learn_handovers(settings: Settings, parts: Iterable[Partition]) -> None:
     for part in wanted:
         stood = [found[topic, part.partition] for topic in earlier[part.processor.name]]
         part.learn_handover(
-            _furthest(part.processor, [_stood(part.processor, value) for value in stood if value is not None])
+            furthest(part.processor, [_stood(part.processor, value) for value in stood if value is not None])
         )
 
 
@@ -73,10 +73,11 @@ def _apart(processor: Processor[Any, Any], why: str) -> ChangelogError:
     )
 
 
-def _furthest(processor: Processor[Any, Any], stood: Iterable[Handover]) -> Handover:
-    """Return the position that lies behind all others: all versions fold the same records in the same order."""
-    furthest = Handover(HANDOVER_FORMAT, (NOTHING_APPLIED,) * len(processor.topics))
-    for each in stood:
-        if each.covers(furthest.applied, furthest.choices):
-            furthest = each
-    return furthest
+def furthest(processor: Processor[Any, Any], stood: Iterable[Handover]) -> Handover:
+    """Return the position that lies behind the others.
+
+    With `on=`, two versions of which neither handed over to the other may stand where neither has all that the other has: then it is that of the one that
+    has obeyed more choices or, of equally many, folded more.
+    """
+    start = Handover(HANDOVER_FORMAT, (NOTHING_APPLIED,) * len(processor.topics))
+    return max((start, *stood), key=lambda each: (each.choices, sum(each.applied)))

@@ -254,6 +254,13 @@ class PartitionManager:
         changelog = in_version(self.processors[name], version).changelog(self.settings.app)
         return self._group.who_folds(changelog, number) is not None
 
+    def is_folded_earlier(self, part: Partition) -> bool:
+        """Return whether a worker of the group folds *part* in an earlier version."""
+        held, own = (part.processor.name, part.partition), part.processor.version
+        return any(
+            self._is_folded(held, version) for version in self.cluster.versions[held[0]] if version < own
+        )
+
     def _not_expired(self, part: Partition) -> Partition:
         environment = self.cluster.environment
         expired_ms = self._clock.now_ms() - environment.tombstones_kept_ms

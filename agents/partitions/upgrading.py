@@ -25,12 +25,13 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.upgrades import (
+    all_writers_of,
     current_version,
+    first_switch,
     has_caught_up,
     is_complete,
     kept_version,
     next_switch,
-    writers_of,
 )
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, HoldfastError
@@ -81,6 +82,8 @@ class Upgrading:
         self._known: Mapping[str, tuple[int, ...]] = {}
         self._kept: dict[Held, _EarlierPartition] = {}
         self._caught_up: dict[Held, Owned] = {}
+        self._held_up: dict[Held, Owned] = {}
+        """What has folded all that there is of its version, and waits for partitions that no worker of this version has."""
         self._began_s: dict[str, float] = {}
         self._interrupted, self._wanted = threading.Event(), asyncio.Event()
         self._stepping = asyncio.Lock()
@@ -152,12 +155,18 @@ class Upgrading:
         )
 
     def causes(self) -> list[str]:
-        """Return why this worker is not ready on account of tables that are being built."""
+        """Return why this worker is not ready on account of tables that are being built, and on which it has still to do something: what waits for partitions
+        that old workers have must not keep those from being replaced.
+        """
         return [
             f"{self.building(table, built[0])}: partitions {', '.join(map(str, built))}"
             for table in self._processors
-            if (built := self.built(table))
+            if (built := [number for number in self.built(table) if not self._is_held_up((table, number))])
         ]
+
+    def _is_held_up(self, held: Held) -> bool:
+        owned = self._holdings.owned.get(held)
+        return owned is not None and self._held_up.get(held) is owned
 
     def announced(self, table: str) -> dict[str, Any]:
         """Return what is announced of a table on its way; nothing of others."""
@@ -204,6 +213,7 @@ class Upgrading:
     async def _step(self) -> None:
         before = self._told()
         await self._refresh()
+        await self._record_first()
         await self._drop()
         await self._keep()
         self._look()
@@ -304,19 +314,43 @@ class Upgrading:
         """Note which partitions have caught up."""
         # Where records come all the time, nobody is ever at the end of now.
         ends, self._ends_before = self._ends_before, self._ends()
+        before, self._held_up = self._held_up, {}
         for held, owned in self._holdings.owned.items():
-            if self._is_building(*held) and self._has_caught_up(held, owned, ends):
-                self._caught_up[held] = owned
-                logger.info(
-                    "partition %(partition)d of %(table)s has caught up in version %(version)d",
-                    {"partition": held[1], "table": held[0], "version": owned.part.processor.version},
+            if not self._is_building(*held) or not self._has_all(held, owned, ends):
+                continue
+            missing = [each for each in self._writers(held[0]) if not self._is_complete(each)]
+            if any(map(self._is_left_to_others, missing)):
+                self._held_up[held] = owned
+            if not missing or (held in self._held_up and held not in before):
+                what = (
+                    "has caught up"
+                    if not missing
+                    else f"waits for {', '.join(missing)}, partitions of which only old workers have,"
                 )
+                logger.info(
+                    "partition %(partition)d of %(table)s %(what)s in version %(version)d",
+                    {
+                        "partition": held[1],
+                        "table": held[0],
+                        "what": what,
+                        "version": owned.part.processor.version,
+                    },
+                )
+            if not missing:
+                self._caught_up[held] = owned
 
-    def _has_caught_up(self, held: Held, owned: Owned, ends: Mapping[Place, int]) -> bool:
-        table, number = held
-        processor, kept = self._processors[table], self._kept.get(held)
-        if not all(map(self._is_complete, writers_of(processor, self._processors.values()))):
-            return False
+    def _writers(self, table: str) -> list[str]:
+        return all_writers_of(self._processors[table], self._processors.values())
+
+    def _is_left_to_others(self, table: str) -> bool:
+        """Tell whether there are partitions of a table that no worker has in this version."""
+        workers, version = self._directory.workers, self._processors[table].version
+        count = workers.partitions(table, version)
+        return not count or any(workers.owning(table, version, number) is None for number in range(count))
+
+    def _has_all(self, held: Held, owned: Owned, ends: Mapping[Place, int]) -> bool:
+        number = held[1]
+        kept = self._kept.get(held)
         before = None if kept is None or kept.part is None else _comparable(kept.part)
         here = {topic: end for (topic, partition), end in ends.items() if partition == number}
         return has_caught_up(owned.part.offsets, here, before)
@@ -328,6 +362,18 @@ class Upgrading:
         return is_complete(
             lambda partition: workers.owning(table, version, partition), workers.partitions(table, version)
         )
+
+    async def _record_first(self) -> None:
+        """Record which version is current where nothing tells."""
+        workers = self._directory.workers
+        for table, processor in self._processors.items():
+            known, served = self._known.get(table, ()), workers.versions(table)
+            first = first_switch(
+                table, processor.version, known, served, workers.switch(table), now_ms=self._clock.now_ms()
+            )
+            if first is not None:
+                await self._announcer.switch(first)
+                self._refreshed_s = float("-inf")
 
     async def _switch(self) -> None:
         """Make the own versions current: all of them at once, since chains move as a whole."""

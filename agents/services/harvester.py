@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as LateError
 from dataclasses import dataclass
@@ -22,13 +22,9 @@ import faust
 from faust.channels import Channel
 from mode import Service
 from mode.utils.queues import FlowControlEvent, ThrowableQueue
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from holdfast.clock import Clock, system_clock
 from holdfast.outbox.commands import Command
-from holdfast.outbox.harvest.harvester import STOP_S, Harvester, ShardStats
-from holdfast.outbox.harvest.shard import LATENCY_BOUNDS_S
+from holdfast.outbox.harvest.harvester import STOP_S, Harvester
 from holdfast.outbox.settings import HarvestSettings
 
 logger = logging.getLogger(__name__)
@@ -147,74 +143,3 @@ def declare(app: faust.App) -> None:
 
     obey.__doc__ = "Has the outbox's harvester in this worker pause, resume, flush or say how it is."
     app.agent(Broadcast(app), name=AGENT, concurrency=1)(obey)
-
-
-class HarvesterPage(Collector):
-    """What a harvester counts, for Prometheus; labels are the outbox's name and the shard."""
-
-    def __init__(self, harvester: Harvester, clock: Clock = system_clock) -> None:
-        self._harvester, self._clock = harvester, clock
-
-    def collect(self) -> Iterable[Metric]:
-        name, all_stats = self._harvester.settings.name, self._harvester.stats
-        yield from self._gauges(name, all_stats)
-        for metric, text, attribute in (
-            ("leader_changes", "Terms that began in this process", "leader_changes"),
-            ("published", "Rows published", "published"),
-            ("batches", "Batches (transactions) published", "batches"),
-            ("aborted", "Batches that came to nothing and were tried again", "aborted"),
-            ("refused", "Times that Kafka refused a row or topic", "refused"),
-            ("reset", "Rows given back unpublished (strategy mark)", "resets"),
-            ("dead_letter_rows", "Rows set aside in the quarantine", "quarantined"),
-            ("fenced", "Terms ended by a newer leader", "fenced"),
-            ("restarts", "New beginnings within a term, after an error", "restarts"),
-            ("queries", "Calls to the database", "queries"),
-        ):
-            family = CounterMetricFamily(f"holdfast_outbox_{metric}", text, labels=("outbox", "shard"))
-            for stats in all_stats:
-                family.add_metric((name, str(stats.shard)), getattr(stats, attribute))
-            yield family
-        latency = HistogramMetricFamily(
-            "holdfast_outbox_publish_latency_seconds",
-            "From a batch's first row being written to its commit",
-            labels=("outbox", "shard"),
-        )
-        for stats in all_stats:
-            latency.add_metric(
-                (name, str(stats.shard)), list(_cumulative(stats.latency.counts)), stats.latency.total_s
-            )
-        yield latency
-
-    def _gauges(self, name: str, all_stats: Iterable[ShardStats]) -> Iterator[Metric]:
-        labels, now_ms = ("outbox", "shard"), self._clock.now_ms()
-        leader = GaugeMetricFamily(
-            "holdfast_outbox_leader", "1 while this process leads the shard", labels=labels
-        )
-        in_flight = GaugeMetricFamily(
-            "holdfast_outbox_in_flight_rows", "Rows handed to Kafka and not yet acknowledged", labels=labels
-        )
-        pending = GaugeMetricFamily(
-            "holdfast_outbox_pending_rows",
-            "Rows in the table, counted now and then, up to 100,000",
-            labels=labels,
-        )
-        oldest = GaugeMetricFamily(
-            "holdfast_outbox_oldest_pending_age_seconds",
-            "Age of the first row last taken, 0 for none",
-            labels=labels,
-        )
-        for stats in all_stats:
-            place = (name, str(stats.shard))
-            leader.add_metric(place, int(self._harvester.leads(stats.shard)))
-            in_flight.add_metric(place, stats.in_flight)
-            pending.add_metric(place, stats.pending)
-            created_ms = stats.oldest_created_ms
-            oldest.add_metric(place, 0 if created_ms is None else max(0, now_ms - created_ms) / 1000)
-        yield from (leader, in_flight, pending, oldest)
-
-
-def _cumulative(counts: Iterable[int]) -> Iterator[tuple[str, int]]:
-    total = 0
-    for bound, count in zip((*map(str, LATENCY_BOUNDS_S), "+Inf"), counts, strict=True):
-        total += count
-        yield bound, total

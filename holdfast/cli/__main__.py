@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from holdfast.cli.context import Globals, read_assignments
 from holdfast.cli.output import Output
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.extras import extra_of
 
 
 class Noun(NamedTuple):
@@ -36,8 +37,14 @@ COMMANDS = {
     "config": Noun("config", "Print the effective settings and where each comes from."),
     "demo": Noun("demo", "Run the full demo on real components, in about two minutes."),
     "dev": Noun("dev", "Run a real Kafka broker on this machine for development and tests."),
+    "doctor": Noun(
+        "doctor.doctor", "Look at what a worker stands on, from Python to clocks; say what to do."
+    ),
     "explain": Noun("logs.explain", "Show the record batches of a log file, or the batch at an offset."),
     "groups": Noun("groups.groups", "Describe groups, pause and resume them, set their offsets."),
+    "new": Noun(
+        "project.new", "Lay out a project of your own: application, tests, settings, and what runs it."
+    ),
     "outbox": Noun("outbox.outbox", "Create, check and inspect the outbox of a service."),
     "pipeline": Noun("pipeline.pipeline", "Land topics in a lake."),
     "producers": Noun("logs.producers", "Show the registered producers and their ledgers."),
@@ -52,23 +59,13 @@ COMMANDS = {
         "topics.reset", "Take an application back to its beginning: state, positions, internal topics."
     ),
     "tables": Noun("tables.tables", "Read tables from the workers that serve them; repair changelogs."),
+    "tail": Noun("topics.tail", "Print records of a topic, decoded as the application declares them."),
     "topics": Noun("topics.topics", "List, create, check and describe the topics of an application."),
     "topology": Noun("topics.topology", "Print the graph of topics and processors."),
     "verify": Noun("pipeline.verify", "Compare a live table with a replay of its source."),
     "worker": Noun("worker.worker", "Run a worker of the application, or several on this machine."),
 }
 """The commands by name."""
-
-EXTRAS = {
-    "alembic": "outbox",
-    "datasketches": "sketches",
-    "pyspark": "spark",
-    "delta": "spark",
-    "deltalake": "spark",
-    "pandas": "spark",
-    "pyarrow": "spark",
-}
-"""Packages that only some installations have, by import name, and the extra that brings each."""
 
 LIMIT_DIGITS = 300
 
@@ -228,7 +225,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         message = "\n".join(" ".join(line.split()) for line in lines)
         _fail(message, code=2 if wrong else 1, verbose=chosen.verbose)
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        extra = extra_of(error.name)
         if extra is None:
             raise
         _fail(

@@ -12,10 +12,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from holdfast.clients.topics.grants import NO_FAUST
+from holdfast.clients.topics.types import FaustTopics
 from holdfast.config import Settings
 from holdfast.config.kafka_properties import suggest
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.extras import extra_of
 from holdfast.schemas import registry
 
 BUILT_IN = "holdfast.agents.services.all:processors"
@@ -25,17 +28,20 @@ NAMES = ("app", "processors")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Application:
-    """The processors of one application and the settings they run under. *agent_topics* are those that its ordinary agents read too."""
+    """The processors of one application and the settings they run under. *faust* are the topics of its ordinary agents."""
 
     settings: Settings
     processors: tuple[Processor[Any, Any], ...]
-    agent_topics: tuple[str, ...] = ()
+    faust: FaustTopics = NO_FAUST
 
     @property
     def read_topics(self) -> list[str]:
         """Return what the workers of this application read."""
         return sorted(
-            {*self.agent_topics, *(topic for processor in self.processors for topic in processor.topics)}
+            {
+                *self.faust.read,
+                *(topic for processor in self.processors for topic in processor.topics),
+            }
         )
 
     def processor(self, name: str) -> Processor[Any, Any]:
@@ -57,12 +63,10 @@ def load_application(spec: str | None, settings: Settings) -> Application:
     """
     place = BUILT_IN if spec is None else spec
     found = _named(place)
-    own, agent_topics = getattr(found, "settings", None), tuple[str, ...]()
+    own, faust = getattr(found, "settings", None), NO_FAUST
     if isinstance(own, Settings):
         settings = merge(settings, own)
-        agent_topics = tuple(
-            sorted({topic for agent in found.agents.values() for topic in agent.get_topic_names()})  # type: ignore[attr-defined]
-        )
+        faust = found.faust_topics()  # type: ignore[attr-defined]
         found = found.processors  # type: ignore[attr-defined]  # what carries settings is an app
     elif not isinstance(found, Sequence | Mapping) and isinstance(found, Callable):  # type: ignore[arg-type]
         found = _call(found, settings, place)  # type: ignore[arg-type]
@@ -81,7 +85,7 @@ def load_application(spec: str | None, settings: Settings) -> Application:
             f"-A {place}: two processors share a name: {sorted(processor.name for processor in processors)}"
         )
     registry.use(settings)
-    return Application(settings=settings, processors=processors, agent_topics=agent_topics)
+    return Application(settings=settings, processors=processors, faust=faust)
 
 
 def load_app(spec: str | None) -> object:
@@ -152,9 +156,9 @@ def _import(name: str) -> ModuleType:
             raise ConfigError(
                 f"-A {name}: there is no module {missing} in {folder} or among the installed packages"
             ) from error
-        raise ConfigError(
-            f"-A {name} cannot be imported: {_reason(error)}; -v shows the traceback"
-        ) from error
+        extra = extra_of(missing)
+        more = f"pip install 'holdfast[{extra}]'" if extra else "-v shows the traceback"
+        raise ConfigError(f"-A {name} cannot be imported: {_reason(error)}; {more}") from error
 
 
 def _call(function: Callable[[Settings], object], settings: Settings, place: str) -> object:

@@ -1,4 +1,6 @@
-"""`holdfast demo`: the full demo on real components, on this machine, in about two minutes."""
+"""`holdfast demo`: the full demo on real components, on this machine, in about two minutes; `--embedded`: what of it needs
+no JDK, in less than one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import typer
 from holdfast.cli.output import note
 from holdfast.dev.signals import Interrupted
 
+WATCH_S, EMBEDDED_WATCH_S = 6.0, 3.0
 app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
@@ -26,13 +29,22 @@ def demo(
         int, typer.Option(min=8, max=1_000_000, help="Partitions they claim and keep alive.")
     ] = 2_000,
     seconds: Annotated[
-        float, typer.Option(min=1, max=3600, help="How long to watch the fleet before a worker is killed.")
-    ] = 6.0,
+        float | None,
+        typer.Option(
+            min=1,
+            max=3600,
+            help="How long to watch the fleet before a worker is killed. [default: 6; with --embedded 3]",
+        ),
+    ] = None,
     keep: Annotated[
         bool,
         typer.Option(
             "--keep", help="Leave everything running and print the addresses; `holdfast demo down` ends it."
         ),
+    ] = False,
+    embedded: Annotated[
+        bool,
+        typer.Option("--embedded", help="Take the embedded Kafka, and leave Spark out: no JDK is needed."),
     ] = False,
     folder: Annotated[
         Path | None,
@@ -46,7 +58,16 @@ def demo(
     from holdfast.dev.demo.run import DemoOptions, run_demo
 
     try:
-        run_demo(DemoOptions(clients=clients, claims=claims, watch_s=seconds, keep=keep, folder=folder))
+        run_demo(
+            DemoOptions(
+                clients=clients,
+                claims=claims,
+                watch_s=seconds or (EMBEDDED_WATCH_S if embedded else WATCH_S),
+                keep=keep,
+                embedded=embedded,
+                folder=folder,
+            )
+        )
     except Interrupted as interrupted:
         note(f"\n{interrupted}: everything that was started has been ended")
         raise typer.Exit(interrupted.exit_code) from None

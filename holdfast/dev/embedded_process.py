@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.clock import system_clock
-from holdfast.dev import processes
+from holdfast.dev import parent_death, processes
 from holdfast.dev.signals import EndingSignals, Interrupted
 from holdfast.embedded.faults import EVERY_API
 from holdfast.embedded.kafka import NOTICE, EmbeddedKafka
@@ -82,11 +82,12 @@ class EmbeddedProcess:
             ) from None
 
     @classmethod
-    def start(cls, folder: Path, *, nodes: int, port: int | None) -> EmbeddedProcess:
-        """Start one and return it once it listens."""
+    def start(cls, folder: Path, *, nodes: int, port: int | None, bound: bool = False) -> EmbeddedProcess:
+        """Start one and return it once it listens; *bound*, it ends with the thread that calls (see `parent_death`)."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _STATE).unlink(missing_ok=True)
-        command = [sys.executable, "-P", "-m", __name__, str(folder), str(nodes), str(port or 0)]
+        owner = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())] if bound else []
+        command = [*owner, sys.executable, "-P", "-m", __name__, str(folder), str(nodes), str(port or 0)]
         with (folder / _LOG).open("wb") as log:
             child = subprocess.Popen(
                 command,

@@ -22,10 +22,11 @@ class MessageType:
 
 @dataclass(frozen=True, slots=True)
 class MessageTypes:
-    """All message types of a file."""
+    """All message types of a file, and its *descriptor* where that is known."""
 
     package: str
     top: list[MessageType]
+    descriptor: Any = None
 
     @property
     def names(self) -> set[str]:
@@ -67,7 +68,7 @@ def message_types(text: str) -> MessageTypes:
         file = FileDescriptorProto.FromString(b64decode(text, validate=True))
     except (binascii.Error, ValueError, ProtobufError):
         return _Parser(text).file()
-    return MessageTypes(file.package, [_of_descriptor(each) for each in file.message_type])
+    return MessageTypes(file.package, [_of_descriptor(each) for each in file.message_type], file)
 
 
 def _of_descriptor(message: Any) -> MessageType:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, overload
 
 from holdfast.errors import ConfigError, DecodeError, FoldError
 from holdfast.schemas.frames import path_bytes, split_path
+from holdfast.schemas.proto_fields import why_misread
 from holdfast.schemas.proto_files import message_types
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 from holdfast.schemas.serde import Read, SchemaSerde
@@ -24,7 +25,7 @@ class Protobuf(SchemaSerde[M]):
 
     The schema is the class's file. Files that it imports are registered too, each under its own name, as other clients do. A record
     must hold a message of the same full name; fields that the class lacks are kept, and those that the record lacks have their
-    defaults.
+    defaults. A number whose type is another now, and no wider one, is refused: Protobuf would read a default, or a part, in silence.
 
     ConfigError for what is no such class.
     """
@@ -64,6 +65,8 @@ class Protobuf(SchemaSerde[M]):
             raise DecodeError(
                 f"it has no message {name}; it has {', '.join(sorted(types.names))[:200] or 'none'}"
             )
+        if types.descriptor is not None and (why := why_misread(types.descriptor, self._message.DESCRIPTOR)):
+            raise DecodeError(why)
         named = lru_cache(maxsize=64)(types.at)
 
         def value(payload: bytes) -> Any:

@@ -25,6 +25,8 @@ LIMIT_SCHEMAS = 1_000
 """How many schemas are kept, by id and by subject and version."""
 UNKNOWN_FOR_S = 5.0
 """How long an id that the registry does not know is not asked for again: a topic may be full of it."""
+WITNESSES = 3
+"""How many schemas a registry is known by: one may be deleted for good."""
 PROBE_S = 0.2
 """How long a registry is waited for that was silent last time: whoever asks stands still, and comes again."""
 _NOT_FOUND = (40400, 40401, 40402, 40403)
@@ -69,6 +71,8 @@ class SchemaRegistry:
         self._by_version: Bounded[tuple[str, int], SchemaVersion] = Bounded(LIMIT_SCHEMAS)
         self._ids: Bounded[tuple[str, SchemaText], int] = Bounded(LIMIT_SCHEMAS)
         self._unknown: Bounded[int, float] = Bounded(LIMIT_SCHEMAS)
+        self._witnesses: dict[tuple[int, str | None], SchemaText] = {}
+        """What it told first: a registry that tells none of that any more is another one."""
         self._client: Any = None
         self._pid = 0
         self._is_silent = False
@@ -90,10 +94,35 @@ class SchemaRegistry:
         try:
             answer = self._ask(lambda client: client.get_schema(schema_id, fmt=form))
         except NotRegisteredError:
+            self.require_same()
             self._unknown[schema_id] = system_clock.monotonic_s() + UNKNOWN_FOR_S
             raise NotRegisteredError(f"{self.place} has no schema of id {schema_id}") from None
         found = self._by_id[schema_id, form] = _text(answer)
+        if len(self._witnesses) < WITNESSES:
+            self._witnesses[schema_id, form] = found
         return found
+
+    def require_same(self, doubted: int | None = None) -> None:
+        """Raise Later where the registry tells none of the schemas any more that it told first: then it is another one, or has lost them, and no record is to
+        blame for what it says. What it told of the id *doubted* is forgotten then.
+        """
+        known = {place: text for place, text in self._witnesses.items() if place[0] != doubted}
+        if not known or any(self._tells(*place) == text for place, text in known.items()):
+            return
+        for place in [each for each in self._by_id if each[0] == doubted and each not in known]:
+            del self._by_id[place]
+            self._witnesses.pop(place, None)
+        ids = ", ".join(str(schema_id) for schema_id, _ in known)
+        raise self._later(
+            f"does not tell the schemas any more that it told of ids {ids}: it is another registry than before, or has lost them; see that schema_registry_url leads "
+            "to the one that the records were written with"
+        )
+
+    def _tells(self, schema_id: int, form: str | None) -> SchemaText | None:
+        try:
+            return _text(self._ask(lambda client: client.get_schema(schema_id, fmt=form)))
+        except NotRegisteredError:
+            return None
 
     def version(self, subject: str, version: int, form: str | None = None) -> SchemaVersion:
         """Return a version of a subject; raises NotRegisteredError for one that is not there."""

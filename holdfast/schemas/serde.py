@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from holdfast.config import SchemaRegistrySettings
-from holdfast.errors import DecodeError, FoldError, Later, SchemaError
+from holdfast.errors import DecodeError, FoldError, Later, SchemaError, UnknownSchemaError
 from holdfast.schemas import registry
 from holdfast.schemas.bounded import Bounded
 from holdfast.schemas.frames import header, split
@@ -129,11 +129,14 @@ class SchemaSerde(Generic[T]):
         assert self._registry is not None
         try:
             schema = self._registry.schema(schema_id, self.form)
+        except NotRegisteredError as error:
+            raise UnknownSchemaError(f"not {self}: {error}") from error
         except SchemaError as error:
             raise DecodeError(f"not {self}: {error}") from error
         try:
             read = self._reading(schema, self._registry)
         except DecodeError as error:
+            self._registry.require_same(schema_id)
             read = _Refusing(f"does not fit: {error}")
         self._reads[schema_id] = read
         return read

@@ -4,7 +4,7 @@ something else than a landing has changed rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -163,14 +163,28 @@ def history_of(table: Any, limit: int = HISTORY_LIMIT) -> Sequence[TableCommit]:
     The commits' own files are read: `DeltaTable.history` begins with those that were made since, and numbers them as if
     they had not been.
     """
-    filesystem, version = filesystem_of(str(table.table_uri)), int(table.version())
+    filesystem = filesystem_of(str(table.table_uri))
+
+    def read(version: int) -> bytes | None:
+        try:
+            with filesystem.open_input_stream(f"_delta_log/{version:020d}.json") as opened:
+                return bytes(opened.read())
+        except FileNotFoundError:
+            return None
+
+    return history_by(read, int(table.version()), limit)
+
+
+def history_by(read: Callable[[int], bytes | None], version: int, limit: int) -> Sequence[TableCommit]:
+    """Return the history up to *version*, newest first, from what *read* gives of a commit's own file, until that is None: the log
+    was cleaned up to there.
+    """
     found = list[TableCommit]()
     for at in range(version, max(-1, version - limit), -1):
-        try:
-            with filesystem.open_input_stream(f"_delta_log/{at:020d}.json") as opened:
-                found.append(_commit_in(at, bytes(opened.read())))
-        except FileNotFoundError:
-            break  # the log was cleaned up to there
+        content = read(at)
+        if content is None:
+            break
+        found.append(_commit_in(at, content))
     return found or [TableCommit(version=version, operation="a commit that was cleaned up", metadata=None)]
 
 
@@ -190,10 +204,20 @@ def files_in(table: Any) -> pa.Table:
 
 def counted_rows(table: Any) -> dict[int, int | None]:
     """Return how many rows a delta-rs table's files say each partition has, None where one does not tell."""
-    counts: dict[int, int | None] = {}
     actions = files_in(table)
     names = ("partition.partition", "num_records")
-    for partition, rows in zip(*(actions.column(name).to_pylist() for name in names), strict=True):
+    return all_told(zip(*(actions.column(name).to_pylist() for name in names), strict=True))
+
+
+def all_told(files: Iterable[tuple[Any, int | None]]) -> dict[int, int | None]:
+    """Return how many rows each partition has, None where one of its *files*, pairs of partition and rows, does not tell."""
+    counts: dict[int, int | None] = {}
+    for partition, rows in files:
         before = counts.get(int(partition), 0)
         counts[int(partition)] = None if before is None or rows is None else before + rows
     return counts
+
+
+def transaction_name(link: str) -> str:
+    """Return the name under which Delta lets one commit through: the successor of *link*."""
+    return f"holdfast-landing-{link}"

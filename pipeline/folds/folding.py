@@ -7,6 +7,7 @@ partition. Executors import this module: it needs the core, pyarrow and numpy, n
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +17,13 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from holdfast.core.engine.declared.processor import Headers, Input, Processor
+from holdfast.core.engine.declared.processor import Emit, Headers, Input, Processor
 from holdfast.core.engine.fold.folding import Batch, Folder, Refused, Transition
 from holdfast.core.engine.fold.skips import OffsetRanges, behind
 from holdfast.core.engine.merge.choices import event_ms_of
 from holdfast.core.engine.merge.positions import Position
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_KINDS, digest
+from holdfast.core.engine.state.handover import Handover
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.errors import OrderError
@@ -47,7 +49,20 @@ RESULT = pa.schema(
 )
 RESULT_DDL = "kind string, partition int, offset bigint, at_ms bigint, name string, before string, after string, key binary, value binary"
 
-STATE, REFUSED, TRANSITION, SUMMARY = "state", "refused", "transition", "summary"
+STATE, REFUSED, TRANSITION, EMITTED, SUMMARY = "state", "refused", "transition", "emitted", "summary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmitsWanted:
+    """Which emits of each partition to tell: those behind *handovers*, where there is one, and to tell of each whether it lies up to *due*."""
+
+    handovers: Mapping[int, Handover]
+    due: Mapping[int, Handover]
+
+    def places(self, partition: int) -> list[Handover]:
+        """Return the places at which a transaction ends, that of *due* the last."""
+        silent = self.handovers.get(partition)
+        return [*([] if silent is None else [silent]), self.due[partition]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +72,22 @@ class FoldPlan:
     *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions* tells every change
     of a row, or with *of_key*, a table ("" for the processor's own) and a key, only those of one. Folding then goes record by record, about three times slower. *skips* are offsets of
     each partition that are left out, whatever a reader gives: what is skipped of a source does not exist for
-    its application. *later_timeout_s* is how long a record may wait for what its fold needs.
+    its application. *later_timeout_s* is how long a record may wait for what its fold needs. *emits* has what is emitted told as well. *refused* are
+    records, by topic and offset, that the table refused for what may be otherwise now.
     """
 
     processor: Processor[Any, Any]
     rows: bool = True
+    emits: EmitsWanted | None = None
+    refused: Mapping[int, frozenset[tuple[str, int]]] = field(default_factory=dict)
     transitions: bool = False
     of_key: tuple[str, str] | None = None
     skips: Mapping[int, OffsetRanges] = field(default_factory=dict)
     later_timeout_s: float = 600.0
+
+    def handover(self, partition: int) -> Handover | None:
+        """Return up to where a partition's emits are not told."""
+        return None if self.emits is None else self.emits.handovers.get(partition)
 
     def tells(self, each: Transition[Any]) -> bool:
         """Return whether a transition is one of those asked for."""
@@ -137,6 +159,14 @@ class Results:
         what = (each.key, before, after, _named(each.topic), _named(each.table))
         self._rows.append((TRANSITION, partition, each.offset, each.at_ms, *what))
 
+    def emitted(self, partition: int, emits: Iterable[Emit], *, is_due: bool) -> None:
+        """Tell emits: the column `offset` whether they are due, `at_ms` the partition that is asked for."""
+        for each in emits:
+            key = each.key.encode() if isinstance(each.key, str) else each.key
+            headers = encode_headers(each.headers) if each.headers else None
+            what = (each.topic, None, headers, key, each.value)
+            self._rows.append((EMITTED, partition, int(is_due), each.partition, *what))
+
     def take(self, at_least: int = OUT_ROWS) -> Iterator[pa.RecordBatch]:
         """Yield what has gathered, once there are *at_least* so many."""
         if len(self._rows) < at_least:
@@ -145,6 +175,19 @@ class Results:
         for start in range(0, len(rows), OUT_ROWS):
             chunk = rows[start : start + OUT_ROWS]
             yield _result(dict(zip(RESULT.names, zip(*chunk, strict=True), strict=False)), len(chunk))
+
+
+def encode_headers(headers: Headers) -> str:
+    """Return headers as text, for a column.
+
+    >>> decode_headers(encode_headers((("a", b"1"), ("b", None)))), decode_headers(None)
+    ((('a', b'1'), ('b', None)), ())
+    """
+    return msgspec.json.encode(headers).decode()
+
+
+def decode_headers(text: str | None) -> Headers:
+    return () if text is None else msgspec.json.decode(text, type=tuple[tuple[str, bytes | None], ...])
 
 
 def _named(name: str) -> bytes | None:
@@ -162,8 +205,16 @@ class PartitionFold:
         self._skips = plan.skips.get(partition, ())
         self._store = DictStore()
         self._folder: Folder[Any] = Folder(
-            plan.processor, self._store, trace=self._trace if plan.transitions else None
+            plan.processor,
+            self._store,
+            trace=self._trace if plan.transitions else None,
+            handover=plan.handover(partition),
         )
+        topic = plan.processor.topics[0]
+        self._folder.refused_before = {
+            ("", offset) for of, offset in plan.refused.get(partition, ()) if of == topic
+        }
+        self._due = None if plan.emits is None else plan.emits.due[partition].applied[0]
         self._on_later = waiting(plan.later_timeout_s)
         self._where = f"replay of {plan.processor.table} partition {partition}"
         self._pending: list[Batch] = []
@@ -188,6 +239,12 @@ class PartitionFold:
             batch = without(batch, self._skips)
             if not batch.offsets:
                 return
+        if self._due is not None and batch.offsets[-1] > self._due:
+            cut = bisect_right(batch.offsets, self._due)
+            if cut:
+                self._pending.append(batch.slice(0, cut))
+            self._fold()
+            self._due, batch = None, batch.slice(cut, len(batch.offsets))
         self._pending.append(batch)
         self._pending_records += len(batch.offsets)
         self._pending_bytes += size_bytes
@@ -195,17 +252,18 @@ class PartitionFold:
             self._fold()
 
     def _fold(self) -> None:
-        if not self._pending:
-            return
-        changes = fold_whole(self._folder, self._pending, self._on_later, self._where)
-        self._pending, self._pending_records, self._pending_bytes = [], 0, 0
-        assert changes is not None, "feed() lets nothing through that was folded before"
-        self._store.apply(changes.puts)
-        for each in changes.refused:
-            self._results.refused(self.partition, each)
-        self._records += changes.records
-        self._refused += len(changes.refused)
-        self._folder.commit()
+        pending, self._pending, self._pending_records, self._pending_bytes = self._pending, [], 0, 0
+        while pending and self._folder.applied < pending[-1].offsets[-1]:  # a handover cuts it
+            changes = fold_whole(self._folder, pending, self._on_later, self._where)
+            assert changes is not None, "feed() lets nothing through that was folded before"
+            self._store.apply(changes.puts)
+            for each in changes.refused:
+                self._results.refused(self.partition, each)
+            if self._plan.emits is not None:
+                self._results.emitted(self.partition, changes.emits, is_due=self._due is not None)
+            self._records += changes.records
+            self._refused += len(changes.refused)
+            self._folder.commit()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Fold what is pending, then yield all that is left to tell: refused records, final rows, the

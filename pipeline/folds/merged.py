@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 import pyarrow as pa
 
@@ -25,10 +27,11 @@ from holdfast.core.engine.merge.choices import (
 )
 from holdfast.core.engine.merge.global_copies import GlobalLog, GlobalReplay, OpenLogs, folded_by
 from holdfast.core.engine.merge.merging import Stretch, replayed
-from holdfast.core.engine.merge.merging_folder import MergingFolder, start_of
+from holdfast.core.engine.merge.merging_folder import MergingFolder, beginning_upto, start_of
 from holdfast.core.engine.merge.positions import counted
 from holdfast.core.engine.state.codec import ROW_KINDS, TIMER_KINDS, digest
 from holdfast.core.engine.state.global_rows import GlobalViews
+from holdfast.core.engine.state.handover import Handover
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.errors import PipelineError
 from holdfast.pipeline.folds.folding import (
@@ -177,22 +180,32 @@ def _fold_seeing(
         if plan.tells(each):
             results.transition(partition, each)
 
-    folder = MergingFolder(plan.processor, store, trace=trace if plan.transitions else None, views=views)
+    folder = MergingFolder(
+        plan.processor,
+        store,
+        trace=trace if plan.transitions else None,
+        views=views,
+        handover=plan.handover(partition),
+    )
+    folder.refused_before = plan.refused.get(partition, ())
     stretches = replayed(
         start_of(plan.processor), [sizes.of(log) for log in logs], recorded, ends, open_end=open_end
     )
     if stop is not None:
         stretches = stop.cut(stretches)
     records = refused = 0
-    while taken := sizes.transaction(stretches):
-        changes = fold_whole(folder, taken, on_later, where)
-        assert changes is not None, "a stretch is never empty"
-        store.apply(changes.puts)
-        for each in changes.refused:
-            results.refused(partition, each)
-        records, refused = records + changes.records, refused + len(changes.refused)
-        folder.commit()
-        yield from results.take()
+    for is_due, section in _sections(plan, partition, stretches):
+        while taken := sizes.transaction(section):
+            changes = fold_whole(folder, taken, on_later, where)
+            assert changes is not None, "a stretch is never empty"
+            store.apply(changes.puts)
+            for each in changes.refused:
+                results.refused(partition, each)
+            if plan.emits is not None:
+                results.emitted(partition, changes.emits, is_due=is_due)
+            records, refused = records + changes.records, refused + len(changes.refused)
+            folder.commit()
+            yield from results.take()
     yield from results.take(1)
     if plan.rows:
         yield from states(store, partition)
@@ -213,6 +226,35 @@ def _fold_seeing(
             **told_event_time(event_ms_of(marker)),
         )
     )
+
+
+def _sections(
+    plan: FoldPlan, partition: int, stretches: Iterator[Stretch]
+) -> Iterator[tuple[bool, Iterator[Stretch]]]:
+    """Yield *stretches* as they lie between the places at which transactions have to end, and of each section whether its emits are due."""
+    if plan.emits is None:
+        yield True, stretches
+        return
+    pieces = _pieces(stretches, plan.emits.places(partition))
+    for (*_, is_due), section in groupby(pieces, key=itemgetter(0)):
+        yield is_due, (piece for _, piece in section)
+
+
+def _pieces(
+    stretches: Iterator[Stretch], places: Sequence[Handover]
+) -> Iterator[tuple[tuple[bool, ...], Stretch]]:
+    """Yield what of *stretches* lies equally to all *places*, with whether it lies up to each."""
+    for stretch in stretches:
+        rest = stretch
+        while True:
+            whole, sides = rest, list[bool]()
+            for place in places:
+                side, rest = beginning_upto(rest, place)
+                sides.append(side)
+            yield tuple(sides), rest
+            if rest.records == whole.records:
+                break
+            rest = whole.slice(rest.records, whole.records)
 
 
 class _Sizes:

@@ -11,11 +11,21 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import Refused
 from holdfast.core.engine.state.codec import ROW_KINDS, RowCodec, combine_digests, decode_due, place_of_row
 from holdfast.errors import OrderError
-from holdfast.pipeline.folds.folding import REFUSED, RESULT, STATE, SUMMARY, TRANSITION, FoldSummary, readable
+from holdfast.pipeline.folds.folding import (
+    EMITTED,
+    REFUSED,
+    RESULT,
+    STATE,
+    SUMMARY,
+    TRANSITION,
+    FoldSummary,
+    decode_headers,
+    readable,
+)
 
 ROWS = pa.schema(
     [("partition", pa.int32()), ("key", pa.string()), ("row", pa.string()), ("stored", pa.binary())]
@@ -135,6 +145,15 @@ class Replayed:
             )
             for row in rows
         ]
+
+    def emitted(self, partition: int) -> Iterator[tuple[bool, Emit]]:
+        """Yield what a partition emits in the order of the log, as far as that was asked for, and whether it is due."""
+        found = self._of(EMITTED, partition).select(["offset", "at_ms", "name", "after", "key", "value"])
+        for batch in found.to_batches():
+            for due, asked, topic, headers, key, value in zip(
+                *(column.to_pylist() for column in batch.columns), strict=True
+            ):
+                yield bool(due), Emit(topic, key, value, decode_headers(headers), asked)
 
     def table(self, name: str, processor: Processor[Any, Any]) -> pa.Table:
         """Return one of TABLES: "rows", "timers", "transitions" or "refused"."""

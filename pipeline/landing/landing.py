@@ -24,6 +24,7 @@ from holdfast.core.engine.fold.skips import OffsetRanges, gaps
 from holdfast.errors import LakeError, LostRecordsError
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bronze.commits import HISTORY_LIMIT, TableCommit, check_rows, landed_in, last_landing
+from holdfast.pipeline.bronze.digests import joined
 from holdfast.pipeline.bronze.lake import (
     FIRST_LINK,
     SCHEMA_VERSION,
@@ -99,6 +100,8 @@ class Landing:
         self._rows: dict[int, int] | None = {}
         self._lost: Ranges = {}
         self._removed: dict[int, int] = {}
+        self._digests = dict[int, str]()
+        self._digested_from = dict[int, int]()
         self._skips = dict[int, OffsetRanges]()
         self._noted = dict[str, Ranges]()
         self._left_out: Ranges = {}
@@ -128,6 +131,17 @@ class Landing:
         self._vector, self._begins = dict(landed.end), dict(landed.begins)
         self._take_notes(landed)
         self._link, self._rebuilt = landed.batch, False
+        self._take_digests(landed)
+
+    def _take_digests(self, landed: Landed) -> None:
+        """Go on from the digests of a landing; from where it ends, if it has none."""
+        if landed.digests is None or landed.added_digests is None:
+            self._digests, self._digested_from = {}, dict(landed.end)
+            return
+        self._digests, self._digested_from = (
+            joined(landed.digests, landed.added_digests),
+            dict(landed.digested_from),
+        )
 
     def _take_notes(self, landed: Landed) -> None:
         self._lost, self._removed = dict(landed.lost), dict(landed.removed)
@@ -154,6 +168,7 @@ class Landing:
             rows[each.partition] = each.rows
         self._rows = rows
         self._keep_notes(history, rows)
+        self._digested_from = dict(self._vector)
         self._link, self._rebuilt = f"version-{history[0].version}", True
 
     def _keep_notes(self, history: Sequence[TableCommit], rows: Mapping[int, int]) -> None:
@@ -262,6 +277,8 @@ class Landing:
             rows=self._rows,
             removed=self._removed,
             columns=SCHEMA_VERSION,
+            digests=self._digests,
+            digested_from=self._digested_from,
         )
 
     def _note(self, written: LandedRows, start: dict[int, int], target: dict[int, int], lost: Ranges) -> None:

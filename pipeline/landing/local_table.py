@@ -6,7 +6,7 @@ import contextlib
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from itertools import chain
@@ -23,7 +23,16 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.errors import LakeError, LostRecordsError
-from holdfast.pipeline.bronze.commits import TableCommit, check_upkeep, counted_rows, history_of, landed_in
+from holdfast.kafka.fetching.records import Records
+from holdfast.pipeline.bronze import digests
+from holdfast.pipeline.bronze.commits import (
+    TableCommit,
+    check_upkeep,
+    counted_rows,
+    history_of,
+    landed_in,
+    transaction_name,
+)
 from holdfast.pipeline.bronze.files import filesystem_of
 from holdfast.pipeline.bronze.lake import ADDED_COLUMNS, PROPERTIES, Landed, open_table, table_uri
 from holdfast.pipeline.landing.columns import FILE_SCHEMA, PARTITIONED_BY, SCHEMA, columns_of
@@ -113,7 +122,11 @@ class LocalTable:
         self._judge(landed, link)
         files = self._write_files(landed.topic, spans, skips)
         rows = Counter({file.partition: file.rows for file in files})
-        told = msgspec.structs.replace(landed, added=None if landed.rows is None else dict(rows))
+        told = msgspec.structs.replace(
+            landed,
+            added=None if landed.rows is None else dict(rows),
+            added_digests=digests.told({file.partition: file.digest for file in files}),
+        )
         self._commit(told, link, [file.action(landed.topic) for file in files])
         return LandedRows(told, rows, sum(file.size_bytes for file in files))
 
@@ -121,7 +134,7 @@ class LocalTable:
         """Bring the handle up to date, and refuse what it then shows behind *link*: what comes later the commit refuses."""
         judged = self._table.version()
         self._table.update_incremental()
-        if self._table.transaction_version(_transaction(link)) is not None:
+        if self._table.transaction_version(transaction_name(link)) is not None:
             raise taken(self.path, landed.start)
         newer = self._table.version() - judged
         for commit in self.history(newer) if newer else ():
@@ -135,7 +148,7 @@ class LocalTable:
         properties = CommitProperties(
             custom_metadata={"userMetadata": landed.encode()},
             # Spark forgets transactions that do not tell their time, and would let a second commit through.
-            app_transactions=[Transaction(_transaction(link), 1, system_clock.now_ms())],
+            app_transactions=[Transaction(transaction_name(link), 1, system_clock.now_ms())],
         )
         try:
             self._table.create_write_transaction(
@@ -146,7 +159,7 @@ class LocalTable:
             told = [landed_in(commit) for commit in self.history(LOOK_BACK)]
             if any(each is not None and each.batch == landed.batch for each in told):
                 return  # it is there, only the answer was lost
-            if self._table.transaction_version(_transaction(link)) is not None:
+            if self._table.transaction_version(transaction_name(link)) is not None:
                 raise taken(self.path, landed.start) from error
             raise LakeError(f"{self.path}: the commit failed, nothing was landed by it: {error}") from error
 
@@ -159,12 +172,11 @@ class LocalTable:
         try:
             with TopicReader(self._settings, topic, skips) as reader:
                 for partition, span in sorted(spans.items()):
-                    batches = (
-                        columns_of(records, landed_at_ms) for records, _ in reader.records(partition, span)
-                    )
-                    if (first := next(batches, None)) is not None:
+                    lots = (records for records, _ in reader.records(partition, span))
+                    if (first := next(lots, None)) is not None:
                         files.append(_BronzeFile.new(topic, partition))
-                        self._write_file(files[-1], chain((first,), batches))
+                        batches = _columns(files[-1], chain((first,), lots), landed_at_ms)
+                        self._write_file(files[-1], batches)
         except LostRecordsError as error:
             self._remove(files)
             raise LostRecordsError(
@@ -197,8 +209,11 @@ class LocalTable:
                 self._filesystem.delete_file(file.path)
 
 
-def _transaction(link: str) -> str:
-    return f"holdfast-landing-{link}"
+def _columns(file: _BronzeFile, lots: Iterable[Records], landed_at_ms: int) -> Iterator[pa.RecordBatch]:
+    """Yield records as columns, and note their digest."""
+    for records in lots:
+        file.digest ^= digests.digest_of(digests.hashes_of(records))
+        yield columns_of(records, landed_at_ms)
 
 
 def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -226,6 +241,7 @@ class _BronzeFile:
     partition: int
     path: str
     rows: int = 0
+    digest: int = 0
     size_bytes: int = 0
     least: dict[str, Any] = field(default_factory=dict)
     greatest: dict[str, Any] = field(default_factory=dict)

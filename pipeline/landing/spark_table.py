@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import msgspec
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.errors import LakeError, SparkError
-from holdfast.pipeline.bronze.commits import TableCommit, check_upkeep, commit_of, landed_in
+from holdfast.pipeline.bronze import digests
+from holdfast.pipeline.bronze.commits import (
+    TableCommit,
+    all_told,
+    check_upkeep,
+    commit_of,
+    history_by,
+    landed_in,
+    transaction_name,
+)
+from holdfast.pipeline.bronze.files import is_local
 from holdfast.pipeline.bronze.lake import (
     ADDED_COLUMNS,
     COLUMNS,
@@ -25,8 +37,10 @@ from holdfast.pipeline.bronze.lake import (
     describe,
 )
 from holdfast.pipeline.folds.on_spark import kafka_records, parts
+from holdfast.pipeline.landing.columns import PARTITIONED_BY
 from holdfast.pipeline.landing.landing import Contents, LandedRows, taken
 from holdfast.pipeline.landing.spark_tasks import read_in_tasks
+from holdfast.pipeline.spark.delta_transaction import DeltaTransaction
 from holdfast.pipeline.spark.errors import explained, no_date
 from holdfast.pipeline.topic import Span
 
@@ -56,6 +70,9 @@ class SparkTable:
     def _create(self) -> None:
         from delta.tables import DeltaTable
 
+        if self._log().tableExists() and not set(COLUMNS) - set(self._rows().columns):
+            return
+
         builder = (
             DeltaTable.createIfNotExists(self._session)
             .location(self.path)
@@ -78,6 +95,10 @@ class SparkTable:
 
     def history(self, limit: int) -> Sequence[TableCommit]:
         with explained(self.path):
+            version = int(self._log().update(False, self._none(), self._none()).version())
+            if is_local(self.path):
+                return self._history(version, limit)
+            # A job of Spark reads many commits from afar at once.
             rows = (
                 self._table()
                 .history(limit)
@@ -86,13 +107,31 @@ class SparkTable:
             )
         return [commit_of(row[0], row[1], row[2], row[3] or {}) for row in rows]
 
+    def _history(self, version: int, limit: int) -> Sequence[TableCommit]:
+        return history_by(self._read_commit, version, limit)
+
+    def _log(self) -> Any:
+        delta: Any = self._session._jvm
+        return delta.org.apache.spark.sql.delta.DeltaLog.forTable(self._session._jsparkSession, self.path)
+
+    def _none(self) -> Any:
+        jvm: Any = self._session._jvm
+        return jvm.scala.Option.empty()
+
     def _rows(self, version: int | None = None) -> DataFrame:
         reader = self._session.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
 
     def counted(self, version: int) -> dict[int, int | None]:
+        from pyspark.sql import DataFrame
+
         with explained(self.path):
-            return {row[0]: row[1] for row in self._rows(version).groupBy("partition").count().collect()}
+            files = self._log().getSnapshotAt(version, self._none(), self._none()).allFiles().toDF()
+            told = DataFrame(files, self._session).selectExpr(
+                "int(partitionValues['partition']) partition",
+                "bigint(get_json_object(stats, '$.numRecords')) rows",
+            )
+            return all_told((row[0], row[1]) for row in told.collect())
 
     def below(self, version: int, vector: Mapping[int, int]) -> dict[int, int]:
         wanted = " OR ".join(f"(partition = {p} AND offset < {end})" for p, end in sorted(vector.items()))
@@ -119,7 +158,7 @@ class SparkTable:
         self, landed: Landed, link: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]
     ) -> LandedRows:
         try:
-            self._append(landed, link, spans, self._read(landed.topic, spans, skips))
+            return self._append(landed, link, spans, self._read(landed.topic, spans, skips))
         except SparkError as error:
             if error.__cause__ is None or not no_date(error.__cause__):
                 raise
@@ -128,57 +167,52 @@ class SparkTable:
             )
             now_ms = system_clock.now_ms()
             rows = read_in_tasks(self._session, self._settings, landed.topic, spans, skips, now_ms)
-            self._append(landed, link, spans, rows)
-        return self._written(landed, link)
+            return self._append(landed, link, spans, rows)
 
-    def _append(self, landed: Landed, link: str, spans: Mapping[int, Span], rows: DataFrame) -> None:
+    def _append(self, landed: Landed, link: str, spans: Mapping[int, Span], rows: DataFrame) -> LandedRows:
         first = describe({partition: span.first for partition, span in spans.items()})
         end = describe({partition: span.end for partition, span in spans.items()})
         with explained(f"{landed.topic} {first} to {end}"):
-            (
-                rows.write.format("delta")
-                .mode("append")
-                .option("txnAppId", f"holdfast-landing-{link}")
-                .option("txnVersion", 1)
-                .option("userMetadata", landed.encode())
-                .save(self.path)
-            )
-
-    def _written(self, landed: Landed, link: str) -> LandedRows:
-        """Return what was written. A skipped write looks like a successful one: only the commit itself tells."""
-        commits = list(self.history(LOOK_BACK))
-        told = {commit.version: landed_in(commit) for commit in commits}
-        version = next(
-            (at for at, each in told.items() if each is not None and each.batch == landed.batch), None
+            transaction = DeltaTransaction(self._session, self.path)
+            if transaction.has_made(transaction_name(link)):
+                raise taken(self.path, landed.start)
+            self._judge(transaction.read_version, link)
+            written = transaction.write(rows, sorted(spans), digests.SPARK_HASH)
+        told = msgspec.structs.replace(
+            landed,
+            added=None if landed.rows is None else written.rows,
+            added_digests=digests.told(written.observed),
         )
-        if version is None:
-            raise taken(self.path, landed.start)
-        for commit in commits:
-            each = told[commit.version]
-            if (each is not None and each.batch == link) or f"version-{commit.version}" == link:
-                break
-            if each is None and commit.version < version:
+        with explained(self.path):
+            if not transaction.commit(told.encode(), transaction_name(link), PARTITIONED_BY):
+                raise taken(self.path, landed.start)
+        return LandedRows(told, written.rows, written.stored_bytes)
+
+    def _judge(self, version: int, link: str) -> None:
+        """Refuse what lies behind *link* and is no upkeep."""
+        for commit in self._history(version, LOOK_BACK):
+            told = landed_in(commit)
+            if (told is not None and told.batch == link) or f"version-{commit.version}" == link:
+                return
+            if told is None:
                 check_upkeep(self.path, commit, None)
-        return self._added(landed, version)
 
-    def _added(self, landed: Landed, version: int) -> LandedRows:
-        rows, stored = Counter[int](), 0
-        with explained(f"{self.path} version {version}"):
-            for line in self._log_of(version).splitlines():
-                add = json.loads(line).get("add")
-                if add is not None:
-                    stored += add["size"]
-                    count = json.loads(add["stats"])["numRecords"]
-                    rows[int(add["partitionValues"]["partition"])] += count
-        return LandedRows(landed, rows, stored)
-
-    def _log_of(self, version: int) -> str:
-        """Return a commit's own file: through Hadoop, which reaches wherever the table lies."""
+    def _read_commit(self, version: int) -> bytes | None:
+        """Return a commit's own file, None when it was cleaned up: through Hadoop, which reaches wherever the table lies."""
+        name = f"_delta_log/{version:020d}.json"
+        if is_local(self.path):
+            try:
+                return (Path(unquote(self.path.removeprefix("file://"))) / name).read_bytes()
+            except FileNotFoundError:
+                return None
         jvm: Any = self._session._jvm
-        place = jvm.org.apache.hadoop.fs.Path(f"{self.path.rstrip('/')}/_delta_log/{version:020d}.json")
-        opened = place.getFileSystem(self._session._jsc.hadoopConfiguration()).open(place)
+        place = jvm.org.apache.hadoop.fs.Path(f"{self.path.rstrip('/')}/{name}")
+        files = place.getFileSystem(self._session._jsc.hadoopConfiguration())
+        if not files.exists(place):
+            return None
+        opened = files.open(place)
         try:
-            return str(jvm.org.apache.commons.io.IOUtils.toString(opened, "UTF-8"))
+            return str(jvm.org.apache.commons.io.IOUtils.toString(opened, "UTF-8")).encode()
         finally:
             opened.close()
 

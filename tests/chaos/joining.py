@@ -53,9 +53,12 @@ def table_of(rates: str) -> Global[int]:
     return Global("rates", Source(rates, Text()), keep, row=int)
 
 
-def joined(customers: str, orders: str, out: str, version: int = 1, rates: str = "") -> Processor[Any, Known]:
-    """Return the processor; what it emits tells the order in which it has met its records. Without *customers*
-    it has one source, and ticks all the same. With *rates* each record meets the row of its key in a global too.
+def joined(
+    customers: str, orders: str, out: str, version: int = 1, rates: str = "", *, handover: bool = False
+) -> Processor[Any, Known]:
+    """Return the processor; what it emits tells the order in which it has met its records, and not the version. Without *customers*
+    it has one source, and ticks all the same. With *rates* each record meets the row of its key in a global too. One with *handover* goes on emitting where
+    the version before it stood.
     """
     reads = (table_of(rates),) if rates else ()
 
@@ -88,6 +91,7 @@ def joined(customers: str, orders: str, out: str, version: int = 1, rates: str =
         route=by_key,
         emits=(out,),
         reads=reads,
+        emits_from="handover" if handover else "beginning",
     )
 
 
@@ -123,7 +127,7 @@ def from_environment() -> Processor[Any, Any]:
     if "JOIN_WINDOWS" in os.environ:
         return windowed(orders, out)
     version, rates = int(os.environ.get("JOIN_VERSION", "1")), os.environ.get("JOIN_RATES", "")
-    return joined(customers, orders, out, version, rates)
+    return joined(customers, orders, out, version, rates, handover="JOIN_HANDOVER" in os.environ)
 
 
 def lie(customers: str) -> None:

@@ -1,21 +1,26 @@
-"""A schema registry that is slow, away and wrong while workers fold: no good record is refused, and nothing hangs."""
+"""A schema registry that is slow, away and wrong while workers fold: no good record is refused, nothing hangs, and what was refused for an unknown id stays so."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from holdfast.clients.topics.application import create_topics
 from holdfast.dev.databases.schema_registry import SchemaRegistryServer
 from holdfast.dev.fixtures import SessionBroker
+from holdfast.pipeline.replay import replay
 from holdfast.pipeline.verify import verify
 from holdfast.schemas import registry
 from tests.agents.fleet import Fleet, Writer
@@ -83,7 +88,26 @@ def test_no_good_record_is_refused_while_the_registry_is_slow_or_away(
     worker.wait_ready()
     wait_at(fleet, worker, 4)
 
-    (refused,) = read_topic(broker, fleet.settings.quarantine_topic)[0]
+    # The registry learns an id after its record was refused: the table keeps to that, and so does what it is compared with.
+    client.register_schema("elsewhere", Schema('"string"', "AVRO"))
+    before = client.register_schema("elsewhere", Schema('"bytes"', "AVRO"))
+    writer.write(topic, good[0][:1] + (before + 1).to_bytes(4, "big") + good[0][5:], key=b"ada")
+    wait_at(fleet, worker, 5)
+    learned = written(client, "late", order, context)
+    assert int.from_bytes(learned[1:5], "big") == before + 1
+    assert verify(processor, fleet.settings).equal
+    registry.use(fleet.settings)
+    assert replay(processor, fleet.settings).digest != verify(processor, fleet.settings).live_digest, (
+        "it could be read now"
+    )
+    worker.kill()  # it would keep in mind for a while that the id is unknown
+    worker = fleet.worker().start()
+    writer.write(topic, learned, key=b"eve")
+    wait_at(fleet, worker, 6)
+    assert verify(processor, fleet.settings).equal
+
+    refused, unknown = read_topic(broker, fleet.settings.quarantine_topic)[0]
+    assert dict(unknown.headers() or ())["holdfast-error"] == b"UnknownSchemaError"
     told = dict(refused.headers() or ())
     assert told["holdfast-offset"] == b"3"
     reason = f"of subject {topic}-value: does not fit: customer is missing"
@@ -92,6 +116,73 @@ def test_no_good_record_is_refused_while_the_registry_is_slow_or_away(
     (emitted,) = read_topic(broker, str(processor.emits[0]))[0]
     registry.use(fleet.settings)
     assert processor.emits[0].serde.decode(emitted.value()) == Big("ada", Total(2, 12_000))  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_under_load_a_registry_is_away_for_half_a_minute_slow_and_another_one(
+    broker: SessionBroker, tmp_path: Path
+) -> None:
+    """Each record is written with a schema that no worker has read before."""
+    before = registry._current
+    with ExitStack() as stack:
+        server = stack.enter_context(SchemaRegistryServer())
+        fleet = Fleet(
+            broker,
+            tmp_path,
+            app=f"registry-{uuid.uuid4().hex[:6]}",
+            partitions=1,
+            module="tests.schemas.worker",
+            declare=processors,
+            schema_registry_url=server.url,
+            schema_registry_timeout_s=1.5,
+        )
+        stack.callback(setattr, registry, "_current", before)
+        stack.callback(fleet.close)
+        create_topics(replace(fleet.settings, schema_registry_timeout_s=30), fleet.processors, partitions=1)
+        (topic,) = fleet.processors[0].topics
+        context = SerializationContext(topic, MessageField.VALUE)
+        client = SchemaRegistryClient({"url": server.url})
+        order = {"customer": "ada", "cents": 6_000}
+        records = [written(client, f"release_{number}", order, context) for number in range(80)]
+        writer, worker, sent = Writer(broker), fleet.worker().start().wait_ready(), iter(records)
+
+        def write(count: int, pause_s: float = 0.0) -> int:
+            for record in islice(sent, count):
+                last = writer.write(topic, record, key=b"ada")[1]
+                time.sleep(pause_s)
+            return last
+
+        wait_at(fleet, worker, write(10))
+        server.kill()
+        last = write(20, pause_s=1.5)
+        cause(fleet, worker, f"waits for schema registry {server.url}")
+        server.restart()
+        wait_at(fleet, worker, last)
+        for _ in range(5):
+            server.freeze()
+            last = write(4, pause_s=0.5)
+            server.thaw()
+        wait_at(fleet, worker, last)
+        server.kill()
+        data, aside = server.folder / "data", server.folder / "aside"
+        data.rename(aside)
+        data.mkdir()
+        server.restart()
+        for number in range(60):  # under the ids of the others
+            client.register_schema(
+                "strange", Schema(f'{{"type":"enum","name":"e{number}","symbols":["A"]}}', "AVRO")
+            )
+        last = write(20, pause_s=0.1)
+        cause(fleet, worker, "does not tell the schemas any more")
+        server.kill()
+        shutil.rmtree(data)
+        aside.rename(data)
+        server.restart()
+        wait_at(fleet, worker, write(10))
+        worker.wait_ready()
+        assert read_topic(broker, fleet.settings.quarantine_topic)[0] == [], "no good record was refused"
+        assert verify(fleet.processors[0], fleet.settings).equal
 
 
 def written(

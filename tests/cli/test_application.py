@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.application import load_application
+from holdfast.clients.topics.grants import worker_grants
+from holdfast.clients.topics.types import FaustTopics
 from holdfast.config import Settings, load_settings
 from holdfast.errors import ConfigError
 
@@ -52,6 +54,17 @@ app = build()
 async def send(stream):
     async for _ in stream:
         pass
+
+@app.agent()
+async def own(stream):
+    async for _ in stream:
+        pass
+
+totted = app.Table("totted", default=int)
+
+@app.timer(60, on_leader=True)
+async def lead():
+    pass
 """
 
 
@@ -87,8 +100,24 @@ def test_the_topics_of_ordinary_agents_are_known_too(shop: Path) -> None:
         "mails",
         "orders",
         "returned",
+        "shop-shop_agents.own",
     ]
     assert load_application("shop:both", Settings()).read_topics == ["orders", "returned"]
+
+
+def test_the_topics_that_faust_makes_for_agents_are_known(shop: Path) -> None:
+    faust = load_application("shop_agents", Settings(app="shop")).faust
+    assert faust == FaustTopics(
+        read=("letters", "mails", "shop-shop_agents.own"),
+        kept=("shop-__assignor-__leader", "shop-shop_agents.own", "shop-totted-changelog"),
+        begin=("shop-shop_agents.own-", "shop_agents.send-"),
+    )
+    grants = worker_grants(Settings(app="shop"), [], faust)
+    told = {(each.name, str(each.operation), str(each.pattern)) for each in grants}
+    assert ("mails", "Read", "literal") in told
+    assert ("mails", "Write", "literal") not in told
+    assert {("shop-totted-changelog", each, "literal") for each in ("Create", "Read", "Write")} <= told
+    assert {("shop_agents.send-", each, "prefixed") for each in ("Create", "Read", "Write")} <= told
 
 
 def test_a_function_is_given_the_settings(shop: Path) -> None:

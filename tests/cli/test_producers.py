@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.agents.books_metrics import COUNTERS, GAUGES
 from holdfast.agents.services.all import processors
-from holdfast.agents.services.harvester import HarvesterPage
+from holdfast.agents.services.harvester_page import HarvesterPage
 from holdfast.cli.__main__ import main
 from holdfast.cli.logs.producers import BOOK_FIELDS
 from holdfast.clock import ManualClock

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from holdfast.agents.services.harvester import HarvesterPage
+from holdfast.agents.services.harvester_page import HarvesterPage
 from holdfast.outbox.harvest.harvester import Harvester
 from holdfast.outbox.schema.layouts import DebeziumLayout, bucket_of
 from holdfast.outbox.schema.tables import outbox_tables

@@ -7,33 +7,44 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from holdfast.cli.__main__ import main
+from holdfast.clients.topics.chain_state import last_positions
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.merge.choices import decode_vector_marker
 from holdfast.core.engine.state.handover import HANDOVER, HANDOVER_FORMAT, Handover, encode_handover
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, LostRecordsError
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.transactions.transactional_client import producers
+from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import Span, TopicReader
+from holdfast.pipeline.verify import verify
 from holdfast.pipeline.verify_emits import EmitDifference, EmitsVerdict, verify_emits
 from holdfast.tables.changelog import ChangelogWriter
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record
-from tests.support.harness import wait_for_ends
+from tests.support.harness import wait_for, wait_for_ends
+from tests.support.joining_app import JoinApplication
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LOG: Log = {
     number: [Record(at, 1_000 + at, None, b"k%d-%d" % (number, at % 3)) for at in range(12)]
     for number in (0, 1)
 }
+
+
+ENGINES: tuple[Literal["local", "spark"], ...] = ("local", "spark")
 
 
 class Live:
@@ -44,12 +55,14 @@ class Live:
         self.settings = Settings(app=source, kafka=dict(settings.kafka))
 
     def processor(self, version: int = 1, **more: Any) -> Processor[Any, int]:
+        out = self.out
+
         def fold(rows: Any, event: str, at_ms: int) -> Iterator[Emit]:
             count = rows.get(event) or 0
             rows[event] = count + 1
-            yield Emit(self.out, event, b"v%d %d" % (version, count), (("at", b"%d" % at_ms),))
-            yield Emit(self.out, "both", b"of %s" % event.encode())
-            yield Emit(self.out, value=b"nobody's")
+            yield Emit(out, event, b"v%d %d" % (version, count), (("at", b"%d" % at_ms),))
+            yield Emit(out, "both", b"of %s" % event.encode())
+            yield Emit(out, value=b"nobody's")
 
         declared: dict[str, Any] = {"source": self.source, "decode": bytes.decode, "fold": fold, "row": int}
         return Processor(name="told", version=version, emits=(self.out,), **{**declared, **more})
@@ -232,7 +245,80 @@ def test_the_command_names_the_difference_and_exits_with_1(
     code, out, _ = command("--output", "json")
     assert (code, json.loads(out)["equal"]) == (1, False)
     code, _, said = command("--store")
-    assert (code, "leave out --store" in said) == (2, True)
+    assert (code, "ask for one of them" in said) == (2, True)
+
+
+def test_spark_tells_the_same(spark: SparkSession, live: Live, handed_over: JoinApplication) -> None:
+    assert_emits(handed_over, "spark")
+    live.folded(1, upto=5)
+    second = live.folded(2, handover=Handover(HANDOVER_FORMAT, (5,)))
+    told = [verify_emits(second, live.settings, ReplayOptions(engine=engine)) for engine in ENGINES]
+    assert [each.engine for each in told] == ["local", "spark"]
+    assert told[0].topics == told[1].topics
+    assert told[0].equal
+
+
+def test_of_several_sources_whose_versions_change_hands_what_was_emitted_is_what_a_replay_emits(
+    handed_over: JoinApplication,
+) -> None:
+    app = handed_over
+    assert_emits(app, "local")
+    producer = Producer(app.broker.client_config())
+    producer.produce(app.out, b"forged", b"k1")
+    assert producer.flush(30) == 0
+    (topic,) = verify_emits(app.joined, app.settings).topics
+    assert topic.difference is not None
+    assert topic.difference.found == "b'forged'"
+
+
+def assert_emits(app: JoinApplication, engine: Literal["local", "spark"]) -> None:
+    verdict = verify_emits(app.joined, app.settings, ReplayOptions(engine=engine))
+    assert (verdict.equal, verdict.engine) == (True, engine), verdict
+    (topic,) = verdict.topics
+    assert topic.earlier
+    assert topic.expected == topic.found - topic.earlier > 0
+    assert verify(app.joined, app.settings, ReplayOptions(engine=engine)).equal
+
+
+@pytest.fixture(scope="module")
+def handed_over(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JoinApplication]:
+    """Give a join of which version 2 has gone on where version 1 stood, in the middle of a guess that nothing has shown to be wrong; it dies in the transaction
+    that records that, and version 1 goes on once more.
+    """
+    app = JoinApplication(broker, tmp_path_factory.mktemp("join"), partitions=1, instance_id="only")
+    try:
+        app.create_topics()
+        old = app.worker("old").start(JOIN_LIE="1")
+        for at in range(300):  # without timers, whose ticks would be choices
+            app.send(app.joined.topics[at % 2], f"add k{at % 20} {at}")
+        app.flush()
+        wait_for("a guess", lambda: stood(app, 1)[1] > 50, 60, app.tails)
+        old.kill()
+        customers, orders = stood(app, 1)
+        assert customers < orders, "what comes late of the customers should have come first"
+        app.raise_version(2, handover=True)
+        new = app.worker("new").start(CHAOS_FAULT="produced:1")
+        assert new.wait_exit(60) == -9
+        old.start().wait_ready()
+        app.write(100, seed=2)
+        wait_for("it goes on", lambda: sum(stood(app, 1)) > 300, 60, app.tails)
+        old.kill()
+        place = tuple(count - 1 for count in stood(app, 1))
+        new.start()
+        app.write(100, seed=3)
+        (outcome,) = app.prove().values()  # what both emit together is what one alone emits
+        assert place in [choice.applied for choice in outcome.choices], "all come through there"
+        new.stop()
+        yield app
+    finally:
+        app.close()
+
+
+def stood(app: JoinApplication, version: int) -> list[int]:
+    """Return how many records of each source a version has folded."""
+    place = f"{app.name}-joined.v{version}-changelog", 0
+    value = last_positions(app.settings, [place])[place]
+    return [0, 0] if value is None else [offset + 1 for offset in decode_vector_marker(value).applied]
 
 
 def test_what_cannot_be_compared_is_said(live: Live) -> None:

@@ -1,4 +1,4 @@
-"""Any change of an Avro record's type is read exactly, or refused, as an oracle of a few lines says."""
+"""Any change of the type of a source's records is read exactly, or refused, as oracles of a few lines say."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from holdfast import Avro
+from holdfast import Avro, JsonSchema, Protobuf
 from holdfast.config import SchemaRegistrySettings
 from holdfast.errors import DecodeError
 from holdfast.schemas import registry
@@ -86,3 +89,109 @@ def test_a_record_of_another_type_is_read_exactly_or_refused(
     else:
         assert reader.decode(record) == reader.of(**wanted)
         assert reader.why_unreadable(writer.schema, asked) is None
+
+
+@given(wrote=fields(), reads=fields(), data=st.data())
+def test_so_is_one_in_json(
+    wrote: dict[str, tuple[str, Any]], reads: dict[str, tuple[str, Any]], data: st.DataObject
+) -> None:
+    asked = registry.use(SchemaRegistrySettings(schema_registry_url="mock://evolution"))
+    writer, reader = JsonSchema(struct_of("Written", wrote)), JsonSchema(struct_of("Read", reads))
+    given = {name: data.draw(KINDS[kind][1]) for name, (kind, _) in wrote.items()}
+    assume(all(abs(each) < 2**53 for each in given.values() if isinstance(each, int | float)))
+    schema_id = asked.register(f"j{next(_numbers)}", writer.schema).schema_id
+    record = header(schema_id) + writer.payload(writer.of(**given))
+    wanted = {}
+    for name, (kind, default) in reads.items():
+        if name in wrote:
+            wanted[name] = read(given[name], wrote[name][0], kind)
+        else:
+            wanted[name] = REFUSED if default is msgspec.NODEFAULT else default
+    if any(each is REFUSED for each in wanted.values()):
+        with pytest.raises(DecodeError):
+            reader.decode(record)
+    else:
+        assert reader.decode(record) == reader.of(**wanted)
+        assert reader.why_unreadable(writer.schema, asked) is None
+
+
+Field = FieldDescriptorProto
+PROTO_KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
+    "int32": (Field.TYPE_INT32, st.integers(-(2**31), 2**31 - 1)),
+    "int64": (Field.TYPE_INT64, st.integers(-(2**63), 2**63 - 1)),
+    "uint32": (Field.TYPE_UINT32, st.integers(0, 2**32 - 1)),
+    "sint64": (Field.TYPE_SINT64, st.integers(-9, 9)),
+    "double": (Field.TYPE_DOUBLE, st.floats(allow_nan=False)),
+    "bool": (Field.TYPE_BOOL, st.booleans()),
+    "string": (Field.TYPE_STRING, st.text(max_size=4)),
+    "bytes": (Field.TYPE_BYTES, st.binary(max_size=4)),
+}
+WIDER = {("int32", "int64"), ("uint32", "int64"), ("string", "bytes")}
+proto_fields = st.dictionaries(
+    st.integers(1, 4), st.tuples(st.sampled_from(sorted(PROTO_KINDS)), st.booleans()), min_size=1
+)
+"""Of each field, by number, its kind, and whether there may be many."""
+
+
+def message_of(declared: dict[int, tuple[str, bool]], label: str) -> Any:
+    """Return the class of a message `fuzz.Order`, whose fields are named after *label* too, since names do not matter."""
+    file = FileDescriptorProto(name=f"fuzz_{label}_{next(_numbers)}.proto", package="fuzz", syntax="proto3")
+    message = file.message_type.add(name="Order")
+    for number, (kind, many) in declared.items():
+        message.field.add(
+            name=f"{label}{number}",
+            number=number,
+            type=PROTO_KINDS[kind][0],
+            label=Field.LABEL_REPEATED if many else Field.LABEL_OPTIONAL,
+        )
+    pool = DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return GetMessageClass(pool.FindMessageTypeByName("fuzz.Order"))
+
+
+def read_proto(value: Any, wrote: tuple[str, bool], reads: tuple[str, bool]) -> Any:
+    """Return what a field's value is to its reader, by the rules of the page."""
+    (kind, many), (wanted, wants_many) = wrote, reads
+    if kind != wanted and (kind, wanted) not in WIDER:
+        return REFUSED
+    if many and not wants_many:
+        return REFUSED
+    if wants_many and not many:
+        if kind not in ("string", "bytes"):
+            return REFUSED
+        value = [value] if value else []
+    if (kind, wanted) == ("string", "bytes"):
+        return [each.encode() for each in value] if wants_many else value.encode()
+    return value
+
+
+@given(wrote=proto_fields, reads=proto_fields, data=st.data())
+def test_so_is_one_in_protobuf(
+    wrote: dict[int, tuple[str, bool]], reads: dict[int, tuple[str, bool]], data: st.DataObject
+) -> None:
+    asked = registry.use(SchemaRegistrySettings(schema_registry_url="mock://evolution"))
+    written, wanted = message_of(wrote, "w"), message_of(reads, "r")
+    writer, reader = Protobuf(written), Protobuf(wanted)
+    given: dict[int, Any] = {}
+    for number, (kind, many) in wrote.items():
+        values = PROTO_KINDS[kind][1]
+        given[number] = data.draw(st.lists(values, max_size=3) if many else values)
+    schema_id = asked.register(f"p{next(_numbers)}", writer.schema).schema_id
+    record = header(schema_id) + writer.payload(
+        written(**{f"w{number}": value for number, value in given.items()})
+    )
+    shared = {
+        number: read_proto(given[number], wrote[number], reads[number]) for number in reads if number in wrote
+    }
+    if any(each is REFUSED for each in shared.values()):
+        with pytest.raises(DecodeError, match=r"does not fit: field \d of fuzz.Order is "):
+            reader.decode(record)
+        assert reader.why_unreadable(writer.schema, asked) is not None
+        return
+    found = reader.decode(record)
+    blank = wanted()
+    for number in reads:
+        value = getattr(found, f"r{number}")
+        there = shared.get(number, getattr(blank, f"r{number}"))
+        assert (list(value) if reads[number][1] else value) == (list(there) if reads[number][1] else there)
+    assert reader.why_unreadable(writer.schema, asked) is None

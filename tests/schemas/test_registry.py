@@ -162,6 +162,39 @@ def test_an_id_that_is_not_there_is_the_records_fault_and_not_asked_for_again_at
     assert scripted.asked == {"/schemas/ids/3": 1}
 
 
+def test_no_record_is_to_blame_for_a_registry_that_is_another_one(scripted: Scripted) -> None:
+    schemas = {1: '"string"', 2: '"string"', 3: '"string"', 4: '"string"'}
+
+    def answer(path: str) -> Answer:
+        found = schemas.get(int(path.split("/ids/")[1].partition("?")[0].partition("/")[0]))
+        unknown = {"error_code": 40403, "message": "Schema not found"}
+        return (404, unknown) if found is None else (200, {"schema": found})
+
+    scripted.answer = answer
+    asked = asked_at(scripted.url)
+    text: Any = Avro(str)
+    record = {number: header(number) + b"\x04hi" for number in (1, 2, 3, 4, 9)}
+    assert text.decode(record[1]) == "hi"
+    right = dict(schemas)
+    schemas.update({1: '"long"', 2: '"int"', 3: '"bytes"'})
+    del schemas[4]
+    for number in (2, 4):  # what is another schema there, and what it does not know
+        with pytest.raises(
+            Later, match="does not tell the schemas any more that it told of ids 1: it is another"
+        ):
+            text.decode(record[number])
+    assert text.decode(record[1]) == "hi", "what was read is known"
+    schemas.clear()
+    schemas.update(right)
+    assert [text.decode(record[number]) for number in (2, 3, 4)] == ["hi"] * 3
+    with pytest.raises(DecodeError, match="has no schema of id 9"):
+        text.decode(record[9])
+    del schemas[1], schemas[2]  # deleted for good, and the third is still told
+    asked._unknown.clear()
+    with pytest.raises(DecodeError, match="has no schema of id 9"):
+        text.decode(record[9])
+
+
 def test_without_an_address_folds_wait_and_are_told_the_setting() -> None:
     registry.use(SchemaRegistrySettings())
     with pytest.raises(Later, match="schema_registry_url is not set"):

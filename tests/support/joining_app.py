@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,12 +98,14 @@ class JoinApplication(Application):
         create_topics(self.settings, self.processors, partitions=self.partitions)
         return self
 
-    def raise_version(self, version: int) -> None:
-        """Let workers that are made from here on run another version, which emits to a topic of its own."""
-        self.out = f"{self.name}-out-{version}"
-        self.joined = joined(self.customers, self.orders, self.out, version, self.rates)
+    def raise_version(self, version: int, *, handover: bool = False) -> None:
+        """Let workers that are made from here on run another version, which emits to a topic of its own or, by *handover*, goes on with that of the one before."""
+        self.out = self.out if handover else f"{self.name}-out-{version}"
+        self.joined = joined(self.customers, self.orders, self.out, version, self.rates, handover=handover)
         self.processors = [self.joined]
         self._environment |= {"JOIN_VERSION": str(version), "JOIN_OUT": self.out}
+        if handover:
+            self._environment["JOIN_HANDOVER"] = "1"
         create_topics(self.settings, self.processors, partitions=self.partitions)
 
     # -- load
@@ -201,8 +204,9 @@ class JoinApplication(Application):
         verdict = verify(self.joined, self.settings)
         assert verdict.equal, [each.explain() for each in verdict.partitions]
         assert replay(self.joined, self.settings).digest == verdict.live_digest
-        told = sorted(message.value() or b"" for messages in emitted.values() for message in messages)
-        assert told == sorted(value for each in out.values() for value in each.emits)
+        told = Counter(message.value() or b"" for messages in emitted.values() for message in messages)
+        wanted = Counter(value for each in out.values() for value in each.emits)
+        assert told == wanted, f"{told - wanted} too much, {wanted - told} missing"
         return out
 
     def _open_logs(self, number: int) -> dict[int, GlobalLog]:

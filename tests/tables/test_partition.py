@@ -4,6 +4,9 @@ shown whole or not at all.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,18 +46,20 @@ def nowhere(_: str) -> Any:
     raise AssertionError("nothing here connects")
 
 
-def opened(folder: Path) -> Partition:
+def opened(
+    folder: Path, producer: Callable[[str], Any] = nowhere, processor: Processor[Any, int] = PROCESSOR
+) -> Partition:
     environment = Environment(
         app="a",
         data_dir=folder,
-        producer=nowhere,
+        producer=producer,
         budget=BUDGET,
         cluster_id="c",
         changelog_ids={},
         cache_rows=10,
         tombstones_kept_ms=0,
     )
-    part = Partition(PROCESSOR, 0, environment, lambda part: None, lambda: True)
+    part = Partition(processor, 0, environment, lambda part: None, lambda: True)
     part.serving = True
     return part
 
@@ -232,4 +237,39 @@ def test_a_standby_does_not_say_how_far_it_is_behind_an_end_it_asked_for_long_ag
     assert part.source_end == UNKNOWN
     part.note_source_ends({("in", 0): 7_000}, clock.now_ms())
     assert part.source_end == 7_000
+    part.close()
+
+
+class Fencing:
+    """A producer that notes what is done by its id."""
+
+    def __init__(self, transactional_id: str, done: list[str]) -> None:
+        self.transactional_id, self._done = transactional_id, done
+
+    async def fence(self) -> None:
+        self._done.append(f"fence {self.transactional_id}")
+
+    async def partitions(self, topic: str, *, more_than: int) -> int:
+        return more_than + 1
+
+    async def close(self) -> None:
+        self._done.append(f"close {self.transactional_id}")
+
+
+@pytest.mark.parametrize(
+    ("version", "by_common_id", "wanted"),
+    [
+        (1, True, ["fence a.p.0"]),
+        (2, False, ["fence a.p.v2.0"]),
+        (2, True, ["fence a.p.0", "close a.p.0", "fence a.p.v2.0"]),
+    ],
+)
+def test_a_later_version_fences_the_id_that_an_older_release_writes_it_by(
+    tmp_path: Path, version: int, by_common_id: bool, wanted: list[str]
+) -> None:
+    done: list[str] = []
+    part = opened(tmp_path, lambda each: Fencing(each, done), replace(PROCESSOR, version=version))
+    asyncio.run(part.fence(5.0, by_common_id=by_common_id))
+    assert done == wanted
+    assert part.fenced_in
     part.close()

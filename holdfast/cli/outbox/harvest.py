@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from prometheus_client import CollectorRegistry, start_http_server
 
-from holdfast.agents.services.harvester import HarvesterPage
+from holdfast.agents.services.harvester_page import HarvesterPage
 from holdfast.cli.asked import StopRequest
 from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.output import OutputRow, note, show

@@ -21,7 +21,6 @@ from holdfast.clock import system_clock
 from holdfast.errors import ConfigError, OutboxDatabaseError, OutboxError, OutboxSchemaError
 from holdfast.outbox.harvest.row_types import QuarantinedRow
 from holdfast.outbox.harvest.rows import OutboxRows
-from holdfast.outbox.schema import migrate
 from holdfast.outbox.schema.layouts import LAYOUTS
 from holdfast.outbox.schema.tables import DIALECTS, database_url, outbox_tables, problems, shown
 
@@ -147,6 +146,8 @@ def init(
 ) -> None:
     if dialect is not None and not sql:
         raise ConfigError("--dialect goes with --sql; otherwise the database says what it is")
+    from holdfast.outbox.schema import migrate
+
     outbox = _outbox(context, database, table, layout)
     if sql:
         kind = dialect or database_url(outbox.url).get_backend_name()

@@ -60,7 +60,7 @@ def verify(
         bool,
         typer.Option(
             "--emits",
-            help="Compare the emitted topics instead, on this machine, and name the first record that differs.",
+            help="Compare the emitted topics instead, and name the first record that differs.",
         ),
     ] = False,
     strict: Annotated[
@@ -81,16 +81,16 @@ def verify(
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
     require_chains(application.processors)
-    if emits:
-        _check_alone(store=store, engine=engine, source=source)
-        _of_emits(context, application.processor(name), application.settings)
-        return
+    if emits and store:
+        raise ConfigError("--emits compares what was emitted, --store the rows: ask for one of them")
     options = ReplayOptions(
         engine=engine.value,
         source=source.value,
         lake=None if lake is None else absolute(lake),
         spark=spark_options(chosen.settings(), master, memory, conf, quick=True),
     )
+    if emits:
+        return _of_emits(context, application.processor(name), application.settings, options)
     if store:
         return _of_stores(
             context,
@@ -140,18 +140,12 @@ def _report(
         raise typer.Exit(1)
 
 
-def _check_alone(*, store: bool, engine: EngineName, source: SourceName) -> None:
-    """Raise ConfigError for what --emits does not do: it folds the topic, in this process."""
-    if store or engine is EngineName.SPARK or source is not SourceName.TOPIC:
-        raise ConfigError(
-            "--emits folds the source's topic in this process: leave out --store, --engine spark and --source"
-        )
-
-
-def _of_emits(context: typer.Context, processor: Processor[Any, Any], settings: Settings) -> None:
+def _of_emits(
+    context: typer.Context, processor: Processor[Any, Any], settings: Settings, options: ReplayOptions
+) -> None:
     from holdfast.pipeline.verify_emits import verify_emits
 
-    verdict = verify_emits(processor, settings)
+    verdict = verify_emits(processor, settings, options)
     document = verdict.document()
     if output_of(context) is Output.JSON:
         show_json(document)
@@ -163,7 +157,7 @@ def _of_emits(context: typer.Context, processor: Processor[Any, Any], settings: 
             if each.difference is not None:
                 note(each.difference.explain())
         same = "what was emitted is what a replay emits" if verdict.equal else "DIFFERENT"
-        note(f"{processor.name}: {same}, after {verdict.records} records here")
+        note(f"{processor.name}: {same}, after {verdict.records} records on {verdict.engine}")
     if not verdict.equal:
         raise typer.Exit(1)
 

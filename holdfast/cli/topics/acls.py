@@ -60,7 +60,7 @@ def _show(context: typer.Context, grants: list[Grant], principal: str | None) ->
 def worker(context: typer.Context, principal: Principal = None) -> None:
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
-    _show(context, worker_grants(application.settings, application.processors), principal)
+    _show(context, worker_grants(application.settings, application.processors, application.faust), principal)
 
 
 @app.command(help="A process that queries tables with TableClient.")

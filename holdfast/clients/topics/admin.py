@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package does not declare what it re-exports
     AlterConfigOpType,
     ConfigEntry,
@@ -34,6 +35,7 @@ from holdfast.clients.topics.types import (
 )
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.core.kafka.grants import Operation
 from holdfast.errors import BrokerError, ConfigError, TopicError
 from holdfast.kafka.clients import make_admin
 from holdfast.kafka.codes import REFUSED_CONNECTION, code_of, retriable
@@ -47,6 +49,8 @@ POLL_S = 0.05
 FIRST_WAIT_S = 1.0
 ATTEMPT_S = 5.0
 _FIRST, _LAST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_NEWEST = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+_OPERATIONS = {each.name: each for each in Operation}
 LIMIT_RESOURCES = 500
 """Topics asked about in one request."""
 
@@ -150,6 +154,35 @@ class Admin:
         """
         found = self._offsets(partitions, OffsetSpec.for_timestamp(at_ms), known=False)
         return {place: int(answer.offset) if answer.offset >= 0 else None for place, answer in found.items()}
+
+    def newest_ms(self, topic: str, partition: int) -> int | None:
+        """Return the latest timestamp of a partition's records, None where it has none or there is no such topic."""
+        if not self.cluster([topic]).topics:
+            return None
+        found = self._offsets([(topic, partition)], _NEWEST, known=False)[topic, partition]
+        return int(found.timestamp) if found.offset >= 0 else None
+
+    def allowed(self, names: Iterable[str]) -> dict[str, frozenset[Operation]]:
+        """Return what this principal may do with each of these topics; those that it may not see, or that do not exist,
+        and all of them on a cluster without ACLs, are left out.
+        """
+        asked = sorted(names)
+
+        def ask(metadata: Any, wait_s: float) -> dict[str, frozenset[Operation]]:
+            futures = self._client.describe_topics(
+                TopicCollection(asked), include_authorized_operations=True, request_timeout=wait_s
+            )
+            found = dict[str, frozenset[Operation]]()
+            for name, future in futures.items():
+                with suppress(TopicError):
+                    told = self._result(future, f"rights on {name}", wait_s).authorized_operations
+                    if told is not None:
+                        found[name] = frozenset(
+                            _OPERATIONS[each.name] for each in told if each.name in _OPERATIONS
+                        )
+            return found
+
+        return self._persist(ask) if asked else {}
 
     def delete_before(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Delete what lies before these offsets of partitions; what is gone already is no error."""

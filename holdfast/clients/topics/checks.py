@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from holdfast.clients.topics.plan import alterable
 from holdfast.clients.topics.specs import DEFAULT_MESSAGE_BYTES
@@ -206,7 +207,7 @@ def _check_whole(spec: TopicSpec, state: TopicState, policy: str) -> Iterator[To
         declare = (
             f', or declare retention="{spoken(int(limit))}" if that is meant' if key == "retention.ms" else ""
         )
-        yield _warning(spec.name, message, f"{_alter(spec, f'{key}=-1')}{declare}")
+        yield replace(_warning(spec.name, message, f"{_alter(spec, f'{key}=-1')}{declare}"), limited=True)
 
 
 def _check_retention(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:

@@ -7,10 +7,10 @@ claim client's cannot touch tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from holdfast.clients.topics.specs import topic_names
-from holdfast.clients.topics.types import Processors
+from holdfast.clients.topics.types import FaustTopics, Processors
 from holdfast.config import Settings
 from holdfast.core.claims.resets import RESETS_TOPIC
 from holdfast.core.engine.declared.streams import Internal
@@ -23,10 +23,14 @@ DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS = (
     Operation.ALTER_CONFIGS,
 )
 
+NO_FAUST = FaustTopics()
 
-def worker_grants(settings: Settings, processors: Processors) -> list[Grant]:
-    """Return what a worker of these processors needs. Its topics must exist: an administrator makes them."""
-    out: list[Grant] = []
+
+def worker_grants(settings: Settings, processors: Processors, faust: FaustTopics = NO_FAUST) -> list[Grant]:
+    """Return what a worker of these processors needs, and of the agents of *faust*. Its topics must exist: an administrator makes them; Faust makes its own.
+    What agents send to by name is not known here.
+    """
+    out: list[Grant] = [*_faust_grants(faust)]
     for processor in processors:
         for topic in processor.topics:
             out += topic_grants(topic, "folds it", READ)
@@ -72,6 +76,17 @@ def worker_grants(settings: Settings, processors: Processors) -> list[Grant]:
         )
     )
     return merged(out)
+
+
+def _faust_grants(faust: FaustTopics) -> Iterator[Grant]:
+    making = (CREATE, DESCRIBE_CONFIGS, READ, WRITE)
+    for topic in faust.read:
+        yield from topic_grants(topic, "agents read it", READ)
+    for topic in faust.kept:
+        yield from topic_grants(topic, "is made for a table, an agent or the leader", *making)
+    for prefix in faust.begin:
+        why = "is made for group_by, or for replies"
+        yield from (Grant(Resource.TOPIC, prefix, operation, why, Pattern.PREFIXED) for operation in making)
 
 
 def reader_grants(settings: Settings) -> list[Grant]:

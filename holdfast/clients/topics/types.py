@@ -147,9 +147,22 @@ class TopicFinding:
     remedy: str
     chain: bool = False
     """Whether it is versions that do not fit each other."""
+    limited: bool = False
+    """Whether it is that a topic keeps its records for a time, as its owner may well mean it."""
 
     def __str__(self) -> str:
         return f"topic {self.topic} {self.message}: {self.remedy}"
 
 
 Processors = Sequence[Processor[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaustTopics:
+    """The topics of an application's ordinary agents: those that they *read*, those that Faust *keeps* for itself, and what the names of those *begin* with
+    that it derives when agents run.
+    """
+
+    read: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    begin: tuple[str, ...] = ()

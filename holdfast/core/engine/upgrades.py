@@ -129,6 +129,18 @@ def writers_of(processor: Processor[Any, Any], processors: Iterable[Processor[An
     return [each.name for each in processors if wanted.intersection(each.emits)]
 
 
+def all_writers_of(processor: Processor[Any, Any], processors: Collection[Processor[Any, Any]]) -> list[str]:
+    """Return the names of those that *processor* has its records from, in however many steps."""
+    found, by_name = list[str](), {each.name: each for each in processors}
+    left = writers_of(processor, processors)
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.append(name)
+            left += writers_of(by_name[name], processors)
+    return found
+
+
 def is_complete(owners: Callable[[int], tuple[str, bool] | None], partitions: int) -> bool:
     """Tell whether every partition of a table in a version is served and not being built any more. *owners* returns the
     URL and whether it is being built, None where nobody claims it.
@@ -156,6 +168,31 @@ def next_switch(
     if switch is not None and switch.by == "command" and switch.before == own:
         return None
     return Switch(table=table, version=own, before=current, at_ms=now_ms, by="worker")
+
+
+def first_switch(
+    table: str,
+    own: int,
+    known: Collection[int],
+    served: Collection[int],
+    switch: Switch | None,
+    *,
+    now_ms: int,
+) -> Switch | None:
+    """Return the record that a worker writes that runs *own* and finds none: it tells which version was current until then, so that no later version takes
+    one for it that never caught up. That is the highest before *own* that workers serve or, where they serve none, that has a changelog. None where there
+    is a record, or no version before.
+
+    >>> first_switch("t", 3, [1, 2, 3], [1], None, now_ms=9)
+    Switch(table='t', version=1, before=0, at_ms=9, by='worker')
+    >>> first_switch("t", 3, [1, 2, 3], [], None, now_ms=9).version, first_switch("t", 1, [1], [], None, now_ms=9)
+    (2, None)
+    """
+    before = [version for version in known if version < own]
+    if switch is not None or not before:
+        return None
+    version = max([version for version in before if version in served] or before)
+    return Switch(table=table, version=version, before=NO_VERSION, at_ms=now_ms, by="worker")
 
 
 def in_version(processor: Processor[Any, Any], version: int) -> Processor[Any, Any]:

@@ -11,7 +11,7 @@ import msgspec
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
-from holdfast.core.engine.declared.processor import DecoderInput, Emit, Emits, OnError, Processor
+from holdfast.core.engine.declared.processor import DecoderInput, Emit, Emits, EmitsFrom, OnError, Processor
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import Updates, check_topics, updates
@@ -64,6 +64,7 @@ def aggregate(
     route: Route | None = by_key,
     emits: str | Updates | None = None,
     on_error: OnError = "quarantine",
+    emits_from: EmitsFrom = "beginning",
 ) -> Processor[E, A]:
     """Return a processor that keeps one aggregate of the records of each *key*: the general one; the others
     below are short forms.
@@ -112,6 +113,7 @@ def aggregate(
         route=route,
         emits=() if results is None else (results.topic,),
         on_error=on_error,
+        emits_from=emits_from,
     )
 
 
@@ -307,6 +309,7 @@ def dedupe(
     route: Route | None = by_key,
     in_place: bool = False,
     on_error: OnError = "quarantine",
+    emits_from: EmitsFrom = "beginning",
 ) -> Processor[Any, int]:
     """Return a processor that passes the first record of each id on to the topic *to*, and drops its repeats.
 
@@ -349,10 +352,11 @@ def dedupe(
         emits=(to,),
         in_place=in_place,
         on_error=on_error,
+        emits_from=emits_from,
     )
 
 
-_MORE = ("name", "source", "version", "inputs", "route", "emits", "on_error")
+_MORE = ("name", "source", "version", "inputs", "route", "emits", "on_error", "emits_from")
 
 
 def _short(what: str, declared: dict[str, Any], **given: Any) -> Processor[Any, Any]:

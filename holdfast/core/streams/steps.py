@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 import msgspec
 
 from holdfast.core.engine.declared.declaring import why_uncallable
-from holdfast.core.engine.declared.processor import OnError, Processor
+from holdfast.core.engine.declared.processor import EmitsFrom, OnError, Processor
 from holdfast.core.engine.declared.serdes import Bytes, Serde
 from holdfast.core.engine.declared.sources import FoldWith, Input, Source
 from holdfast.core.engine.declared.streams import Internal, Stream
@@ -93,6 +93,7 @@ class Map(Step[T], Generic[S, T]):
         to: Stream[T] | None = None,
         version: int = 1,
         on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
     ) -> None:
         whose = _checked(name, source, each=each)
         if (serde is None) == (to is None):
@@ -104,7 +105,14 @@ class Map(Step[T], Generic[S, T]):
             event, _, key, headers, partition = record
             return (Emit(topic, key, encode(each(event)), headers, partition if stays else None),)
 
-        self._declare(name=name, version=version, on_error=on_error, fold=fold, **_one(source, out, stays))
+        self._declare(
+            name=name,
+            version=version,
+            on_error=on_error,
+            emits_from=emits_from,
+            fold=fold,
+            **_one(source, out, stays),
+        )
 
 
 class Filter(Step[T]):
@@ -133,6 +141,7 @@ class Filter(Step[T]):
         to: Stream[T] | None = None,
         version: int = 1,
         on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
     ) -> None:
         whose = _checked(name, source, keep=keep)
         out, stays = _same(whose, name, source, to, version), to is None
@@ -142,7 +151,14 @@ class Filter(Step[T]):
             event, value, key, headers, partition = record
             return (Emit(topic, key, value, headers, partition if stays else None),) if keep(event) else None
 
-        self._declare(name=name, version=version, on_error=on_error, fold=fold, **_one(source, out, stays))
+        self._declare(
+            name=name,
+            version=version,
+            on_error=on_error,
+            emits_from=emits_from,
+            fold=fold,
+            **_one(source, out, stays),
+        )
 
 
 class Branch(Step[T]):
@@ -172,6 +188,7 @@ class Branch(Step[T]):
         into: Mapping[Any, Callable[[Any], bool]],
         version: int = 1,
         on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
     ) -> None:
         whose = _checked(name, source)
         if not isinstance(into, Mapping) or not into:
@@ -199,7 +216,9 @@ class Branch(Step[T]):
 
         stay = all(stays for _, _, stays in tests)
         declared = {**_one(source, next(iter(branches.values())), stay), "emits": (*branches.values(),)}
-        self._declare(name=name, version=version, on_error=on_error, fold=fold, **declared)
+        self._declare(
+            name=name, version=version, on_error=on_error, emits_from=emits_from, fold=fold, **declared
+        )
 
     def __getitem__(self, branch: str) -> Stream[T]:
         """Return the topic of a branch."""
@@ -237,6 +256,7 @@ class Merge(Step[T]):
         to: Stream[T] | None = None,
         version: int = 1,
         on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
     ) -> None:
         whose = f"processor {name}"
         if not isinstance(sources, Sequence) or isinstance(sources, str) or len(sources) < 2:
@@ -262,6 +282,7 @@ class Merge(Step[T]):
             name=name,
             version=version,
             on_error=on_error,
+            emits_from=emits_from,
             on={replace(each, serde=_as_is(each.serde), key=Bytes()): asked for each in sources},
             emits=(out,),
             in_place=stays,
@@ -298,6 +319,7 @@ class Rekey(Step[T], Generic[S, T]):
         to: Stream[S] | None = None,
         version: int = 1,
         on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
         key: Serde[Any] | None = None,
     ) -> None: ...
 
@@ -312,6 +334,7 @@ class Rekey(Step[T], Generic[S, T]):
         to: Stream[T] | None = None,
         version: int = 1,
         on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
         key: Serde[Any] | None = None,
     ) -> None: ...
 
@@ -326,6 +349,7 @@ class Rekey(Step[T], Generic[S, T]):
         to: Stream[Any] | None = None,
         version: int = 1,
         on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
         key: Serde[Any] | None = None,
     ) -> None:
         if (by is None) == (pairs is None):
@@ -347,7 +371,14 @@ class Rekey(Step[T], Generic[S, T]):
             out = _stream(whose, to) if serde is None else Internal(name, serde, key, version=version)
             assert pairs is not None
             fold = _pairs(out, pairs)
-        self._declare(name=name, version=version, on_error=on_error, fold=fold, **_one(source, out, False))
+        self._declare(
+            name=name,
+            version=version,
+            on_error=on_error,
+            emits_from=emits_from,
+            fold=fold,
+            **_one(source, out, False),
+        )
 
 
 Fold = Callable[[Rows[NoRow], Record, int], Emits]

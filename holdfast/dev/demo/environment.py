@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.config import Settings, load_settings
 from holdfast.dev import ports
-from holdfast.dev.broker.cluster import Cluster
+from holdfast.dev.demo.broker import ApacheBroker, DemoBroker, EmbeddedBroker, find_broker
 from holdfast.dev.demo.processes import procfile
 from holdfast.dev.demo.processes.procfile import Process
 from holdfast.dev.processes import end, is_alive, kill
@@ -48,6 +48,7 @@ JOIN = {"app": "ads", "instance_id": "joiner", "session_timeout_s": 6.0, "heartb
 KEPT_FOLDER = Path(".holdfast/demo")
 STOP_GRACE_S = 10.0
 COMMAND_DEADLINE_S = 60.0
+BROKER_FOLDER = "broker"
 _STATE_FILE = "demo.json"
 
 
@@ -66,11 +67,11 @@ class DemoEnvironment:
     Processes die with this one even when it is killed (Linux), unless they are to be kept.
     """
 
-    def __init__(self, *, keep: bool, folder: Path | None = None) -> None:
+    def __init__(self, *, keep: bool, folder: Path | None = None, embedded: bool = False) -> None:
         """Take *folder*, which must not exist or be empty, or one of the system's temporary folders (of
-        this one, to keep).
+        this one, to keep). *embedded* takes the embedded Kafka in place of Apache's.
         """
-        self.keep = keep
+        self.keep, self.is_embedded = keep, embedded
         if folder is None and not keep:
             self.folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
         else:
@@ -81,7 +82,8 @@ class DemoEnvironment:
                     f"{self.folder} is not empty: end the demo there with `holdfast demo down{where}`, or choose another --dir"
                 )
             self.folder.mkdir(parents=True, exist_ok=True)
-        self.cluster = Cluster(self.folder / "broker", detached=keep)
+        made = EmbeddedBroker if embedded else ApacheBroker.within
+        self.broker: DemoBroker = made(self.folder / BROKER_FOLDER, detached=keep)
         self.config = self.folder / "holdfast.toml"
         self.service_config = self.folder / "service.toml"
         self.join_config = self.folder / "join.toml"
@@ -109,11 +111,11 @@ class DemoEnvironment:
     def start_broker(self) -> None:
         """Start Kafka and write the settings that every part of the demo reads."""
         self._note()
-        self.cluster.start()
+        self.broker.start()
         # A string in JSON is one in TOML too.
         kafka = "".join(
             f"{json.dumps(name)} = {json.dumps(value)}\n"
-            for name, value in self.cluster.client_config().items()
+            for name, value in self.broker.client_config().items()
         )
         workers = {
             "app": APP,
@@ -251,7 +253,7 @@ class DemoEnvironment:
         self._closed = True
         with contextlib.ExitStack() as stack:
             stack.callback(self._clear, keep_logs)
-            stack.callback(self.cluster.stop, grace_s=0)
+            stack.callback(self.broker.stop)
             for process in (*self.workers, *self.actors):
                 stack.callback(process.kill)
             for other in self.others:
@@ -306,9 +308,9 @@ def down(folder: Path) -> Sequence[str]:
         if is_alive(process.pid, process.birth):
             end(process.pid, process.birth, grace_s=STOP_GRACE_S)
             ended.append(process.name)
-    cluster = Cluster.find(folder / "broker")
-    if cluster is not None:
-        ended += [f"broker node {node.node_id}" for node in cluster.status() if node.condition != "stopped"]
-        cluster.stop()
+    broker = find_broker(folder / BROKER_FOLDER)
+    if broker is not None:
+        ended += broker.running()
+        broker.stop()
     shutil.rmtree(folder, ignore_errors=True)
     return ended

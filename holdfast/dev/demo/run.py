@@ -15,7 +15,6 @@ from rich.console import Console
 
 from holdfast.clock import system_clock
 from holdfast.dev import processes
-from holdfast.dev.broker import jars
 from holdfast.dev.demo.environment import SESSION_TIMEOUT_S, DemoEnvironment, Running
 from holdfast.dev.demo.narrator import (
     ClaimFindings,
@@ -38,11 +37,11 @@ from holdfast.dev.demo.steps.upgrades import UpgradeSteps
 from holdfast.dev.demo.steps.workers import DemoOptions, WorkerSteps
 from holdfast.dev.signals import EndingSignals
 from holdfast.errors import DemoError, HoldfastError
-from holdfast.jars import spark_jars
 
 __all__ = ["DemoOptions", "run_demo"]
 
-NEEDS = ("pyspark", "delta", "pyarrow", "alembic")
+NEEDS = ("deltalake", "pyarrow", "alembic")
+SPARK_NEEDS = ("pyspark", "delta")
 Pointers = list[tuple[str, str]]
 
 
@@ -52,10 +51,10 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> Measuremen
     What it started has ended when this returns or raises, unless it was to be kept and everything held. Must
     be called in the main thread: a signal to end raises Interrupted there.
     """
-    _require_packages()
+    _require_packages(options)
     teller = Teller(console or console_for_people())
     with EndingSignals():
-        stage = DemoEnvironment(keep=options.keep, folder=options.folder)
+        stage = DemoEnvironment(keep=options.keep, folder=options.folder, embedded=options.embedded)
         try:
             with stage, asyncio.Runner() as runner:
                 found, pointers = _play(options, stage, teller, runner)
@@ -97,18 +96,24 @@ def _play(
     return found, pointers
 
 
-def _require_packages() -> None:
-    for name in NEEDS:
+def _require_packages(options: DemoOptions) -> None:
+    for name in NEEDS if options.embedded else (*SPARK_NEEDS, *NEEDS):
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def _introduce(teller: Teller, options: DemoOptions, stage: DemoEnvironment) -> None:
     fate = "goes on afterwards, until `holdfast demo down`" if options.keep else "is gone afterwards"
+    kafka = "an embedded Kafka" if options.embedded else "a real Kafka"
+    again = (
+        "the same log is folded again from the topic and from a Delta table (on Spark too in the full demo, which needs a JDK)"
+        if options.embedded
+        else "Spark folds the same log again"
+    )
     teller.open(
         "holdfast demo",
-        f"{options.clients:,} clients share {options.claims:,} partitions through a real Kafka. Two workers fold what they write into a table, one "
-        "of them is killed, and Spark folds the same log again. Then two streams are joined, a table goes to its next version while it is asked, three services claim the partitions of a topic, and an outbox in SQLite is "
+        f"{options.clients:,} clients share {options.claims:,} partitions through {kafka}. Two workers fold what they write into a table, one "
+        f"of them is killed, and {again}. Then two streams are joined, a table goes to its next version while it is asked, three services claim the partitions of a topic, and an outbox in SQLite is "
         "published; all but the table lose a process to SIGKILL in the middle. All of it runs on this machine, reachable from nowhere else, in "
         f"{stage.folder}, and {fate}.",
     )
@@ -116,35 +121,30 @@ def _introduce(teller: Teller, options: DemoOptions, stage: DemoEnvironment) -> 
 
 def _start_broker(teller: Teller, stage: DemoEnvironment) -> None:
     with teller.step("Start a Kafka broker"):
-        teller.waiting("looking for Java and the jars")
-        jars.find_java()
-        jars.class_path(progress=lambda words: teller.say(f"{words[:1].upper()}{words[1:]}."))
-        spark_jars(progress=lambda words: teller.say(f"{words[:1].upper()}{words[1:]}."))
+        teller.waiting("looking for what it needs")
+        stage.broker.prepare(lambda words: teller.say(f"{words[:1].upper()}{words[1:]}."))
         teller.waiting("waiting until it answers")
         began_s = system_clock.monotonic_s()
         stage.start_broker()
         took_s = system_clock.monotonic_s() - began_s
-        teller.say(
-            f"Kafka {jars.KAFKA_VERSION}, one KRaft node, answers at {stage.cluster.bootstrap} after {took_s:.1f} s."
-        )
+        teller.say(f"{stage.broker.words} answers at {stage.broker.bootstrap} after {took_s:.1f} s.")
 
 
 def _end(teller: Teller, stage: DemoEnvironment) -> Pointers:
     with teller.step("End everything"):
         teller.waiting("ending the workers and the broker")
         started = [(worker.name, worker.pid, worker.birth) for worker in (*stage.workers, *stage.actors)]
-        nodes = [node.pid for node in stage.cluster.status()]
+        nodes, spark = stage.broker.running(), "" if stage.is_embedded else ", Spark's JVM"
         stage.close(keep_logs=False)
         left = [name for name, pid, birth in started if birth is not None and processes.is_alive(pid, birth)]
-        left += [
-            f"broker node {node.node_id}" for node in stage.cluster.status() if node.condition != "stopped"
-        ]
+        left += stage.broker.running()
         if left or stage.folder.exists():
             raise DemoError(
                 f"still there: {', '.join([*left, *([str(stage.folder)] if stage.folder.exists() else [])])}; end or remove it yourself"
             )
         teller.say(
-            f"{len(stage.workers)} workers, {len(stage.actors)} services and harvesters, {len(nodes)} broker node, Spark's JVM and {stage.folder} are gone."
+            f"{len(stage.workers)} workers, {len(stage.actors)} services and harvesters, {len(nodes)} broker node"
+            f"{spark} and {stage.folder} are gone."
         )
     return [
         ("look around", f"{_program()} demo --keep    the same, left running, with its addresses"),
@@ -168,7 +168,7 @@ def _leave_running(stage: DemoEnvironment, steps: WorkerSteps) -> Pointers:
     return [
         (
             "running",
-            f"Kafka at {stage.cluster.bootstrap}, the fleet at a tenth of its pace, and two workers:",
+            f"Kafka at {stage.broker.bootstrap}, the fleet at a tenth of its pace, and two workers:",
         ),
         *((worker.name, f"{worker.url}/tables  {worker.url}/metrics") for worker in stage.workers),
         ("watch", f"{holdfast} claims watch"),

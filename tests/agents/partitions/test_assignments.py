@@ -33,7 +33,7 @@ class Part:
     def note(self, step: str) -> None:
         self.worker.steps.append((step, self.partition))
 
-    async def fence(self, timeout_s: float) -> None:
+    async def fence(self, timeout_s: float, *, by_common_id: bool) -> None:
         await asyncio.sleep(0)
         if self.partition in self.worker.refused:
             raise FencedError(f"partition {self.partition} has a newer owner")
@@ -101,6 +101,9 @@ class Worker:
     def open_partition(self, held: Held) -> Any:
         self.steps.append(("open", held[1]))
         return Part(self, held)
+
+    def is_folded_earlier(self, part: Any) -> bool:
+        return False
 
     def runner_of(self, part: Any) -> Any:
         return SimpleNamespace(job=None)

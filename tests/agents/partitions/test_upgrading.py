@@ -10,10 +10,13 @@ from typing import Any
 from holdfast.agents.partitions.gate import FoldGate
 from holdfast.agents.partitions.holdings import Holdings
 from holdfast.agents.partitions.upgrading import Upgrading, _EarlierPartition
+from holdfast.clients.tables.directory import Workers
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
+from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
 from holdfast.core.engine.upgrades import Switch
 from tests.agents.versioned import versioned
+from tests.chaos.chained import chain
 
 HELD = ("totals", 0)
 
@@ -87,6 +90,76 @@ def test_a_version_is_built_until_it_shows_what_the_one_before_did(tmp_path: Pat
     assert way.upgrading.building(*HELD) is None
     way.own_partition(applied=9)
     assert way.upgrading.building(*HELD) is not None, "who takes it up anew looks again"
+
+
+class Chained(Way):
+    """A worker of version 2 that owns one partition of the last of a chain, and one of what writes to it; `workers` are what all announce."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.chain = {each.name: each for each in chain("shop", 2)}
+        self.upgrading._processors = self.chain
+        self.upgrading._known = dict.fromkeys(self.chain, (1, 2))
+        for name in self.chain:
+            self.holdings.owned[name, 0] = self.of(name)
+
+    def of(self, name: str) -> Any:
+        part = self.part(2, applied=9)
+        part.offsets = dict.fromkeys(self.chain[name].topics, 9)
+        return SimpleNamespace(part=part)
+
+    def announce_all(self, **owners: list[int]) -> None:
+        """Have it announced which partitions, of two, of each table workers have in version 2, all built but those of `sums`."""
+        tables = {
+            name: TableClaims(version=2, partitions=2, active=owned, building=owned if name == "sums" else [])
+            for name, owned in owners.items()
+        }
+        claims = WorkerClaims(url="http://a", generation=1, started_ms=0, at_ms=0, tables=tables)
+        self.upgrading._directory.workers = Workers([claims])
+
+    def looked(self) -> list[str]:
+        self.ends = {(topic, 0): 10 for each in self.chain.values() for topic in each.topics}
+        self.upgrading._look()
+        self.upgrading._look()
+        return self.upgrading.causes()
+
+
+def test_a_worker_is_ready_when_only_partitions_that_old_workers_have_are_missing_behind_its_own(
+    tmp_path: Path,
+) -> None:
+    way = Chained(tmp_path)
+    way.announce_all(keyed=[0, 1], met=[0], sums=[0])
+    assert way.looked() == [], "the old worker can be replaced now, and must be"
+    assert way.upgrading.building("sums", 0) is not None, (
+        "but it may not be read: it lacks what comes of the rest"
+    )
+    assert way.upgrading.announced("sums")["building"] == [0]
+    way.announce_all(keyed=[0, 1], met=[0, 1], sums=[0])
+    way.looked()
+    assert way.upgrading.building("sums", 0) is None
+
+
+def test_a_worker_is_not_ready_while_there_is_something_left_for_it_to_fold(tmp_path: Path) -> None:
+    way = Chained(tmp_path)
+    way.announce_all(keyed=[0, 1], met=[0], sums=[0])
+    way.holdings.owned["sums", 0].part.offsets = {way.chain["sums"].topics[0]: 3}  # type: ignore[misc]
+    (cause,) = way.looked()
+    assert "version 2 of sums is being built" in cause
+
+
+def test_the_first_worker_of_another_version_records_which_was_current(tmp_path: Path) -> None:
+    way, written = Way(tmp_path), list[Switch]()
+
+    async def switch(record: Switch) -> None:
+        written.append(record)
+
+    way.upgrading._announcer = SimpleNamespace(switch=switch)  # type: ignore[assignment]
+    way.upgrading._known = {"totals": (1, 2)}
+    asyncio.run(way.upgrading._record_first())
+    assert [(each.version, each.before, each.by) for each in written] == [(1, 0, "worker")]
+    way.upgrading._directory.workers = Workers(switches=written)
+    asyncio.run(way.upgrading._record_first())
+    assert len(written) == 1, "once"
 
 
 def test_where_records_come_all_the_time_it_is_enough_to_have_what_was_there_a_moment_ago(

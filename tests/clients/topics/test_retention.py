@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.agents.cluster import tell
 from holdfast.clients.topics.checks import check
 from holdfast.clients.topics.plan import plan
 from holdfast.clients.topics.specs import specs_for
@@ -121,6 +122,21 @@ def test_a_source_that_keeps_more_than_declared_is_a_warning_that_nobody_mends_b
     assert not any(
         isinstance(each, AlterConfig) for each in plan(specs(state, totals("7d")), state, alter=True)
     )
+
+
+def test_a_worker_tells_in_one_line_of_sources_that_are_kept_for_a_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    state = cluster(topic("orders", 4, GOOD, retention_ms=WEEK, retention_bytes="1000"))
+    wanted = specs(state, totals(None))
+    found = check(wanted, created(wanted, state))
+    assert [each.limited for each in found] == [True, True]
+    other = replace(found[0], topic="sales", message="is odd", limited=False)
+    with caplog.at_level("INFO", "holdfast"):
+        tell([*found, other])
+    warning, line = caplog.records
+    assert (warning.levelname, "topic sales is odd" in warning.getMessage()) == ("WARNING", True)
+    assert line.getMessage().startswith("orders keep their records for a time only")
 
 
 def test_alter_makes_a_retention_longer() -> None:

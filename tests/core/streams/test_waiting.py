@@ -8,7 +8,7 @@ import pytest
 
 from holdfast import Json, Processor, Source, Stream
 from holdfast.core.engine.declared.serdes import Text
-from holdfast.errors import Later
+from holdfast.errors import ConfigError, Later
 from holdfast.streams import (
     Filter,
     JoinForeign,
@@ -135,3 +135,43 @@ def test_all_that_is_declared_may_stop_before_what_it_would_refuse(made: Any) ->
         found = made(**told)
         processors = found if isinstance(found, tuple) else (found,)
         assert {each.on_error for each in processors} == {wanted}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda **told: count(
+            name="n", source="words", decode=bytes.decode, key=str, emits=Stream("out", Json(int)), **told
+        ),
+        lambda **told: dedupe(
+            name="n", source="words", decode=bytes.decode, key=str, to="out", ttl="1h", **told
+        ),
+        lambda **told: Windowed(
+            name="n",
+            source="words",
+            decode=bytes.decode,
+            by=str,
+            window=Tumbling("1h"),
+            fold=ones,
+            row=int,
+            emit=final("out"),
+            idle="1m",
+            **told,
+        ),
+        lambda **told: JoinTables(name="n", left=LEFT, right=RIGHT, join=both, to=OUT, **told),
+        lambda **told: JoinStreamTable(name="n", stream=LEFT, table=RIGHT, join=both, to=OUT, **told),
+        lambda **told: JoinWithin(name="n", left=LEFT, right=RIGHT, after="1h", join=both, to=OUT, **told),
+        lambda **told: Map(name="n", source=LEFT, each=str, to=Stream("out", Text()), **told),
+        lambda **told: Rekey(name="n", source=LEFT, by=str, to=Stream("keyed", LEFT.serde), **told),
+    ],
+)
+def test_all_that_sends_to_others_may_go_on_where_its_version_before_stood(made: Any) -> None:
+    assert made(version=2, emits_from="handover").hands_over
+    assert not made(version=2).hands_over
+    with pytest.raises(ConfigError, match="version 1 has none"):
+        made(emits_from="handover")
+
+
+def test_what_sends_to_an_internal_topic_alone_has_nothing_to_go_on_with() -> None:
+    with pytest.raises(ConfigError, match="no topic of others to emit to"):
+        Filter(name="n", source=LEFT, keep=bool, version=2, emits_from="handover")

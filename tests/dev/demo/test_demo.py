@@ -151,6 +151,32 @@ def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_p
         assert list(run.temporary.iterdir()) == []
 
 
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_demo_on_the_embedded_kafka_needs_no_java_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no-jdk"))
+    with demo(tmp_path, "--embedded", *SMALL) as run:
+        assert run.end() == 0, run.text
+        text = " ".join(run.text.split())
+        hashes = re.findall(r"(?:live table|local replay|lake replay) ([0-9a-f]{16}) ", text)
+        assert len(hashes) == 3, text
+        assert len(set(hashes)) == 1
+        assert "Spark is left out, for it needs a JDK" in text
+        assert "production is Apache Kafka" in text
+        for scene in (
+            "visits counted once by a new version",
+            "impressions told once",
+            "letters, each handled",
+        ):
+            assert scene in text
+        assert "each order once, each customer's in order, not one that was rolled back" in text
+        assert "Spark's JVM" not in text
+        assert run.left() == []
+        assert list(run.temporary.iterdir()) == []
+
+
 @pytest.mark.broker
 @pytest.mark.parametrize(
     ("words", "number"),
@@ -172,11 +198,11 @@ def test_a_demo_that_is_cut_short_says_so_and_leaves_nothing(
         assert list(run.temporary.iterdir()) == []
 
 
-@pytest.mark.broker
+@pytest.mark.process
 def test_a_demo_in_which_a_worker_dies_by_itself_fails_says_why_and_keeps_only_the_logs(
     tmp_path: Path,
 ) -> None:
-    with demo(tmp_path, *SMALL, "--seconds", "60") as run:
+    with demo(tmp_path, "--embedded", *SMALL, "--seconds", "60") as run:
         run.wait_for("Watch them live")
         found = re.search(r"worker\.2 \(pid (\d+)\)", run.text)
         assert found is not None
@@ -193,22 +219,24 @@ def test_a_demo_in_which_a_worker_dies_by_itself_fails_says_why_and_keeps_only_t
         assert {path.suffix for path in kept.rglob("*") if path.is_file()} == {".log"}
 
 
-@pytest.mark.broker
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its owner's death")
-def test_even_a_demo_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    with demo(tmp_path, *SMALL) as run:
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param((), marks=pytest.mark.broker), pytest.param(("--embedded",), marks=pytest.mark.process)],
+)
+def test_even_a_demo_that_is_killed_leaves_no_process(tmp_path: Path, kind: tuple[str, ...]) -> None:
+    with demo(tmp_path, *kind, *SMALL) as run:
         run.wait_for("Watch them live")
         assert len(run.left()) >= 3  # a broker and two workers
         assert run.end(signal.SIGKILL, deadline_s=10) == -signal.SIGKILL
         assert run.gone_within(60), run.left()
 
 
-@pytest.mark.broker
-@pytest.mark.spark
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_demo_that_is_kept_goes_on_until_it_is_ended_and_can_be_asked_meanwhile(tmp_path: Path) -> None:
     holdfast = [sys.executable, "-P", "-m", "holdfast.cli"]
-    with demo(tmp_path, *SMALL, "--keep") as run:
+    with demo(tmp_path, "--embedded", *SMALL, "--keep") as run:
         try:
             assert run.end() == 0, run.text
             assert len(run.left()) == 4  # broker, two workers, fleet
@@ -231,7 +259,7 @@ def test_a_demo_that_is_kept_goes_on_until_it_is_ended_and_can_be_asked_meanwhil
                 timeout=60,
                 check=False,
             )
-        assert ended.stderr == "ended: fleet, worker.2, worker.1, broker node 1\n"
+        assert ended.stderr == "ended: fleet, worker.2, worker.1, embedded broker 1\n"
         assert run.left() == []
         assert not (tmp_path / ".holdfast/demo").exists()
 

@@ -39,6 +39,8 @@ __all__ = ["INPUTS", "DecoderInput", "Emit", "Emits", "Headers", "Input", "Proce
 E = TypeVar("E")
 R = TypeVar("R")
 
+EmitsFrom = Literal["beginning", "handover"]
+"""What a new version emits: all of it again, or only what the version before it has not."""
 OnError = Literal["quarantine", "stop"]
 """What becomes of a record that cannot be decoded or folded."""
 ON_ERROR: tuple[str, ...] = get_args(OnError)
@@ -89,7 +91,8 @@ class Processor(Generic[E, R]):
 
     **What a new version emits.** It folds its sources from the beginning, and emits all of it again. With `emits_from="handover"` it is silent up to where
     the versions before it stood when it took a partition over; internal topics get everything all the same. That position is recorded with
-    its first transaction, so it is the same after every restart. It is for processors of one source, and not of an internal topic, whose offsets begin anew with each version.
+    its first transaction, so it is the same after every restart; with `on=` a choice of the same transaction has all versions come through it. It is not
+    for readers of internal topics, whose offsets begin anew with each version.
 
     **Global tables.** `reads=(rates,)`, with `on=`, lets folds look into a `Global`: `rows.globals[rates].get(key)`. What they see
     is as of a position that is recorded with the choices. To add, remove or reorder globals, give the processor another name.
@@ -115,7 +118,7 @@ class Processor(Generic[E, R]):
     on_error: OnError = "quarantine"
     tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
     reads: tuple[Global[Any], ...] = ()
-    emits_from: Literal["beginning", "handover"] = "beginning"
+    emits_from: EmitsFrom = "beginning"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -165,11 +168,6 @@ class Processor(Generic[E, R]):
             raise self._wrong(
                 f'emits_from="handover" with internal topic {self.internal[0]}: what the version before had folded lies in another topic, so nothing tells '
                 'where it stood in this one: write "beginning"'
-            )
-        if len(self._sources) > 1:
-            raise self._wrong(
-                f'emits_from="handover" with {len(self._sources)} sources: in which order the version before folded its last records is recorded only when '
-                'another comes too late for it, so it cannot be told up to where it emitted: write "beginning", or emit from a processor of one source'
             )
         if all(isinstance(topic, Internal) for topic in self.emits):
             raise self._wrong('emits_from="handover" with no topic of others to emit to: leave it out')
@@ -425,12 +423,19 @@ class Processor(Generic[E, R]):
         """Return what the transactional ids of all partitions begin with. Versions that write to the same topics share it, so that
         they fence each other.
         """
-        apart = self.version > 1 and self.writes_alone
-        return f"{app}.{self.name}.v{self.version}" if apart else f"{app}.{self.name}"
+        return f"{app}.{self.name}.v{self.version}" if self._is_apart else f"{app}.{self.name}"
+
+    @property
+    def _is_apart(self) -> bool:
+        return self.version > 1 and self.writes_alone
 
     def transactional_id(self, app: str, partition: int) -> str:
         """Return the id whose epoch fences older owners; one for each partition of a writer."""
         return f"{self.writer(app)}.{partition}"
+
+    def common_id(self, app: str, partition: int) -> str | None:
+        """Return the id by which 0.1.0 writes this version, as it does all versions; None where it is `transactional_id`."""
+        return f"{app}.{self.name}.{partition}" if self._is_apart else None
 
 
 def table_name(processor: Processor[Any, Any], table: str = "") -> str:

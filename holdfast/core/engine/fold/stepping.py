@@ -34,7 +34,7 @@ from holdfast.core.engine.state.codec import (
 from holdfast.core.engine.state.handover import Handover
 from holdfast.core.engine.state.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
 from holdfast.core.engine.state.timers import NEVER, TimerTable, timers_in
-from holdfast.errors import FoldError, Later, StoppedError
+from holdfast.errors import FoldError, Later, StoppedError, UnknownSchemaError
 
 R = TypeVar("R")
 
@@ -66,7 +66,7 @@ class Refused:
     *topic* is the record's where a processor has several sources, else "". A timer that fails at a tick is at
     stage "tick", without a topic, and its *offset* is the number of the tick's choice. At stage "close" it is the
     result of a window, or of a record that met no partner, whose time came at that record or tick: it is not
-    sent, and all else is folded.
+    sent, and all else is folded. One that is *passing* may be accepted when it is read again.
     """
 
     offset: int
@@ -74,6 +74,7 @@ class Refused:
     error: str
     reason: str
     topic: str = ""
+    passing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +224,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self._told: list[Transition[Any]] = []
         self.allowed: Container[TopicOffset] | None = None
         """Which records may be refused; None for any. Of a tick it is ("", the number of its choice)."""
+        self.refused_before: Container[TopicOffset] = ()
+        """Which records the table refused for what may be otherwise now: they are refused again. Where there are any, all is folded with care."""
         self.changes: C | None = None
 
     @abstractmethod
@@ -271,7 +274,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         if next(fresh, None) is None:
             return
         self._open, self._enough = True, False
-        if self._trace is None:
+        if self._trace is None and not self.refused_before:
             try:
                 yield from self._fast(chain(tuple(taken), fresh), taken)
                 return
@@ -524,6 +527,9 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                     rows.keep()  # a timer that fails has fired all the same
                     act = partial(self._on_wake, rows, key, due_ms)
                     yield from self._attempt(rows, at, "wake", act, f"timer {key!r:.200} due at {due_ms}: ")
+        if at in self.refused_before:
+            self._refuse(at, "decode", UnknownSchemaError("its schema was unknown when the table came to it"))
+            return
         try:
             event = _called(decode)
             event_ms = -NEVER if self._events is None else _called(time, event, self.stream_ms)
@@ -624,7 +630,10 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         name = type(error).__name__
         if self.allowed is not None and at not in self.allowed:
             raise StoppedError(topic=topic, offset=offset, stage=stage, error=name, reason=reason)
-        self._refused.append(Refused(offset=offset, stage=stage, error=name, reason=reason, topic=topic))
+        passing = isinstance(error, UnknownSchemaError)
+        self._refused.append(
+            Refused(offset=offset, stage=stage, error=name, reason=reason, topic=topic, passing=passing)
+        )
 
     # -- the end of a transaction
 

@@ -204,7 +204,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             if stretch.choice is not None and stretch.choice.tick_ms is None:
                 yield stretch  # it emits nothing
                 continue
-            silent, first = _beginning(stretch, handover)
+            silent, first = beginning_upto(stretch, handover)
             if not is_known:
                 self._silent, is_known = silent, True
             if silent is self._silent:
@@ -320,13 +320,13 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             self._choices.append(choice)
 
 
-def _beginning(stretch: Stretch, handover: Handover) -> tuple[bool, Stretch]:
-    """Return whether earlier versions have folded the first record of *stretch*, and as much of it as that is true of."""
+def beginning_upto(stretch: Stretch, place: Handover) -> tuple[bool, Stretch]:
+    """Return whether the first record of *stretch* lies up to *place*, and as much of the stretch as that is equally true of."""
     if stretch.choice is not None:
-        return stretch.choice.number < handover.choices, stretch
+        return stretch.choice.number < place.choices, stretch
     left = [
         0 if portion is None else bisect_right(portion.batch.offsets, upto)
-        for portion, upto in zip(stretch.portions, handover.applied, strict=True)
+        for portion, upto in zip(stretch.portions, place.applied, strict=True)
     ]
     silent = left[stretch.order[0]] > 0
     for number, source in enumerate(stretch.order):

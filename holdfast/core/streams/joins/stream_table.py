@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
-from holdfast.core.engine.declared.processor import OnError, Processor
+from holdfast.core.engine.declared.processor import EmitsFrom, OnError, Processor
 from holdfast.core.engine.declared.sources import Asked, FoldWith, Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.emits import Emits
@@ -72,6 +72,7 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
         route: Route | None = by_key,
         in_place: bool = False,
         on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
     ) -> None:
         whose = f"processor {name}"
         check_join(whose, {"stream": stream, "table": table}, to, how, ("inner", "left"), join)
@@ -126,6 +127,7 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
             emits=(to,) if late is None else (to, late),
             in_place=in_place,
             on_error=on_error,
+            emits_from=emits_from,
         )
 
 

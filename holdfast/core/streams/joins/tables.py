@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from holdfast.core.engine.declared.partitioners import by_key
-from holdfast.core.engine.declared.processor import OnError, Processor
+from holdfast.core.engine.declared.processor import EmitsFrom, OnError, Processor
 from holdfast.core.engine.declared.sources import FoldWith, Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.emits import Emits
@@ -72,6 +72,7 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
         route: Route | None = by_key,
         in_place: bool = False,
         on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
     ) -> None:
         whose = f"processor {name}"
         check_join(whose, {"left": left, "right": right}, to, how, ("inner", "left", "outer"), join)
@@ -106,6 +107,7 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
             emits=(to,),
             in_place=in_place,
             on_error=on_error,
+            emits_from=emits_from,
         )
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
-from holdfast.core.engine.declared.processor import OnError, Processor
+from holdfast.core.engine.declared.processor import EmitsFrom, OnError, Processor
 from holdfast.core.engine.declared.sources import Asked, FoldWith, Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.emits import Emit, Emits, Headers
@@ -123,6 +123,7 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
         route: Route | None = by_key,
         in_place: bool = False,
         on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
     ) -> None:
         whose = f"processor {name}"
         check_join(whose, {"left": left, "right": right}, to, how, ("inner", "left", "outer"), join)
@@ -156,6 +157,7 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
             emits=(to,) if late is None else (to, late),
             in_place=in_place,
             on_error=on_error,
+            emits_from=emits_from,
         )
 
     @property

@@ -10,7 +10,7 @@ import msgspec
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
-from holdfast.core.engine.declared.processor import DecoderInput, OnError, Processor
+from holdfast.core.engine.declared.processor import DecoderInput, EmitsFrom, OnError, Processor
 from holdfast.core.engine.declared.serdes import Bytes
 from holdfast.core.engine.declared.sources import FoldColumns, Source
 from holdfast.core.streams.emitting import Final, Updates, check_topics, encode_json
@@ -87,6 +87,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
         route: Callable[[str, int], int | None] | None = by_key,
         in_place: bool = False,
         on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
     ) -> None:
         whose = f"processor {name}"
         _check_inputs(whose, inputs)
@@ -137,6 +138,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
             emits=_topics(None if emit is None else emit.topic, late),
             in_place=in_place,
             on_error=on_error,
+            emits_from=emits_from,
         )
 
     @property

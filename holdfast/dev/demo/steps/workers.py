@@ -37,13 +37,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """How large the fleet is, how long it is watched, and whether all of it goes on afterwards."""
+    """How large the fleet is, how long it is watched, whether all of it goes on afterwards, and whether the Kafka is
+    the embedded one.
+    """
 
     clients: int = 200
     claims: int = 2_000
     watch_s: float = 6.0
     rounds: int = 100
     keep: bool = False
+    embedded: bool = False
     folder: Path | None = None
 
 

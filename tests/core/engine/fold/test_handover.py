@@ -4,10 +4,11 @@ however the log is cut into transactions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,16 +16,26 @@ from hypothesis import strategies as st
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.declared.serdes import Text
-from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.fold.folding import Folder
-from holdfast.core.engine.merge.choices import VectorMarker, decode_choice
+from holdfast.core.engine.merge.choices import Choice, VectorMarker, decode_choice, encode_choice
+from holdfast.core.engine.merge.handing_over import barrier_at
 from holdfast.core.engine.merge.merging import Merger
-from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder, start_of
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover, decode_handover, encode_handover
 from holdfast.core.engine.state.memory_store import DictStore
-from holdfast.errors import ChangelogError, ConfigError
-from tests.choices.world import Journal, MemoryStore, Worker, recorded_of, replay, written_log
+from holdfast.errors import ChangelogError, ChoicesError, ConfigError
+from tests.choices.world import (
+    Journal,
+    Log,
+    MemoryStore,
+    Worker,
+    logs_of,
+    processor_of,
+    recorded_of,
+    replay,
+    written_log,
+)
 
 BETWEEN = Internal("between", Text(), version=2)
 
@@ -98,24 +109,29 @@ def test_of_one_source_both_versions_together_emit_what_one_alone_does(
     )
 
 
-class Patient(Merger):
-    """Looks at the clock once all is folded that its predecessor had, as workers do."""
-
-    folder: MergingFolder[Any]
-    handover: Handover
-
-    def tick(self, now_ms: int) -> None:
-        if self.folder.marker.applied[0] >= self.handover.applied[0]:
-            super().tick(now_ms)
-
-
 class Successor(Worker):
-    """Owners of a partition in the version that is silent up to *handover*."""
+    """Owners of a partition in a version that is silent up to where *before* stands, each of which looks at that anew as long as it may have moved."""
 
-    handover: Handover
+    def __init__(
+        self, rng: Random, logs: Sequence[Log], journal: Journal, version: int, before: Journal
+    ) -> None:
+        self.before, self.noted = before, None
+        super().__init__(rng, logs, journal, version)
+
+    noted: Handover | None
+    """What the note on the changelog says."""
 
     def resume(self, store: MemoryStore, marker: VectorMarker | None) -> None:
         super().resume(store, marker)
+        here, stood = self.folder.marker, self.before.position or start_of(self.processor)
+        self.handover, self.barrier = self.noted, None
+        if self.noted is None or self.noted.covers(here.applied, here.choices):
+            recorded = [decode_choice(value) for value in self.journal.choices[here.choices :]]
+            learned, self.barrier = barrier_at(
+                Handover(HANDOVER_FORMAT, stood.applied, stood.choices), here, recorded
+            )
+            if self.noted is None or not self.noted.covers(learned.applied, learned.choices):
+                self.handover = learned
         self.folder = MergingFolder(
             self.processor,
             store,
@@ -123,29 +139,67 @@ class Successor(Worker):
             cache_rows=self.rng.choice((2, 1000)),
             handover=self.handover,
         )
-        self.merger = Patient(self.folder.marker, map(decode_choice, list(self.journal.choices)))
-        self.merger.folder, self.merger.handover = self.folder, self.handover
+        mine = [] if self.barrier is None else [self.barrier]
+        self.merger = Merger(here, [*map(decode_choice, self.journal.choices), *mine])
+
+    def commit(self, changes: MergedChanges) -> None:
+        if self.barrier is not None:
+            self.journal.choices.append(encode_choice(self.barrier))
+            self.barrier = None
+        self.noted = self.handover
+        super().commit(changes)
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_of_one_source_with_choices_both_versions_together_emit_what_one_alone_does(seed: int) -> None:
-    """With timers of all clocks, barriers and ticks that owners decide, which die, and are cut anywhere."""
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(100))
+def test_with_choices_both_versions_together_emit_what_one_alone_does(seed: int, width: int) -> None:
+    """With timers of all clocks, barriers and ticks that owners decide, which die, and are cut anywhere; and with the version before back for a while."""
     rng = Random(seed)
-    logs = [written_log(rng)]
+    logs = [written_log(rng) for _ in range(width)]
     before = Journal()
+    after = Journal(choices=before.choices)
     Worker(rng, logs, before).run(turns=rng.randrange(12))
-    stood = before.position
-    emitted, after = len(before.emits), Journal(choices=before.choices)
-    Successor.handover = (
-        Handover(HANDOVER_FORMAT, (-1,))
-        if stood is None
-        else Handover(HANDOVER_FORMAT, stood.applied, stood.choices)
-    )
-    Successor(rng, logs, after, version=2).run()
+    if rng.random() < 0.5:
+        new = Successor(rng, logs, after, 2, before)
+        new.run(turns=rng.randrange(3))
+        at = after.position or start_of(new.processor)
+        if new.noted is None or new.noted.covers(at.applied, at.choices):
+            Worker(rng, logs, before).run(turns=rng.randrange(12))  # it goes on, and obeys what was recorded
+        new.restart()
+    else:
+        new = Successor(rng, logs, after, 2, before)
+    emitted = len(before.emits)
+    new.run()
     whole = replay(rng, logs, recorded_of(after), version=2)
     assert whole.emits[:emitted] == before.emits
     assert after.emits == whole.emits[emitted:]
     assert after.store.digest() == whole.store.digest(), "what is silent is folded all the same"
+    both = replay(rng, logs_of(before, logs), recorded_of(before))
+    assert both.told() == before.told(), "and the version before is what its own replay gives"
+
+
+def _barrier(choices: int, recorded: Sequence[Choice], stood: Handover) -> tuple[Handover, Choice | None]:
+    start = start_of(processor_of(2))
+    return barrier_at(stood, msgspec.structs.replace(start, choices=choices), recorded)
+
+
+def test_the_place_of_a_handover_is_recorded_where_nothing_else_brings_all_versions_through_it() -> None:
+    sources = start_of(processor_of(2)).sources
+
+    def choice(number: int, *applied: int, tick_ms: int | None = None) -> Choice:
+        return Choice(number=number, sources=sources, applied=applied, tick_ms=tick_ms)
+
+    def stood(*applied: int, choices: int) -> Handover:
+        return Handover(HANDOVER_FORMAT, applied, choices)
+
+    first, tick = choice(0, 1, 1), choice(1, 4, 4, tick_ms=9)
+    assert _barrier(0, [first], stood(3, 2, choices=1)) == (stood(3, 2, choices=2), choice(1, 3, 2))
+    assert _barrier(0, [first, choice(1, 3, 2)], stood(3, 2, choices=1)) == (stood(3, 2, choices=2), None)
+    assert _barrier(0, [first, tick], stood(4, 4, choices=2)) == (stood(4, 4, choices=2), None)
+    assert _barrier(0, [first, tick], stood(4, 4, choices=1)) == (stood(4, 4, choices=1), None), "no barrier"
+    assert _barrier(0, [], stood(-1, -1, choices=0)) == (stood(-1, -1, choices=0), None)
+    with pytest.raises(ChoicesError, match="has obeyed 2 choices, and the topic ends with 1"):
+        _barrier(0, [first], stood(4, 4, choices=2))
 
 
 @pytest.mark.parametrize(
@@ -154,15 +208,6 @@ def test_of_one_source_with_choices_both_versions_together_emit_what_one_alone_d
         ({"version": 1}, "version 1 has none"),
         ({"emits": (BETWEEN,)}, "no topic of others"),
         ({"emits_from": "now"}, '"beginning" or "handover"'),
-        (
-            {
-                "source": "",
-                "decode": None,
-                "fold": None,
-                "on": {Source("a", Text()): fold, Source("b", Text()): fold},
-            },
-            "with 2 sources",
-        ),
         ({"source": Internal("words", Text(), version=1)}, "where it stood"),
     ],
 )

@@ -30,6 +30,7 @@ from holdfast.testing import Topology
 from tests.core.streams.windowing.oracle import Given, Oracle, Told, Window
 from tests.support.scale import scaled
 
+KINDS: list[type[Window]] = [Tumbling, Hopping, Sliding, Session]
 MODES = ["table", "updates", "every", "final"]
 KEYS = ["a", "a!", "a@0", "b"]
 
@@ -144,7 +145,7 @@ def check(window: Window, mode: str, log: list[Given], retention_ms: int, every_
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [Tumbling, Hopping, Sliding, Session])
+@pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=scaled(25), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_windows_are_what_they_are_by_definition(kind: type[Window], mode: str, data: st.DataObject) -> None:
@@ -154,7 +155,7 @@ def test_windows_are_what_they_are_by_definition(kind: type[Window], mode: str, 
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [Tumbling, Hopping, Sliding, Session])
+@pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_left_of_windows_whose_time_is_over(kind: type[Window], mode: str) -> None:
     window: Window = Hopping(10, every=5) if kind is Hopping else kind(10)  # type: ignore[call-arg]
     with Topology([declared(window, mode, 7, 3)], partitions=1) as topology:
@@ -218,7 +219,7 @@ def nothing_due(oracle: Oracle, until_ms: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [Tumbling, Hopping, Sliding, Session])
+@pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=scaled(15), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_windows_of_idle_partitions_end_by_ticks(kind: type[Window], mode: str, data: st.DataObject) -> None:

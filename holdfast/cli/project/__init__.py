@@ -1,0 +1,1 @@
+"""`holdfast new`: lays out a project of one's own."""

@@ -1,0 +1,50 @@
+"""How versions of a processor with `on=` change hands at a place that all of them come through.
+
+Where the version before stood, it had folded its last records in canonical order, as far as it had fetched them. The next one would fold them in the
+canonical order of *all* records, and tick by its own clock on the way: it would pass that place in no state that the version before was in. So the next
+one records a barrier there before it folds anything. Then the same records come before the place for every version and every replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.core.engine.merge.choices import Choice, GlobalsChoice, VectorMarker
+from holdfast.core.engine.state.codec import NOTHING_APPLIED
+from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
+from holdfast.errors import ChoicesError
+
+
+def barrier_at(
+    stood: Handover, position: VectorMarker, recorded: Sequence[Choice]
+) -> tuple[Handover, Choice | None]:
+    """Return up to where the next version is silent when the one before *stood* there, and the barrier that it has to record, None where every version
+    comes through that place anyway.
+
+    *position* is where the next version is, and *recorded* are all choices from there on. Raises ChoicesError where some are missing.
+    """
+    ends = position.choices + len(recorded)
+    if stood.choices > ends:
+        raise ChoicesError(
+            f"the version before has obeyed {stood.choices} choices, and the topic ends with {ends}: it was deleted and made again. Nobody can fold the "
+            "sources again without them; give the processor another name"
+        )
+    if (
+        stood.choices < ends
+    ):  # another version has gone on from there: through it, where that has handed over too
+        at = stood.choices - position.choices
+        is_there = at >= 0 and _is_barrier(recorded[at], stood)
+        return (_behind(stood) if is_there else stood), None
+    last = recorded[-1].applied if recorded else position.applied
+    if stood.applied == last or set(stood.applied) == {NOTHING_APPLIED}:
+        return stood, None
+    return _behind(stood), Choice(number=ends, sources=position.sources, applied=stood.applied)
+
+
+def _behind(stood: Handover) -> Handover:
+    return Handover(HANDOVER_FORMAT, stood.applied, stood.choices + 1)
+
+
+def _is_barrier(choice: Choice, stood: Handover) -> bool:
+    is_plain = choice.tick_ms is None and not isinstance(choice, GlobalsChoice)
+    return is_plain and choice.applied == stood.applied

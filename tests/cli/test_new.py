@@ -1,0 +1,110 @@
+"""`holdfast new`: the project that it lays out passes its tests as created, and its other files hold together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.application import load_application
+from holdfast.cli.project.new import lay_out, require_free_name
+from holdfast.config import load_settings
+from holdfast.errors import ConfigError
+from tests.support.places import ROOT
+
+DEADLINE_S = 60
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    lay_out("bakery", tmp_path / "bakery")
+    return tmp_path / "bakery"
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "PYTEST_"))
+    }
+    return subprocess.run(
+        [sys.executable, "-P", "-m", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+@pytest.mark.process
+def test_its_tests_pass_as_created(project: Path) -> None:
+    done = run(project, "pytest", "-q", "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+
+
+@pytest.mark.process
+def test_it_is_clean_by_the_checks_of_this_house(project: Path) -> None:
+    for arguments in (
+        ("check", "--config", str(ROOT / "pyproject.toml"), "--ignore", "I001,INP001"),
+        ("format", "--check", "--line-length", "110"),
+    ):
+        done = run(project, "ruff", *arguments, ".")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_its_application_and_settings_load(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(str(project))
+    settings = load_settings(flags={}, env={}, file=project / "holdfast.toml")
+    loaded = load_application("bakery", settings)
+    assert [processor.name for processor in loaded.processors] == ["totals"]
+    assert (settings.app, loaded.settings.app) == ("bakery", "bakery")
+
+
+def test_no_file_keeps_a_placeholder(project: Path) -> None:
+    texts = {path: path.read_text() for path in project.rglob("*") if path.is_file()}
+    assert len(texts) == 10
+    assert not [
+        path
+        for path, text in texts.items()
+        if "$name" in text or "NAME" in path.name or "template" in path.name
+    ]
+    assert tomllib.loads(texts[project / "pyproject.toml"])["project"]["name"] == "bakery"
+    assert "${PORT:-6066}" in texts[project / "Procfile"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("My-Shop", "such as my_shop"),
+        ("class", "cannot name a project"),
+        ("1st", "write lower-case letters, digits and _$"),
+        ("", "cannot name a project"),
+        ("../up", "such as up"),
+        ("json", "json is a module that is installed here"),
+        ("holdfast", "holdfast is a module that is installed here"),
+    ],
+)
+def test_a_name_that_cannot_be_imported_or_is_taken_is_refused(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        require_free_name(name)
+
+
+def test_nothing_of_a_folder_is_overwritten(tmp_path: Path) -> None:
+    kept = tmp_path / "holdfast.toml"
+    kept.write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty: name another folder with --dir"):
+        lay_out("bakery", tmp_path)
+    assert [*tmp_path.iterdir()] == [kept]
+    assert kept.read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
+        lay_out("bakery", tmp_path / "file" / "bakery")
