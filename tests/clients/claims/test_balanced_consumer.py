@@ -187,7 +187,7 @@ async def test_a_killed_member_s_part_goes_to_the_others_and_new_partitions_are_
             child.kill()
         await until("the survivors to settle", lambda: settled([first, second], PARTITIONS))
         admin = AdminClient(dict(broker.config))
-        admin.create_partitions([NewPartitions(ground.topic, PARTITIONS + 4)])[ground.topic].result(10)
+        admin.create_partitions([NewPartitions(ground.topic, PARTITIONS + 4)])[ground.topic].result(60)
         await until("the new ones", lambda: settled([first, second], PARTITIONS + 4))
 
 
@@ -230,11 +230,11 @@ async def test_members_of_a_pattern_work_on_topics_that_appear(ground: BalancedG
     async with ground.member("a", topics=[pattern]) as first, ground.member("b", topics=[pattern]) as second:
         await until("one topic", lambda: settled([first, second], PARTITIONS))
         admin = AdminClient(dict(ground.config))
-        admin.create_topics([NewTopic(f"{ground.topic}-late", 3, 1)])[f"{ground.topic}-late"].result(10)
+        admin.create_topics([NewTopic(f"{ground.topic}-late", 3, 1)])[f"{ground.topic}-late"].result(60)
         try:
             await until("both topics", lambda: settled([first, second], PARTITIONS + 3))
         finally:
-            admin.delete_topics([f"{ground.topic}-late"])[f"{ground.topic}-late"].result(10)
+            admin.delete_topics([f"{ground.topic}-late"])[f"{ground.topic}-late"].result(60)
 
 
 async def consumed(member: ClaimConsumer) -> None:
