@@ -78,6 +78,15 @@ def landed_in(commit: TableCommit) -> Landed | None:
         ) from error
 
 
+UPKEEP_MARK = "holdfast_upkeep"
+"""In the user's metadata of commits that join files without changing rows."""
+
+
+def is_upkeep(commit: TableCommit) -> bool:
+    """Tell whether a commit is one of `holdfast pipeline compact`."""
+    return bool(commit.metadata) and f'"{UPKEEP_MARK}":1' in str(commit.metadata)
+
+
 class LastLanding(NamedTuple):
     """The newest landing commit of a table: what it says of itself, its version, and how many rows it wrote."""
 
@@ -160,7 +169,7 @@ def check_upkeep(where: str, commit: TableCommit, newest: LastLanding | None) ->
 
 
 def _stranger(where: str, commit: TableCommit, newest: LastLanding | None) -> Iterator[LakeFault]:
-    if commit.operation.upper() in _UPKEEP:
+    if commit.operation.upper() in _UPKEEP or is_upkeep(commit):
         return
     told = f"{where}: version {commit.version} ({commit.operation}) was not written by a landing, so "
     told += (

@@ -19,6 +19,7 @@ from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show
 from holdfast.cli.pipeline.check import check
 from holdfast.cli.pipeline.lakes import absolute, names_of
+from holdfast.cli.pipeline.upkeep import compact, vacuum
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
@@ -58,6 +59,12 @@ class EngineName(StrEnum):
 app.command(
     help="Check the tables of a lake: counts, overlaps, gaps, files and commits by strangers. Exit code 1 for any fault."
 )(check)
+app.command(
+    help="Join small files of a lake's tables, in the order of offsets. No row changes, and landings go on."
+)(compact)
+app.command(
+    help="Remove files of a lake's tables that no version needs any more, and those that killed landings left."
+)(vacuum)
 
 
 @app.callback()
