@@ -29,7 +29,7 @@ from holdfast.pipeline.bronze.extent import (
 )
 from holdfast.pipeline.bronze.lake import Landed, bronze_path
 from holdfast.pipeline.folds import local
-from holdfast.pipeline.folds.folding import RESULT, FoldPlan, FoldSummary
+from holdfast.pipeline.folds.folding import RESULT, RESULT_DDL, FoldPlan, FoldSummary, ToldEmits
 from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
 from holdfast.pipeline.folds.results import Replayed, gather
@@ -54,7 +54,8 @@ class ReplayOptions:
     row), *rows* False only digests. *partitions* limits the replay to some. *out* is a folder to write the tables to, which must
     not exist; without it they are in memory. *allow_holes* folds a log whose beginning was deleted. *skips*
     None: what the application skips of the source, by its topic, or for bronze by what the last landing
-    noted. *positions* stand in for *until* where there are several sources.
+    noted. *positions* stand in for *until* where there are several sources. *emits* says which emits are among the results; and
+    results go *through* something where they are made: here, or in Spark's tasks, so that it can be pickled.
     """
 
     engine: ReplayEngine = "auto"
@@ -70,6 +71,8 @@ class ReplayOptions:
     allow_holes: bool = False
     skips: Mapping[int, OffsetRanges] | None = None
     positions: Mapping[int, VectorMarker] | None = None
+    emits: ToldEmits = "none"
+    through: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None
     spark: SparkOptions = field(default_factory=SparkOptions)
 
     def __post_init__(self) -> None:
@@ -128,6 +131,7 @@ def replay(
         rows=options.rows,
         transitions=options.transitions,
         of_key=options.of_key,
+        emits=options.emits,
         later_timeout_s=settings.later_timeout_s,
     )
     if processor.on is not None:
@@ -323,6 +327,7 @@ def _told(
     holes: tuple[str, ...],
 ) -> Replayed:
     results: pa.Table | None = None
+    batches = batches if options.through is None else options.through(batches)
     if options.out is None:
         summaries, results = gather(batches, partitions)
     else:
@@ -362,6 +367,8 @@ def _take(
     here.
     """
     processor, table = plan.processor, None
+    if options.through is not None:
+        results = results.mapInArrow(options.through, RESULT_DDL)
     if options.out is None:
         summaries, table = gather(_no_chunks(results.toArrow()), partitions)
     else:

@@ -11,17 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 import pyarrow as pa
 
-from holdfast.core.engine.declared.processor import Headers, Input, Processor
+from holdfast.core.engine.declared.processor import Emit, Headers, Input, Processor
 from holdfast.core.engine.fold.folding import Batch, Folder, Refused, Transition
 from holdfast.core.engine.fold.skips import OffsetRanges, behind
 from holdfast.core.engine.merge.choices import event_ms_of
 from holdfast.core.engine.merge.positions import Position
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_KINDS, digest
+from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.errors import OrderError
@@ -47,7 +48,12 @@ RESULT = pa.schema(
 )
 RESULT_DDL = "kind string, partition int, offset bigint, at_ms bigint, name string, before string, after string, key binary, value binary"
 
-STATE, REFUSED, TRANSITION, SUMMARY = "state", "refused", "transition", "summary"
+STATE, REFUSED, TRANSITION, EMIT, SUMMARY = "state", "refused", "transition", "emit", "summary"
+EVERYWHERE = (1 << 63) - 1
+"""An offset, or the number of a choice, that lies behind all others."""
+
+ToldEmits: TypeAlias = Literal["none", "internal", "all"]
+"""Which emits of a fold are told: those to internal topics alone are what a version emits that is silent otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +63,7 @@ class FoldPlan:
     *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions* tells every change
     of a row, or with *of_key*, a table ("" for the processor's own) and a key, only those of one. Folding then goes record by record, about three times slower. *skips* are offsets of
     each partition that are left out, whatever a reader gives: what is skipped of a source does not exist for
-    its application. *later_timeout_s* is how long a record may wait for what its fold needs.
+    its application. *emits* says which emits are told too. *later_timeout_s* is how long a record may wait for what its fold needs.
     """
 
     processor: Processor[Any, Any]
@@ -65,7 +71,18 @@ class FoldPlan:
     transitions: bool = False
     of_key: tuple[str, str] | None = None
     skips: Mapping[int, OffsetRanges] = field(default_factory=dict)
+    emits: ToldEmits = "none"
     later_timeout_s: float = 600.0
+
+    @property
+    def handover(self) -> Handover | None:
+        """Return what keeps a folder silent to others' topics all along, where that is wanted."""
+        sources = len(self.processor.topics)
+        return (
+            Handover(HANDOVER_FORMAT, (EVERYWHERE,) * sources, EVERYWHERE)
+            if self.emits == "internal"
+            else None
+        )
 
     def tells(self, each: Transition[Any]) -> bool:
         """Return whether a transition is one of those asked for."""
@@ -92,6 +109,19 @@ class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
     choices: int | msgspec.UnsetType = msgspec.UNSET
     position: str | msgspec.UnsetType = msgspec.UNSET
     event_ms: int | msgspec.UnsetType = msgspec.UNSET
+
+
+def emit_of(row: Mapping[str, Any]) -> Emit:
+    """Return the emit in a row of results.
+
+    >>> emit_of({"name": "t", "key": b"k", "value": b"v", "offset": None, "before": '[["h","eA=="]]'}).headers
+    (('h', b'x'),)
+    """
+    headers = () if row["before"] is None else _decode_headers(row["before"])
+    return Emit(row["name"], row["key"], row["value"], headers, row["offset"])
+
+
+_decode_headers = msgspec.json.Decoder(tuple[tuple[str, bytes | None], ...]).decode
 
 
 def told_event_time(event_ms: int | None) -> dict[str, Any]:
@@ -137,6 +167,14 @@ class Results:
         what = (each.key, before, after, _named(each.topic), _named(each.table))
         self._rows.append((TRANSITION, partition, each.offset, each.at_ms, *what))
 
+    def emits(self, partition: int, emits: Iterable[Emit]) -> None:
+        for each in emits:
+            key = each.key.encode() if isinstance(each.key, str) else each.key
+            headers = msgspec.json.encode(each.headers).decode() if each.headers else None
+            self._rows.append(
+                (EMIT, partition, each.partition, None, each.topic, headers, None, key, each.value)
+            )
+
     def take(self, at_least: int = OUT_ROWS) -> Iterator[pa.RecordBatch]:
         """Yield what has gathered, once there are *at_least* so many."""
         if len(self._rows) < at_least:
@@ -162,7 +200,10 @@ class PartitionFold:
         self._skips = plan.skips.get(partition, ())
         self._store = DictStore()
         self._folder: Folder[Any] = Folder(
-            plan.processor, self._store, trace=self._trace if plan.transitions else None
+            plan.processor,
+            self._store,
+            trace=self._trace if plan.transitions else None,
+            handover=plan.handover,
         )
         self._on_later = waiting(plan.later_timeout_s)
         self._where = f"replay of {plan.processor.table} partition {partition}"
@@ -203,6 +244,8 @@ class PartitionFold:
         self._store.apply(changes.puts)
         for each in changes.refused:
             self._results.refused(self.partition, each)
+        if self._plan.emits != "none":
+            self._results.emits(self.partition, changes.emits)
         self._records += changes.records
         self._refused += len(changes.refused)
         self._folder.commit()

@@ -177,7 +177,13 @@ def _fold_seeing(
         if plan.tells(each):
             results.transition(partition, each)
 
-    folder = MergingFolder(plan.processor, store, trace=trace if plan.transitions else None, views=views)
+    folder = MergingFolder(
+        plan.processor,
+        store,
+        trace=trace if plan.transitions else None,
+        views=views,
+        handover=plan.handover,
+    )
     stretches = replayed(
         start_of(plan.processor), [sizes.of(log) for log in logs], recorded, ends, open_end=open_end
     )
@@ -190,6 +196,8 @@ def _fold_seeing(
         store.apply(changes.puts)
         for each in changes.refused:
             results.refused(partition, each)
+        if plan.emits != "none":
+            results.emits(partition, changes.emits)
         records, refused = records + changes.records, refused + len(changes.refused)
         folder.commit()
         yield from results.take()
