@@ -214,6 +214,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "stopping": frozenset({"bronze", "topic"}),
         "folds": frozenset({"bronze", "spark", "stopping", "topic"}),
         "landing": frozenset({"bronze", "folds", "spark", "topic"}),
+        "checks": frozenset({"bronze", "topic"}),
+        "upkeep": frozenset({"bronze", "landing"}),
         "output": frozenset({"folds"}),
         "replay": frozenset({"bronze", "folds", "output", "spark", "topic"}),
         "audit": frozenset({"bronze", "folds", "replay", "spark", "topic"}),

@@ -67,6 +67,7 @@ COMMANDS = {
 }
 """The commands by name."""
 
+WAITING_LOGGER = "holdfast.pipeline.folds.waiting"
 LIMIT_DIGITS = 300
 
 # With a value of their own, so that each may also stand behind the command: `holdfast topics list --output
@@ -179,6 +180,8 @@ def root(
     logging.basicConfig(
         level={0: logging.CRITICAL, 1: logging.INFO}.get(verbose, logging.DEBUG), stream=sys.stderr
     )
+    if not verbose:  # a replay that waits for what its folds need is not to look as if it hung
+        logging.getLogger(WAITING_LOGGER).setLevel(logging.WARNING)
     chosen.flags = read_assignments(assignments or []) | (
         {"kafka.bootstrap.servers": bootstrap} if bootstrap else {}
     )
