@@ -23,11 +23,11 @@ from holdfast.core.engine.state.codec import (
     digest,
     place_of_row,
 )
-from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, most_types
+from holdfast.core.engine.state.evolution import ROW_TYPES, RowTypes, decode_row_types, evolved, most_types
 from holdfast.core.engine.state.handover import HANDOVER, Handover, decode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, decode_lost_heads, told_lost
 from holdfast.core.engine.state.passing_refusals import refusals_in
-from holdfast.errors import ChangelogError, TopicError
+from holdfast.errors import ChangelogError, ConfigError, TopicError
 from holdfast.kafka.fetching.records import Records
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bronze.extent import Until
@@ -49,7 +49,7 @@ class LivePartition:
     lost: LostHeads = field(default_factory=dict)
     handover: Handover | None = None
     row_types: int = 1
-    """As how many types its rows were written, at the most."""
+    """As how many types its rows were written, at the most, and are declared."""
     refused: frozenset[tuple[str, int]] = frozenset()
     """Topic and offset of records that were refused for what may be otherwise now."""
 
@@ -251,10 +251,14 @@ def upto(
 
 
 def read_live(
-    processor: Processor[Any, Any], settings: Settings, upto: Mapping[int, int] | None = None
+    processor: Processor[Any, Any],
+    settings: Settings,
+    upto: Mapping[int, int] | None = None,
+    *,
+    partitions: Iterable[int] | None = None,
 ) -> list[LivePartition]:
     """Return the state that the changelog holds now, by partition: committed records only, the last of each
-    key.
+    key. *partitions* None means all of them.
 
     With *upto* only records before these offsets count, each of which follows a marker. Of a row that changed
     after that, a compacted log may not hold any more what it was: who compares such a state and finds it
@@ -269,7 +273,7 @@ def read_live(
                 processor, changelog, partition, reader.records(partition, span), (upto or {}).get(partition)
             )
             for partition, span in sorted(spans.items())
-            if upto is None or partition in upto
+            if (upto is None or partition in upto) and (partitions is None or partition in partitions)
         ]
 
 
@@ -324,9 +328,17 @@ def _live_partition(
         stored=stored,
         lost=decode_lost_heads(notes.get(LOST_HEADS)),
         handover=decode_handover(notes.get(HANDOVER)),
-        row_types=1 if types is None else most_types(decode_row_types(types)),
+        row_types=1 if types is None else most_types(_with_own(decode_row_types(types), processor)),
         refused=refusals_in(notes),
     )
+
+
+def _with_own(noted: RowTypes | None, processor: Processor[Any, Any]) -> RowTypes | None:
+    """Return the types of rows, with that of the declaration: a worker may not have noted it yet."""
+    try:
+        return evolved(noted, processor)
+    except ConfigError:  # which a worker says; here the row that cannot be read does
+        return noted
 
 
 # -- the comparison

@@ -53,7 +53,7 @@ def example(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Pop
             yield process
         finally:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 def settings(folder: Path, broker: SessionBroker, topic: str) -> None:
@@ -67,10 +67,10 @@ def settings(folder: Path, broker: SessionBroker, topic: str) -> None:
 def make(broker: SessionBroker, *topics: NewTopic) -> None:
     """Make topics of fixed names unless an earlier test has made them."""
     client = AdminClient({name: str(value) for name, value in broker.config.items()})
-    there = client.list_topics(timeout=10).topics
+    there = client.list_topics(timeout=60).topics
     if missing := [topic for topic in topics if topic.topic not in there]:
         for made in client.create_topics(missing).values():
-            made.result(10)
+            made.result(60)
 
 
 def billed(folder: Path, *clients: str) -> dict[str, set[str]]:
@@ -102,7 +102,7 @@ def test_both_services_that_claim_share_a_topic_and_give_it_back_when_asked_to_e
         nonlocal written
         for number in range(written, written + count):
             producer.produce("orders", f"order {number}", partition=number % 4)
-        assert producer.flush(10) == 0
+        assert producer.flush(60) == 0
         written += count
 
     def both_work() -> bool:

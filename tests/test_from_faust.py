@@ -165,7 +165,7 @@ class Desk:
             assert process.wait(DEADLINE_S) == 0, self.tail()
         finally:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
     def tail(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-60:])

@@ -121,7 +121,7 @@ def worker_job(guarded: Guarded, folder: Path) -> Job:
         broker.delete_topics(sorted({grant.name for grant in grants if grant.resource == "topic"}))
         wait_for(
             "the topics to be gone",
-            lambda: application.source not in guarded.admin.list_topics(timeout=10).topics,
+            lambda: application.source not in guarded.admin.list_topics(timeout=60).topics,
             POSITIVE_S,
         )
         application.create_topics()
@@ -420,7 +420,7 @@ def administrator_job(guarded: Guarded, folder: Path) -> Job:
         broker.delete_topics([*made, resets])
         wait_for(
             "the topics to be gone",
-            lambda: not ({*made, resets} & {*guarded.admin.list_topics(timeout=10).topics}),
+            lambda: not ({*made, resets} & {*guarded.admin.list_topics(timeout=60).topics}),
             POSITIVE_S,
         )
         create_topics(mine, application.processors, partitions=1, admin=admin)
@@ -482,10 +482,10 @@ def harvester_job(guarded: Guarded, folder: Path, *, strategy: str) -> Job:
 
     def work(kafka: Mapping[str, str], patience_s: float) -> None:
         own = {grant.name for grant in grants if grant.operation == "Create"}
-        broker.delete_topics(sorted(own & {*guarded.admin.list_topics(timeout=10).topics}))
+        broker.delete_topics(sorted(own & {*guarded.admin.list_topics(timeout=60).topics}))
         wait_for(
             "the topics to be gone",
-            lambda: not (own & {*guarded.admin.list_topics(timeout=10).topics}),
+            lambda: not (own & {*guarded.admin.list_topics(timeout=60).topics}),
             POSITIVE_S,
         )
         before = committed(guarded, topic)

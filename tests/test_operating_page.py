@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.agents.web.server import LIMIT_IN_FLIGHT
+from holdfast.cli.__main__ import COMMANDS
 from holdfast.cli.__main__ import app as command_line
 from holdfast.config import Settings
 from holdfast.core.engine.fold.folding import LIMIT_BYTES
@@ -156,6 +157,37 @@ def unknown(words: list[str]) -> str | None:
     return None
 
 
+def options(page: str) -> Iterator[tuple[list[str], set[str]]]:
+    """Yield the words of each command on *page* with the options that it is given, also where a sentence leaves out `holdfast`."""
+    bare = f"`((?:{'|'.join(COMMANDS)}) [^`\\n]*--[^`\\n]*)`"
+    whole = rf"(?:`|\$ |^ {{4}})holdfast ((?:-A \w+ )?[a-z][^`\n#;|]*)|{bare}"
+    for found in re.finditer(whole, page, re.MULTILINE):
+        words = re.sub(r"(^| )-A \w+", "", found[1] or found[2]).split()
+        yield words, {re.split(r"[^\w-]", each)[0] for each in words if each.startswith("--")}
+
+
+def unknown_options(words: list[str], given: set[str]) -> set[str]:
+    """Return those of *given* that the command of these words does not have."""
+    command: Any = typer.main.get_command(command_line)
+    known = {name for each in command.params for name in each.opts}
+    for word in words:
+        if not hasattr(command, "get_command"):
+            break
+        if (inner := command.get_command(typer.Context(command), word)) is None:
+            break
+        command = inner
+    return given - known - {name for each in command.params for name in each.opts} - {"--help"}
+
+
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in DOCS.glob("*.md"))]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_option_on_the_pages_exists(name: str) -> None:
+    found = options((DOCS.parent / name).read_text())
+    assert [(words, wrong) for words, given in found if (wrong := unknown_options(words, given))] == []
+
+
 @pytest.mark.parametrize("name", ["operating.md", "tutorial.md"])
 def test_every_command_on_the_pages_exists(name: str) -> None:
     found = list(commands((DOCS / name).read_text()))
@@ -184,6 +216,11 @@ def test_a_command_that_does_not_exist_is_found() -> None:
         ["topics", "create"],
         ["dev", "up"],
     ]
+
+
+def test_an_option_that_does_not_exist_is_found() -> None:
+    page = "`verify --source bronze` and `holdfast -A shop verify totals --from=bronze --strict`"
+    assert [unknown_options(*each) for each in options(page)] == [{"--source"}, set()]
 
 
 def test_another_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

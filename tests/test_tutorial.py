@@ -92,9 +92,9 @@ def follow(folder: Path, commands: list[tuple[str, str]], ports: dict[str, str])
                 os.killpg(shell.pid, signal.SIGKILL)  # the workers are its children, and of its group
             except ProcessLookupError:
                 pass
-            shell.wait(10)
+            shell.wait(60)
             if not in_time:
-                printed, _ = shell.communicate(timeout=10)
+                printed, _ = shell.communicate(timeout=60)
             if (cluster := Cluster.find(folder / ".holdfast" / "broker")) is not None:
                 cluster.purge()
     assert in_time, (

@@ -33,6 +33,9 @@ class Noun(NamedTuple):
 COMMANDS = {
     "acls": Noun("topics.acls", "Show the least rights that each role needs on a cluster with ACLs."),
     "audit": Noun("pipeline.audit", "Verify that each row was published once, in order."),
+    "bootstrap": Noun(
+        "pipeline.bootstrap", "Begin a table's version with the state that its fold makes of history."
+    ),
     "claims": Noun("groups.claims", "Show who holds which partition."),
     "config": Noun("config", "Print the effective settings and where each comes from."),
     "demo": Noun("demo", "Run the full demo on real components, in about two minutes."),
@@ -67,6 +70,7 @@ COMMANDS = {
 }
 """The commands by name."""
 
+WAITING_LOGGER = "holdfast.pipeline.folds.waiting"
 LIMIT_DIGITS = 300
 
 # With a value of their own, so that each may also stand behind the command: `holdfast topics list --output
@@ -179,6 +183,8 @@ def root(
     logging.basicConfig(
         level={0: logging.CRITICAL, 1: logging.INFO}.get(verbose, logging.DEBUG), stream=sys.stderr
     )
+    if not verbose:  # a replay that waits for what its folds need is not to look as if it hung
+        logging.getLogger(WAITING_LOGGER).setLevel(logging.WARNING)
     chosen.flags = read_assignments(assignments or []) | (
         {"kafka.bootstrap.servers": bootstrap} if bootstrap else {}
     )

@@ -78,7 +78,7 @@ class Avro(SchemaSerde[T]):
             raise ConfigError(f"{self}: a union is of Structs or dataclasses; wrap other values in one")
         self._kinds = {each.__name__: each for each in kinds} if len(kinds) > 1 else {}
         made = schema_of(inner, namespace) if schema is None else _json_of(schema)
-        self._text = json.dumps(made, separators=(",", ":"), ensure_ascii=False)
+        self._text = _text_of(made)
         self._own, self._named = _parsed_own(made)
         if schema is not None:
             self._check_given()
@@ -118,7 +118,7 @@ class Avro(SchemaSerde[T]):
         file = BytesIO()
         try:
             plain = msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE, order="deterministic")
-            msgspec.convert(plain, type(value) if self._kinds else self._inner)
+            _converted_to(type(value) if self._kinds else self._inner, plain)
             if self._kinds:
                 plain = (self._full_name(type(value).__name__), plain)
             schemaless_writer(file, self._own, plain)
@@ -130,12 +130,12 @@ class Avro(SchemaSerde[T]):
 
     def _converted(self, found: Any, top: str) -> Any:
         if not self._kinds:
-            return msgspec.convert(found, self._inner)
+            return _converted_to(self._inner, found)
         name, fields = found if isinstance(found, tuple) else (top, found)
         kind = self._kinds.get(name.rpartition(".")[2])
         if kind is None:
             raise DecodeError(f"it is a {name or 'value without a name'}, not {' or '.join(self._kinds)}")
-        return msgspec.convert(_unnamed(fields), kind)
+        return _converted_to(kind, _unnamed(fields))
 
     def _full_name(self, name: str) -> str:
         branches = self._own if isinstance(self._own, list) else [self._own]
@@ -157,6 +157,11 @@ class Avro(SchemaSerde[T]):
             raise ConfigError(f"{self}: the schema does not fit the type: {why}")
 
 
+def _converted_to(kind: Any, found: Any) -> Any:
+    """Return what fastavro found as *kind*; text is never taken for bytes in base 64."""
+    return msgspec.convert(found, kind, builtin_types=(bytes,))
+
+
 def _json_of(schema: str | Mapping[str, Any]) -> Any:
     if not isinstance(schema, str):
         return schema
@@ -164,6 +169,13 @@ def _json_of(schema: str | Mapping[str, Any]) -> Any:
         return json.loads(schema)
     except ValueError:
         return schema  # the name of a primitive type
+
+
+def _text_of(schema: Any) -> str:
+    try:
+        return json.dumps(schema, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:  # not JSON; or a default that is no number, or infinite
+        raise ConfigError(f"the Avro schema cannot be written as JSON: {error}; {schema!r:.200}") from error
 
 
 def _parsed_own(schema: Any) -> tuple[Any, dict[str, Any]]:

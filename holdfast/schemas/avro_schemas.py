@@ -149,6 +149,9 @@ _WIDER = {
     "fixed": {"fixed", "bytes"},
 }
 
+_BY_SCHEMA = {"string", "bytes"}
+"""Each is read as the other by Avro's rules, which hold where the reader has a schema."""
+
 
 class _Likeness:
     def __init__(self, writers: Mapping[str, Any], readers: Mapping[str, Any], by_name: bool) -> None:
@@ -158,13 +161,17 @@ class _Likeness:
     def why(self, written: Schema, read: Schema, where: str) -> str | None:
         written, read = _resolved(written, self._writers), _resolved(read, self._readers)
         if isinstance(written, list):
-            found = [self.why(each, read, where) for each in written]
+            found = [self.why(each, read, where) for each in written] or [
+                f"{where and f'{where} '}is no type"
+            ]
             return None if None in found else found[0]
         if isinstance(read, list):
-            found = [self.why(written, each, where) for each in read]
+            found = [self.why(written, each, where) for each in read] or [
+                f"{where and f'{where} '}is of no type"
+            ]
             return None if None in found else found[0]
         one, other = _kind(written), _kind(read)
-        if other not in _WIDER.get(one, {one}):
+        if other not in _WIDER.get(one, {one}) or (not self._by_name and {one, other} == _BY_SCHEMA):
             return f"{where and f'{where} '}is {one}, not {other}"
         match one:
             case "record":

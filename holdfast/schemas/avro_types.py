@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, date, datetime, timedelta
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ from holdfast.errors import ConfigError
 from holdfast.schemas.types import alternatives
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CURE = "give schema=, and a type that takes what it holds"
 
 
@@ -32,7 +35,7 @@ def schema_of(of: Any, namespace: str | None = None) -> Any:
             made.of(inspect.type_info(each), getattr(each, "__name__", str(each)))
             for each in alternatives(of)
         ]
-    except (TypeError, NameError) as error:
+    except (TypeError, NameError, NotImplementedError) as error:
         raise ConfigError(f"Avro({of!r:.200}): {error}") from error
     return parts[0] if len(parts) == 1 else parts
 
@@ -132,7 +135,7 @@ class _Made:
             raise _unfit(where, "is no name that Avro takes", "use letters, digits and _")
         made: dict[str, Any] = {"name": field.encode_name, "type": self.of(field.type, where)}
         if not field.required:
-            default = _default(field)
+            default = _default(field, where)
             made["default"] = default
             if isinstance(made["type"], list) and default is not None:  # a default is of the first branch
                 made["type"] = sorted(made["type"], key=lambda part: not _is_of(default, part))
@@ -157,22 +160,43 @@ def _strings(values: Any, where: str) -> str:
     return "string"
 
 
-def _default(field: inspect.Field) -> Any:
-    """Return a field's default as JSON has it."""
-    made = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
-    return _plain(msgspec.to_builtins(made, builtin_types=(bytes,), order="deterministic"))
+def _default(field: inspect.Field, where: str) -> Any:
+    """Return a field's default as the schema has it; ConfigError for one that differs from one process to the next, or is no number of
+    Avro's.
+    """
+    if field.default_factory is msgspec.NODEFAULT:
+        return _plain(field.default, where)
+    made = _plain(field.default_factory(), where)
+    if made != _plain(field.default_factory(), where):
+        cure = "leave it out, and have the writer give it"
+        raise _unfit(where, "its default is another each time, and so would be the schema", cure)
+    return made
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, where: str) -> Any:
+    """Return a default as JSON, and as Avro's logical types count it."""
     match value:
         case bytes():
             return value.decode("latin-1")
+        case datetime():
+            return (value - _EPOCH) // timedelta(microseconds=1)
+        case date():
+            return (value - _EPOCH.date()).days
         case dict():
-            return {key: _plain(each) for key, each in value.items()}
+            return {key: _plain(each, where) for key, each in value.items()}
         case list() | tuple():
-            return [_plain(each) for each in value]
-        case _:
+            return [_plain(each, where) for each in value]
+        case bool() | str() | None:
             return value
+        case int() if not -(1 << 63) <= value < 1 << 63:
+            raise _unfit(where, f"its default {value} is no number of 64 bits", "give another one")
+        case float() if not isfinite(value):
+            raise _unfit(where, f"a schema is JSON, which has no {value}", "give another default, or none")
+        case int() | float():
+            return value
+    return _plain(
+        msgspec.to_builtins(value, builtin_types=(bytes, date, datetime), order="deterministic"), where
+    )
 
 
 def _is_of(default: Any, schema: Any) -> bool:

@@ -67,10 +67,10 @@ class JsonSchema(SchemaSerde[T]):
         try:
             self._decode = msgspec.json.Decoder(inner).decode
             made = _made_of(inner) if schema is None else _given(schema)
-        except (TypeError, ValueError) as error:
+            self._text = json.dumps(made, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, NotImplementedError) as error:
             raise ConfigError(f"{self}: {error}") from error
         self._encode = msgspec.json.Encoder(order="deterministic").encode
-        self._text = json.dumps(made, separators=(",", ":"), ensure_ascii=False)
         check = _validator(made, {})
         self._check_own = None if schema is None or not validate else check
 

@@ -84,7 +84,8 @@ class SchemaSerde(Generic[T]):
         except (MemoryError, Later):  # no record is to blame
             raise
         except Exception as error:
-            raise DecodeError(f"not {self}: {self._label(schema_id)}: {str(error)[:LIMIT_REASON]}") from error
+            why = str(error) or ("it ends too soon" if isinstance(error, EOFError) else type(error).__name__)
+            raise DecodeError(f"not {self}: {self._label(schema_id)}: {why[:LIMIT_REASON]}") from error
         return decoded
 
     def encode(self, value: T) -> bytes | None:

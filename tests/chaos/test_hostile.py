@@ -72,7 +72,7 @@ def harm(app: Application, seed: int, rounds: int) -> Iterator[subprocess.Popen[
     finally:
         if process.poll() is None:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 def all_decided(app: Application) -> bool:
@@ -81,7 +81,7 @@ def all_decided(app: Application) -> bool:
     places = {TopicPartition(app.source, number): OffsetSpec.latest() for number in range(app.partitions)}  # type: ignore[no-untyped-call]
     ends = [
         {
-            place.partition: found.result(10).offset
+            place.partition: found.result(60).offset
             for place, found in admin.list_offsets(places, isolation_level=level).items()
         }
         for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)

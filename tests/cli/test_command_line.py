@@ -16,6 +16,7 @@ import pytest
 import holdfast.cli.__main__ as command_line
 from holdfast.cli.__main__ import COMMANDS, GLOBAL_OPTIONS, hoist, main
 from holdfast.errors import BrokerError
+from tests.support import fork_server
 
 pytestmark = pytest.mark.process
 
@@ -23,18 +24,12 @@ DEADLINE_S = 60
 
 
 def holdfast(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of `holdfast` in *folder*, without the settings that this process has."""
     clean = {
         name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "KAFKA_"))
     }
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "holdfast.cli", *arguments],
-        cwd=folder,
-        env=clean | env,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    command = [*fork_server.INTERPRETER, fork_server.COMMAND, *arguments]
+    return fork_server.run(command, env=clean | env, cwd=folder, timeout=DEADLINE_S)
 
 
 def test_help_lists_every_command(tmp_path: Path) -> None:

@@ -161,6 +161,18 @@ def test_what_would_be_wrong_is_refused(shop: OldShop) -> None:
         ConfigError,
         "key '.*': 'text' is no .*Total",
     )
+    far = shop.takeover(processor, lambda key, value: (key, Total(1 << 70)))
+    refused(shop, far, ConfigError, "key '.*': Total.* is no .*Total.*serialize ints")
+    for made in (("key", Total(1), 1), "ab", Total(1)):
+        odd = shop.takeover(processor, lambda key, value, made=made: made)
+        refused(shop, odd, ConfigError, "partition 0: of key .* was made .*: return a pair")
+    astray = shop.processor(name="astray", route=lambda key, count: count)
+    refused(
+        shop,
+        shop.takeover(astray, lambda key, value: (key, Total(1))),
+        ConfigError,
+        "by route=, which says 2",
+    )
     alike = shop.processor(name="alike", route=lambda key, count: 0)
     refused(
         shop,

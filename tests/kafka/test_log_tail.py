@@ -35,7 +35,7 @@ def chatter(broker: SessionBroker, topic: str) -> Iterator[list[int]]:
                 topic, b"x", partition=0, on_delivery=lambda _, message: written.append(message.offset() or 0)
             )
             producer.poll(0)
-        producer.flush(10)
+        producer.flush(60)
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -102,7 +102,7 @@ def test_an_end_is_not_reached_before_the_last_record_that_was_there_is_read(
     producer = Producer({**broker.config})
     for _ in range(10):
         producer.produce(topic, b"x", partition=0)
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     with closing(LogReader(Consumer({**broker.config, **QUIET}))) as reader:
         reader.assign({(topic, 0): 0})
         tail = EndOfLog(reader, (topic, 0))

@@ -237,7 +237,7 @@ class TrappedProducer(Producer):
 
     def commit_transaction(self, *args: Any) -> None:
         if self.trap.place == "flushed":
-            self.flush(10)
+            self.flush(60)
             self.trap.passing("flushed")
         self.trap.passing("before commit")
         super().commit_transaction(*args)

@@ -127,7 +127,7 @@ def test_a_killed_leader_is_succeeded_within_a_session(contest: Callable[..., Co
             on.wait_leader()
     finally:
         victim.kill()
-        victim.communicate(timeout=10)
+        victim.communicate(timeout=60)
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_a_frozen_leader_has_stopped_before_its_successor_begins(contest: Callab
     finally:
         frozen.send_signal(signal.SIGCONT)
         frozen.kill()
-        frozen.communicate(timeout=10)
+        frozen.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import enum
 import json
+import math
 import pickle
 from decimal import Decimal
 from io import BytesIO
-from typing import Any
+from typing import Annotated, Any
+from uuid import UUID, uuid4
 
 import fastavro
 import msgspec
@@ -102,6 +105,30 @@ def test_with_a_schema_its_aliases_and_defaults_hold(memory: SchemaRegistry) -> 
     assert Avro(Newer, own | {"aliases": ["OrderEvent"]}).decode(value) == Newer("ada", 7.0, "of the schema")
 
 
+class Held(msgspec.Struct):
+    data: bytes
+    note: str = ""
+
+
+BYTES = {"type": "record", "name": "Held", "fields": [{"name": "data", "type": "bytes"}]}
+
+
+@pytest.mark.parametrize("data", ["string", ["string", "bytes"]])
+def test_text_is_not_taken_for_bytes_in_base_64(memory: SchemaRegistry, data: Any) -> None:
+    schema = record_of("Held", data=data)
+    value = record(schema, {"data": "aGk="}, registered(memory, schema))
+    with pytest.raises(DecodeError, match=r"data is string, not bytes|Expected `bytes`, got `str`"):
+        Avro(Held).decode(value)
+    assert Avro(Held, BYTES).decode(value) == Held(b"aGk="), "Avro's rule, where the reader has a schema"
+
+
+def test_text_is_not_written_for_bytes_in_base_64() -> None:
+    with pytest.raises(FoldError, match="Expected `bytes`, got `str`"):
+        Avro(Held).payload(Held("aGk="))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the schema does not fit the type: data is string, not bytes"):
+        Avro(Held, record_of("Held", data="string"))
+
+
 class Opened(msgspec.Struct, frozen=True):
     door: str
 
@@ -179,7 +206,7 @@ def test_a_schema_that_does_not_fit_is_refused_by_its_id_and_subject_and_asked_f
 )
 def test_bytes_that_are_no_such_value_are_refused(memory: SchemaRegistry, payload: bytes) -> None:
     schema_id = registered(memory, record_of(customer="string", cents="long"))
-    with pytest.raises(DecodeError, match=r"not Avro\(Order\): schema 1 of subject orders-value: "):
+    with pytest.raises(DecodeError, match=r"not Avro\(Order\): schema 1 of subject orders-value: ."):
         Source("orders", Avro(Order)).serde.decode(header(schema_id) + payload)
 
 
@@ -259,6 +286,38 @@ def test_an_encoder_registers_nothing(memory: SchemaRegistry) -> None:
 def test_types_that_avro_cannot_hold_are_refused_at_declaration(of: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         Avro(of)
+
+
+@pytest.mark.parametrize(
+    ("of", "default", "why"),
+    [
+        (float, math.nan, "a schema is JSON, which has no nan"),
+        (float | None, -math.inf, "a schema is JSON, which has no -inf"),
+        (int, 1 << 63, "is no number of 64 bits"),
+        (UUID, msgspec.field(default_factory=uuid4), "its default is another each time"),
+        (enum.IntEnum("Far", {"AWAY": 1 << 70}), msgspec.NODEFAULT, r"Integer values > \(2\*\*63 - 1\)"),
+    ],
+)
+def test_defaults_that_no_schema_can_have_are_refused_at_declaration(of: Any, default: Any, why: str) -> None:
+    """Registries and other clients would not read the schema, or no worker would find the one that was registered."""
+    field: Any = ("x", of) if default is msgspec.NODEFAULT else ("x", of, default)
+    with pytest.raises(ConfigError, match=why):
+        Avro(msgspec.defstruct("Row", [field]))
+
+
+def test_default_days_and_moments_are_counted_as_avro_does() -> None:
+    day, moment = dt.date(1970, 1, 3), dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC)
+    zoned = Annotated[dt.datetime, msgspec.Meta(tz=True)]
+    made = Avro(msgspec.defstruct("Row", [("day", dt.date, day), ("at", zoned | None, moment)]))
+    fields = json.loads(made.schema.text)["fields"]
+    assert [each["default"] for each in fields] == [2, 1_000_000]
+    assert fields[1]["type"] == [{"type": "long", "logicalType": "timestamp-micros"}, "null"]
+
+
+@pytest.mark.parametrize("schema", [b"bytes", [], {}, 5, {"type": "record"}])
+def test_what_is_no_schema_is_refused_at_declaration(schema: Any) -> None:
+    with pytest.raises(ConfigError, match="Avro"):
+        Avro(Order, schema)
 
 
 def test_a_schema_that_does_not_fit_its_type_is_refused_at_declaration() -> None:

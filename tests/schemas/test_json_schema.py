@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from typing import Any
 
@@ -82,6 +83,10 @@ def test_what_is_no_schema_or_no_type_is_refused_at_declaration() -> None:
             JsonSchema(Order, schema)
     with pytest.raises(ConfigError, match="JsonSchema"):
         JsonSchema(dict[msgspec.Raw, complex])
+    with pytest.raises(ConfigError, match="Out of range float values are not JSON"):
+        JsonSchema(msgspec.defstruct("Row", [("x", float, float("nan"))]))
+    with pytest.raises(ConfigError, match="Integer values"):
+        JsonSchema(enum.IntEnum("Far", {"AWAY": 1 << 70}))
 
 
 def test_memory_that_runs_out_blames_no_record(

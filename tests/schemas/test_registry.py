@@ -70,7 +70,7 @@ class Scripted:
         finally:
             server.shutdown()
             server.server_close()
-            thread.join(10)
+            thread.join(60)
 
 
 @pytest.fixture

@@ -122,9 +122,11 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a *command* `python -P -m holdfast.cli …` to its end, without input; return its code and its texts.
 
-    Raises `subprocess.TimeoutExpired` after *timeout* seconds; it has ended then.
+    It can import the tests' modules, as the server can. Raises `subprocess.TimeoutExpired` after *timeout* seconds;
+    it has ended then.
     """
     assert tuple(command[:4]) == (*INTERPRETER, COMMAND), command
+    env = {**env, "PYTHONPATH": str(ROOT)}
     if sys.platform != "linux" or not (server := _command_server()).serves(env):
         return subprocess.run(
             command,
@@ -214,7 +216,7 @@ class ForkServer:
             )
         self._socket.settimeout(START_DEADLINE_S)
         if not (ready := self._socket.recv(_MESSAGE_BYTES)):
-            raise RuntimeError(f"the fork server of workers ended at its start with {self._server.wait(10)}")
+            raise RuntimeError(f"the fork server of workers ended at its start with {self._server.wait(60)}")
         self._read_at_import = frozenset(json.loads(ready))
         self._socket.settimeout(None)
 
@@ -250,7 +252,7 @@ class ForkServer:
     def close(self) -> None:
         """End the server and its children."""
         self._socket.close()
-        self._server.wait(10)
+        self._server.wait(60)
 
 
 class ForkedProcess:

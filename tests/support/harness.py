@@ -153,7 +153,7 @@ class Worker:
     def kill(self) -> None:
         """End it by SIGKILL; returns when it is gone."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def stop(self, deadline_s: float = STOP_DEADLINE_S) -> float:
         """End it by SIGTERM and return how long that took; fails when it does not end in time or not with 0.
@@ -316,7 +316,7 @@ class Load:
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
 
 
 class Application:
@@ -364,7 +364,7 @@ class Application:
         """Delete one of holdfast's own topics and make it again, empty."""
         self.broker.delete_topics([topic])
         admin = AdminClient(self.broker.client_config())
-        wait_for(f"{topic} to be gone", lambda: topic not in admin.list_topics(timeout=10).topics, 30)
+        wait_for(f"{topic} to be gone", lambda: topic not in admin.list_topics(timeout=60).topics, 30)
         create_topics(self.settings, self.processors)
 
     def worker(self, name: str = "", **settings: str | float) -> Worker:

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from holdfast.cli.tables.mending import TRANSACTION_S, fenced_writer
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, Marker, RowCodec, row_key
-from holdfast.errors import ChangelogError, ConfigError, FoldError
+from holdfast.errors import ChangelogError, ConfigError
+from holdfast.pipeline.bootstrap.fencing import TRANSACTION_S, fenced_writer
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 from holdfast.pipeline.verify import LivePartition, read_live
 
@@ -157,18 +157,15 @@ class FaustTakeover:
         for partition, key, row in self._converted(len(partitions), routed=route is not None):
             place = route(key, len(partitions)) if route is not None else partition
             stored = row_key(key)
-            if place is None or stored in out[place]:
+            if place not in out:
                 raise ConfigError(
-                    f"key {key!r} of the new table "
-                    + (
-                        "has no partition by route="
-                        if place is None
-                        else "is made of two keys of the old one"
-                    )
+                    f"key {key!r:.200} of the new table has no partition by route=, which says {place!r:.80}"
                 )
+            if stored in out[place]:
+                raise ConfigError(f"key {key!r:.200} of the new table is made of two keys of the old one")
             try:
                 out[place][stored] = codec.encode(codec.canonical(row))
-            except (FoldError, TypeError) as error:
+            except Exception as error:  # whatever an encoder says of a value that no row can hold
                 raise ConfigError(
                     f"key {key!r}: {row!r:.200} is no {self._processor.row}: {error}"
                 ) from error
@@ -193,6 +190,11 @@ class FaustTakeover:
                         f"{topic} partition {partition}: no row was made of key {key!r:.200}, value {value!r:.200}: {error!r}"
                     ) from error
                 if made is not None:
+                    if not isinstance(made, tuple) or len(made) != 2:
+                        raise ConfigError(
+                            f"{topic} partition {partition}: of key {key!r:.200} was made {made!r:.200}: return a pair, the new key and its row, "
+                            "or None to leave it out"
+                        )
                     yield partition, *made
 
     def _old(self, topic: str) -> dict[int, dict[bytes, bytes]]:

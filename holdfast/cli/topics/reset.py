@@ -46,8 +46,12 @@ def reset(
 
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
+    has_agents = bool(application.faust.read)
     found = ApplicationReset(
-        application.settings, application.processors, empty_outputs=outputs is Outputs.EMPTY
+        application.settings,
+        application.processors,
+        empty_outputs=outputs is Outputs.EMPTY,
+        has_agents=has_agents,
     )
     topics = found.topics
     if topics.outputs and yes:
@@ -62,9 +66,13 @@ def reset(
     kept = () if outputs is Outputs.EMPTY else topics.outputs
     records += [{"action": "leave", "kind": "output", "name": name} for name in kept]
     records += [{"action": "leave", "kind": str(role), "name": name} for name, role in topics.left]
+    if has_agents:
+        records.append({"action": "leave", "kind": "group", "name": application.settings.app})
     show(records, COLUMNS, output_of(context))
     if output_of(context) is Output.TABLE:
         _tell(application.settings.app, topics.outputs, done=yes)
+        if has_agents:
+            note("agents go on at their committed offsets, for Faust's tables and repartition topics stay")
 
 
 def _check_workers(found: ApplicationReset, *, yes: bool) -> None:

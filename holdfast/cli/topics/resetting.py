@@ -37,10 +37,17 @@ class ApplicationResetStep:
 
 
 class ApplicationReset:
-    """A reset of the application of *processors*. *empty_outputs* deletes what its folds have emitted."""
+    """A reset of the application of *processors*. *empty_outputs* deletes what its folds have emitted.
 
-    def __init__(self, settings: Settings, processors: Processors, *, empty_outputs: bool) -> None:
+    With *has_agents* the group's offsets stay: Faust's tables and repartition topics do too, so agents that began anew would count all
+    records a second time.
+    """
+
+    def __init__(
+        self, settings: Settings, processors: Processors, *, empty_outputs: bool, has_agents: bool = False
+    ) -> None:
         self._settings, self._processors, self._empty = settings, processors, empty_outputs
+        self._has_agents = has_agents
         self._admin = Admin(settings)
         self._groups = BrokerGroups(settings, timeout_s=settings.request_timeout_s)
         self._counts = self._admin.partition_counts()
@@ -82,7 +89,8 @@ class ApplicationReset:
             )
         for topic, role in self.topics.deleted:
             yield ApplicationResetStep(action="delete", kind=str(role), name=topic, do=self._deleting(topic))
-        yield ApplicationResetStep(action="delete", kind="group", name=app, do=self._delete_group)
+        if not self._has_agents:
+            yield ApplicationResetStep(action="delete", kind="group", name=app, do=self._delete_group)
         for folder in self._stores():
             yield ApplicationResetStep(action="delete", kind="store", name=str(folder), do=_removing(folder))
         for topic in self.topics.outputs if self._empty else ():

@@ -36,7 +36,7 @@ def die_after(kind: str) -> None:
         send(log, send_id, value, partition)
         if value.startswith(f"{kind}/".encode()) and not value.endswith(b"/0"):
             assert log._writer is not None
-            log._writer.flush(10)
+            log._writer.flush(60)
             os.kill(os.getpid(), signal.SIGKILL)
 
     CoordinationLog.send = fatal  # type: ignore[method-assign, assignment]

@@ -211,7 +211,7 @@ async def test_new_partitions_are_claimed_without_a_restart(
     async with ground.consumer("first", greedy=True, partitions_lookup_s=0.5) as consumer:
         await until("the first claim", lambda: consumer.load == 1)
         admin = AdminClient({**ground.config})
-        admin.create_partitions([NewPartitions(ground.topic, 3)])[ground.topic].result(10)
+        admin.create_partitions([NewPartitions(ground.topic, 3)])[ground.topic].result(60)
         await until("the new partitions", lambda: consumer.load == 3)
         ground.fill(1, partition=2)
         assert [(each.partition, each.offset) for each in await take(consumer, 1)] == [(2, 0)]
@@ -248,7 +248,7 @@ async def test_another_number_of_coordination_partitions_stops_a_member(ground: 
     """All claims have moved; who goes on as before would own them twice."""
     async with ground.consumer("first", partitions_lookup_s=0.5) as consumer:
         admin = AdminClient({**ground.config})
-        admin.create_partitions([NewPartitions(ground.coordination, 3)])[ground.coordination].result(10)
+        admin.create_partitions([NewPartitions(ground.coordination, 3)])[ground.coordination].result(60)
         with pytest.raises(TopicError, match="had 1 partitions and has 3"):
             await take(consumer, 1)
 

@@ -240,7 +240,7 @@ def test_a_taker_that_comes_by_during_a_stop_does_not_lose_what_was_set_aside() 
     rig.stop = stop  # type: ignore[method-assign]
     assert rig.member.outstanding("orders", 0) == 5
     rig.terminate()
-    taker.join(10)
+    taker.join(60)
     assert rig.member.outstanding("orders", 0) == 1
 
 

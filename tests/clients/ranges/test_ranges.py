@@ -108,7 +108,7 @@ class Field:
         for child in self.children:
             if child.poll() is None:
                 child.kill()
-            child.wait(10)
+            child.wait(60)
             if child.stdout is not None:
                 child.stdout.close()
 

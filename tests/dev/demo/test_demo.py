@@ -229,7 +229,7 @@ def test_even_a_demo_that_is_killed_leaves_no_process(tmp_path: Path, kind: tupl
         run.wait_for("Watch them live")
         assert len(run.left()) >= 3  # a broker and two workers
         assert run.end(signal.SIGKILL, deadline_s=10) == -signal.SIGKILL
-        assert run.gone_within(10), run.left()
+        assert run.gone_within(60), run.left()
 
 
 @pytest.mark.process

@@ -97,7 +97,7 @@ def test_the_command_harvests_is_told_is_measured_and_stops(rig: Rig) -> None:
         assert "70 row(s) published" in said
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
     rig.prove()
 
 

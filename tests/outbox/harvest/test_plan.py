@@ -335,7 +335,7 @@ def test_a_leader_that_stops_at_a_refusal_publishes_nothing_behind_the_rows_it_l
     clients = {"make_producer": partial(Refusing, refuses=refuses, on_refusal=stop)}
     leader: Alone = Alone(rig.settings(attempts=1), clients)
     with leader:
-        leader._thread.join(10)
+        leader._thread.join(60)
     assert (leader.published, rig.read(), rig.left()) == (0, [], 5)
     with Alone(rig.settings(attempts=1)):
         rig.wait_empty()

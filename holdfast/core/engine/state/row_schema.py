@@ -19,9 +19,7 @@ _PLAIN: dict[type[inspect.Type], str] = {
     inspect.NoneType: "none",
     inspect.UUIDType: "uuid",
     inspect.DateType: "date",
-    inspect.TimeType: "time",
     inspect.TimeDeltaType: "timedelta",
-    inspect.DateTimeType: "datetime",
     inspect.DecimalType: "decimal",
     inspect.ExtType: "ext",
 }
@@ -99,6 +97,10 @@ class _SchemaWriter:
                 return ["str", {**_limits(info, _LENGTHS), **_limits(info, ("pattern",))}]
             case inspect.BytesType():
                 return ["bytes", _limits(info, _LENGTHS)]
+            case inspect.DateTimeType():
+                return _zoned("datetime", info.tz)
+            case inspect.TimeType():
+                return _zoned("time", info.tz)
             case inspect.LiteralType():
                 return ["literal", list(info.values)]
             case inspect.EnumType():
@@ -133,6 +135,11 @@ class _SchemaWriter:
             tag=[] if tag is None else [str(info.tag_field), tag],
         )
         return number
+
+
+def _zoned(kind: str, tz: bool | None) -> Node:
+    """Return the node of a moment: with the zone that it must have (True) or may not have (False), where that is said."""
+    return [kind] if tz is None else [kind, tz]
 
 
 def _limits(info: Any, names: tuple[str, ...]) -> dict[str, Any]:
@@ -218,6 +225,8 @@ class _SchemaReader:
                 return self.why(old[1], new[1], inner) or _why_stricter(old[2], new[2])
             case "int" | "float" | "str" | "bytes":
                 return _why_stricter(old[1], new[1])
+            case "datetime" | "time" if new[1:] and old[1:] != new[1:]:
+                return f"a {kind} {_zone(old)} and is one {_zone(new)}"
         return None
 
     def _first(self, old: list[Node], new: list[Node], before: list[Node] | None = None) -> str | None:
@@ -262,6 +271,12 @@ class _SchemaReader:
         if was.omits and old.default and (None in old.default or old.default != new.default):
             return f"the default of field {new.name} is another, and rows leave out defaults"
         return None
+
+
+def _zone(node: Node) -> str:
+    return {None: "with a zone or none", True: "with a zone", False: "without a zone"}[
+        next(iter(node[1:]), None)
+    ]
 
 
 def _why_other_order(names: list[str], now: StructSchema) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -15,6 +16,8 @@ from holdfast.core.engine.state.row_schema import RowSchema, schema_of, why_rere
 from holdfast.errors import HoldfastError
 from tests.support.scale import scaled
 
+ZONED = Annotated[dt.datetime, msgspec.Meta(tz=True)]
+NOON = dt.datetime(2026, 11, 21, 12)
 Values = st.SearchStrategy[Any]
 
 
@@ -46,6 +49,8 @@ TYPES: list[tuple[Any, Values]] = [
     (tuple[int, int], st.just((1, 2))),
     (tuple[int | str, ...], st.sampled_from([(), (1, "a")])),
     (frozenset[int], st.sampled_from([frozenset(), frozenset({1, 2})])),
+    (dt.datetime, st.sampled_from([NOON, NOON.replace(tzinfo=dt.UTC)])),
+    (ZONED, st.just(NOON.replace(tzinfo=dt.UTC))),
     (Inner, st.builds(Inner, st.integers(0, 3))),
     (Inner | None, st.none() | st.builds(Inner, st.integers(0, 3))),
 ]
@@ -198,6 +203,18 @@ class Named(Tree, frozen=True):
         (Tree, Named, None),
         (tuple[int, int], tuple[int, ...], None),
         (tuple[int, int], tuple[int, int, int], "a tuple of 2 and is one of 3"),
+        (
+            struct(a=dt.datetime),
+            struct(a=ZONED),
+            "field a was a datetime with a zone or none and is one with a zone",
+        ),
+        (struct(a=ZONED), struct(a=dt.datetime), None),
+        (struct(a=ZONED), struct(a=Annotated[dt.datetime, msgspec.Meta(tz=True, title="when")]), None),
+        (
+            dt.time,
+            Annotated[dt.time, msgspec.Meta(tz=False)],
+            "a time with a zone or none and is one without a zone",
+        ),
     ],
 )
 def test_what_is_said_of_a_change(old: Any, new: Any, why: str | None) -> None:
