@@ -72,3 +72,25 @@ def pandas_fold(processor: Processor[Any, Any]) -> Callable[[pandas.DataFrame], 
         )
 
     return fold_claim
+
+
+ORDERS = "orders"
+
+
+class Sum(msgspec.Struct, frozen=True):
+    """A row of some 100 bytes."""
+
+    count: int
+    note: bytes
+
+
+def fold_sum(rows: Any, event: bytes, at_ms: int) -> None:
+    key, _, note = event.partition(b" ")
+    name = key.decode()
+    before = rows.get(name)
+    rows[name] = Sum(1 if before is None else before.count + 1, note)
+
+
+def sums(version: int) -> Processor[Any, Any]:
+    """Return the processor in a version."""
+    return Processor(name="sums", source=ORDERS, decode=bytes, fold=fold_sum, row=Sum, version=version)

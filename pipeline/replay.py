@@ -29,7 +29,7 @@ from holdfast.pipeline.bronze.extent import (
 )
 from holdfast.pipeline.bronze.lake import Landed, bronze_path
 from holdfast.pipeline.folds import local
-from holdfast.pipeline.folds.folding import RESULT, EmitsWanted, FoldPlan, FoldSummary
+from holdfast.pipeline.folds.folding import RESULT, RESULT_DDL, EmitsWanted, FoldPlan, FoldSummary
 from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
 from holdfast.pipeline.folds.results import Replayed, gather
@@ -55,6 +55,7 @@ class ReplayOptions:
     not exist; without it they are in memory. *allow_holes* folds a log whose beginning was deleted. *skips*
     None: what the application skips of the source, by its topic, or for bronze by what the last landing
     noted. *positions* stand in for *until* where there are several sources. *emits* has what is emitted told. *refused* are records, by topic and offset, that are refused unread.
+    Results go *through* something where they are made: here, or in Spark's tasks, so that it can be pickled.
     """
 
     engine: ReplayEngine = "auto"
@@ -72,6 +73,7 @@ class ReplayOptions:
     positions: Mapping[int, VectorMarker] | None = None
     emits: EmitsWanted | None = None
     refused: Mapping[int, frozenset[tuple[str, int]]] = field(default_factory=dict)
+    through: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None
     spark: SparkOptions = field(default_factory=SparkOptions)
 
     def __post_init__(self) -> None:
@@ -327,6 +329,7 @@ def _told(
     holes: tuple[str, ...],
 ) -> Replayed:
     results: pa.Table | None = None
+    batches = batches if options.through is None else options.through(batches)
     if options.out is None:
         summaries, results = gather(batches, partitions)
     else:
@@ -366,6 +369,8 @@ def _take(
     here.
     """
     processor, table = plan.processor, None
+    if options.through is not None:
+        results = results.mapInArrow(options.through, RESULT_DDL)
     if options.out is None:
         summaries, table = gather(_no_chunks(results.toArrow()), partitions)
     else:

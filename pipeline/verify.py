@@ -251,10 +251,14 @@ def upto(
 
 
 def read_live(
-    processor: Processor[Any, Any], settings: Settings, upto: Mapping[int, int] | None = None
+    processor: Processor[Any, Any],
+    settings: Settings,
+    upto: Mapping[int, int] | None = None,
+    *,
+    partitions: Iterable[int] | None = None,
 ) -> list[LivePartition]:
     """Return the state that the changelog holds now, by partition: committed records only, the last of each
-    key.
+    key. *partitions* None means all of them.
 
     With *upto* only records before these offsets count, each of which follows a marker. Of a row that changed
     after that, a compacted log may not hold any more what it was: who compares such a state and finds it
@@ -269,7 +273,7 @@ def read_live(
                 processor, changelog, partition, reader.records(partition, span), (upto or {}).get(partition)
             )
             for partition, span in sorted(spans.items())
-            if upto is None or partition in upto
+            if (upto is None or partition in upto) and (partitions is None or partition in partitions)
         ]
 
 

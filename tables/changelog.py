@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +17,7 @@ from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.fold.stepping import Written as Changes
 from holdfast.core.engine.state.codec import APPLIED
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, FencedError
 from holdfast.kafka.loop_turn import LoopTurn
 from holdfast.kafka.transactions.transactional_producer import (
@@ -37,6 +38,13 @@ SHORT_KEY_BYTES, MOST_KEYS = 64, 1 << 16
 """Where keys are no longer, their partitions are remembered: murmur2 is slow here, and most keys come again."""
 _BACKOFF_S = 0.1
 _NO_HEADERS: list[tuple[str, bytes | None]] = []
+
+
+class ChangelogPart(NamedTuple):
+    """A part of a transaction: records of the changelog, and records to emit."""
+
+    puts: Sequence[tuple[bytes, bytes | None]]
+    emits: Sequence[Emit]
 
 
 class ChangelogWriter:
@@ -68,15 +76,27 @@ class ChangelogWriter:
         BrokerError when the outcome is not settled in time. A commit that is not answered is asked for again,
         never repeated as a new transaction, so its outcome is known when this returns.
         """
+        emits = [*changes.emits, *extra] if extra else changes.emits
+        # The marker goes last: readers of the changelog apply a transaction when they meet it.
+        part = ChangelogPart([*changes.puts, changes.closing()], emits)
+        return await self.write_parts(lambda: (part,), timeout_s)
+
+    async def write_parts(self, parts: Callable[[], Iterable[ChangelogPart]], timeout_s: float) -> int:
+        """Write one transaction that need not be in memory as a whole; otherwise as `write`.
+
+        *parts* gives it from its beginning each time it is asked; the last record of the last part is the marker.
+        """
         return await self._within(
-            timeout_s, self._write(changes, extra), f"{self._producer.transactional_id}: transaction failed"
+            timeout_s, self._write(parts), f"{self._producer.transactional_id}: transaction failed"
         )
 
-    async def _write(self, changes: Changes, extra: Sequence[Emit]) -> int:
+    async def _write(self, parts: Callable[[], Iterable[ChangelogPart]]) -> int:
         producer = self._producer
         while True:
             try:
-                changelog_next = await self._append(changes, extra)
+                changelog_next = 0
+                for part in parts():
+                    changelog_next = await self._append(part)
                 await producer.end(commit=True)
             except UndeliverableError:
                 await producer.end(commit=False)
@@ -105,13 +125,12 @@ class ChangelogWriter:
                 f"{what}: not settled within {timeout_s:g} s: {self._producer.why}; is the broker reachable?"
             ) from error
 
-    async def _append(self, changes: Changes, extra: Sequence[Emit]) -> int:
-        """Append all that the transaction writes; return the offset after its marker."""
-        # The marker goes last: readers of the changelog apply a transaction when they meet it.
-        rows: list[Written] = [(key, value, _NO_HEADERS) for key, value in changes.puts]
-        rows.append((*changes.closing(), _NO_HEADERS))
-        records = {self._place: rows}
-        turn, emits = LoopTurn(), [*changes.emits, *extra] if extra else changes.emits
+    async def _append(self, part: ChangelogPart) -> int:
+        """Append a part of what the transaction writes; return the offset after its last record of the changelog, 0 for none."""
+        records: dict[Place, list[Written]] = {}
+        if part.puts:
+            records[self._place] = [(key, value, _NO_HEADERS) for key, value in part.puts]
+        turn, emits = LoopTurn(), part.emits
         topics: dict[str, _ByPartition] = {}
         for first in range(0, len(emits), TURN_EMITS):
             for emit in emits[first : first + TURN_EMITS]:
@@ -130,7 +149,7 @@ class ChangelogWriter:
         for topic, sent in topics.items():
             for partition, there in sent.records.items():
                 records.setdefault((topic, partition), []).extend(there)
-        return (await self._producer.append(records))[self._place]
+        return (await self._producer.append(records)).get(self._place, 0)
 
     async def _sent_to(self, topic: str, partition: int, before: _ByPartition | None) -> _ByPartition:
         """Return where to put what goes to *topic*, which has *partition*; *before* is of fewer partitions."""

@@ -38,7 +38,9 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "agents": frozenset(
         {"tables", "outbox", "clients", "kafka", "schemas", "core", "config", "logs", "clock", "errors"}
     ),
-    "pipeline": frozenset({"kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}),
+    "pipeline": frozenset(
+        {"clients", "tables", "kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}
+    ),
     "cli": None,
     "dev": None,
     "testing": None,
@@ -214,12 +216,15 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "stopping": frozenset({"bronze", "topic"}),
         "folds": frozenset({"bronze", "spark", "stopping", "topic"}),
         "landing": frozenset({"bronze", "folds", "spark", "topic"}),
+        "checks": frozenset({"bronze", "topic"}),
+        "upkeep": frozenset({"bronze", "landing"}),
         "output": frozenset({"folds"}),
         "replay": frozenset({"bronze", "folds", "output", "spark", "topic"}),
         "audit": frozenset({"bronze", "folds", "replay", "spark", "topic"}),
         "verify": frozenset({"bronze", "folds", "replay", "topic"}),
         "verify_store": frozenset({"folds", "replay", "verify"}),
         "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
+        "bootstrap": frozenset({"bronze", "folds", "replay", "topic", "verify"}),
     },
 }
 # Modules of the import root that are one topic with another.
@@ -739,7 +744,7 @@ PLANTED = [
     ("outbox.harvester", "from holdfast.tables.store import PartitionStore", "outbox may import"),
     ("clients.tables", "from holdfast.outbox.election import elect", "clients may import"),
     ("clients.tables", "import holdfast.agents.app", "clients may import"),
-    ("pipeline.replay", "from holdfast.tables.store import PartitionStore", "pipeline may import"),
+    ("pipeline.replay", "from holdfast.outbox.writer import OutboxWriter", "pipeline may import"),
     ("pipeline.replay", "import pyspark", "only inside functions"),
     ("pipeline.replay", "class A:\n    from pyspark.sql import SparkSession", "only inside functions"),
     ("pipeline.replay", "try:\n    import delta\nexcept ImportError:\n    pass", "only inside functions"),

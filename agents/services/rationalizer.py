@@ -20,6 +20,16 @@ from holdfast.core.groups import membership
 CLAIMS, CLAIMS_COMPAT, GROUPS = "claims", "claims-compat", "groups"
 
 
+class GuardedView(Processor[Any, GuardedRow]):
+    """The guarded view of the claims. Its rows are made of decoded frames, whose types were checked."""
+
+    __slots__ = ()
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+
 def processors(settings: Settings) -> list[Processor[Any, Any]]:
     """Return the guarded view of the claims and, when asked for, the Go library's view beside it and the
     balanced groups.
@@ -27,7 +37,7 @@ def processors(settings: Settings) -> list[Processor[Any, Any]]:
     fold: Any = fold_guarded
     if settings.claim_stale_after_s != frames.STALE_AFTER_S:
         fold = partial(fold_guarded, stale_after_s=settings.claim_stale_after_s)
-    guarded = Processor(
+    guarded = GuardedView(
         name=CLAIMS,
         source=settings.coordination_topic,
         decode=frames.decode,

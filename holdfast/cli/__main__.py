@@ -33,6 +33,9 @@ class Noun(NamedTuple):
 COMMANDS = {
     "acls": Noun("topics.acls", "Show the least rights that each role needs on a cluster with ACLs."),
     "audit": Noun("pipeline.audit", "Verify that each row was published once, in order."),
+    "bootstrap": Noun(
+        "pipeline.bootstrap", "Begin a table's version with the state that its fold makes of history."
+    ),
     "claims": Noun("groups.claims", "Show who holds which partition."),
     "config": Noun("config", "Print the effective settings and where each comes from."),
     "demo": Noun("demo", "Run the full demo on real components, in about two minutes."),

@@ -4,15 +4,17 @@ something else than a landing has changed rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 
 from holdfast.errors import LakeError
-from holdfast.pipeline.bronze.files import filesystem_of
+from holdfast.pipeline.bronze.faults import LakeFault
+from holdfast.pipeline.bronze.files import File, filesystem_of
 from holdfast.pipeline.bronze.lake import Landed, describe
 
 HISTORY_LIMIT = 1000
@@ -76,6 +78,15 @@ def landed_in(commit: TableCommit) -> Landed | None:
         ) from error
 
 
+UPKEEP_MARK = "holdfast_upkeep"
+"""In the user's metadata of commits that join files without changing rows."""
+
+
+def is_upkeep(commit: TableCommit) -> bool:
+    """Tell whether a commit is one of `holdfast pipeline compact`."""
+    return bool(commit.metadata) and f'"{UPKEEP_MARK}":1' in str(commit.metadata)
+
+
 class LastLanding(NamedTuple):
     """The newest landing commit of a table: what it says of itself, its version, and how many rows it wrote."""
 
@@ -84,44 +95,89 @@ class LastLanding(NamedTuple):
     added: int | None
 
 
+class Chain(NamedTuple):
+    """The landings of a table, newest first, and what is wrong between them, in the same order."""
+
+    landings: list[LastLanding]
+    faults: list[LakeFault]
+
+
+def read_chain(where: str, history: Iterable[TableCommit]) -> Chain:
+    """Return a table's landings as far as *history*, which comes newest first, tells of them. What lies before a rebuilt
+    vector was judged when that was rebuilt.
+    """
+    oldest, chain = 0, Chain([], [])
+    for commit in history:
+        oldest = commit.version
+        landed = landed_in(commit)
+        if landed is None:
+            chain.faults.extend(_stranger(where, commit, chain.landings[0] if chain.landings else None))
+            continue
+        if chain.landings and landed.end != chain.landings[-1].landed.start:
+            chain.faults.append(_torn(where, chain.landings[-1], commit.version, landed))
+        chain.landings.append(LastLanding(landed, commit.version, commit.added))
+        if landed.rebuilt:
+            return chain
+    if not chain.landings and oldest > 0:
+        told = (
+            f"{where}: the history reaches back to version {oldest} only and holds no landing; "
+            "`holdfast pipeline land --rebuild` reads the vector of offsets from the rows"
+        )
+        chain.faults.append(LakeFault(kind="chain", table=where, version=oldest, told=told))
+    return chain
+
+
+def _torn(where: str, later: LastLanding, version: int, landed: Landed) -> LakeFault:
+    start, end = later.landed.start, landed.end
+    partition = min(p for p in {*start, *end} if start.get(p) != end.get(p))
+    bounds = sorted((start.get(partition, 0), end.get(partition, 0)))
+    return LakeFault(
+        kind="chain",
+        table=where,
+        partition=partition,
+        first=bounds[0],
+        last=bounds[1] - 1,
+        version=later.version,
+        told=f"{where}: version {later.version} lands from {describe(start)} on, but version {version} "
+        f"before it ended at {describe(end)}: {_REBUILD}",
+    )
+
+
 def last_landing(where: str, history: Iterable[TableCommit]) -> LastLanding | None:
     """Return the newest landing commit, None for a table nothing was landed in yet. *history* comes newest
     first.
 
     Refuses a table whose rows something else has changed, since the last landing or between two of them: its vector would
-    not tell what rows there are. What lies before a rebuilt vector was judged when that was rebuilt.
+    not tell what rows there are.
     """
-    oldest, newest, later = 0, None, None
-    for commit in history:
-        oldest = commit.version
-        landed = landed_in(commit)
-        if landed is None:
-            check_upkeep(where, commit, newest)
-            continue
-        if later is not None and landed.end != later.landed.start:
-            raise LakeError(
-                f"{where}: version {later.version} lands from {describe(later.landed.start)} on, but version {commit.version} "
-                f"before it ended at {describe(landed.end)}: {_REBUILD}"
-            )
-        later = LastLanding(landed, commit.version, commit.added)
-        newest = newest or later
-        if landed.rebuilt:
-            return newest
-    if newest is None and oldest > 0:
-        raise LakeError(
-            f"{where}: the history reaches back to version {oldest} only and holds no landing; "
-            "`holdfast pipeline land --rebuild` reads the vector of offsets from the rows"
-        )
-    return newest
+    chain = sound_chain(where, history)
+    return chain[0] if chain else None
+
+
+def sound_chain(where: str, history: Iterable[TableCommit]) -> list[LastLanding]:
+    """Return a table's landings, newest first; otherwise as `last_landing`."""
+    chain = read_chain(where, history)
+    if chain.faults:
+        raise LakeError(chain.faults[0].told)
+    return chain.landings
 
 
 def check_upkeep(where: str, commit: TableCommit, newest: LastLanding | None) -> None:
-    if commit.operation.upper() in _UPKEEP:
+    """Refuse a commit that may have changed rows; *newest* is the last landing behind it."""
+    for fault in _stranger(where, commit, newest):
+        raise LakeError(fault.told)
+
+
+def _stranger(where: str, commit: TableCommit, newest: LastLanding | None) -> Iterator[LakeFault]:
+    if commit.operation.upper() in _UPKEEP or is_upkeep(commit):
         return
     told = f"{where}: version {commit.version} ({commit.operation}) was not written by a landing, so "
-    if newest is None:
-        raise LakeError(f"{told}its vector of offsets is lost: {_REBUILD}")
-    raise LakeError(f"{told}what was landed up to version {newest.version} may lack rows: {_REBUILD}")
+    told += (
+        f"its vector of offsets is lost: {_REBUILD}"
+        if newest is None
+        else f"what was landed up to version {newest.version} may lack rows: {_REBUILD}"
+    )
+    yield LakeFault(kind="stranger", table=where, version=commit.version, told=told)
 
 
 def last_landed(where: str, history: Iterable[TableCommit]) -> Landed | None:
@@ -200,6 +256,26 @@ def files_in(table: Any) -> pa.Table:
     """Return what the log of a delta-rs table says of each of its files."""
     # pa.table() would do it too, but imports pandas first, for longer than a landing that finds nothing takes.
     return pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
+
+
+def listed_files(table: Any) -> dict[int, list[File]]:
+    """Return the files of a delta-rs table by partition, in the order of their first offsets."""
+    listed: dict[int, list[File]] = {}
+    for each in files_in(table).to_pylist():
+        latest = each.get("max.timestamp")
+        file = File(
+            path=unquote(each["path"]),
+            first=each.get("min.offset"),
+            last=each.get("max.offset"),
+            latest_ms=None if latest is None else latest.timestamp() * 1000,
+            row_bytes=each["size_bytes"] // max(1, each.get("num_records") or 1),
+            rows=each.get("num_records"),
+            size_bytes=each["size_bytes"],
+        )
+        listed.setdefault(int(each["partition.partition"]), []).append(file)
+    for files in listed.values():
+        files.sort(key=lambda file: -1 if file.first is None else file.first)
+    return listed
 
 
 def counted_rows(table: Any) -> dict[int, int | None]:

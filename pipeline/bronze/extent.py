@@ -22,12 +22,13 @@ class Until:
     the first record appended later than *at_ms*.
 
     Of several sources it is after *sources*: by partition the last offset folded of one source, or of some that the table
-    has come to at once. Whatever was folded before the next record of those is in the state, and a tick later than *at_ms* is not.
+    has come to at once. With *at_most*, offsets behind the end of what there is ask for all of it. Whatever was folded before the next record of those is in the state, and a tick later than *at_ms* is not.
     """
 
     offsets: Mapping[int, int] = field(default_factory=dict)
     sources: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     at_ms: int | None = None
+    at_most: bool = False
 
 
 def parse_until(text: str) -> Until:
@@ -122,8 +123,9 @@ def cut(spans: Mapping[int, Span], until: Until | None, where: str) -> dict[int,
     if unknown:
         raise PipelineError(f"{where} has no partition {unknown[0]}; it has {len(spans)}")
     out = dict(spans)
-    for partition, last in until.offsets.items():
+    for partition, asked in until.offsets.items():
         span = spans[partition]
+        last = min(asked, span.end - 1) if until.at_most else asked
         if last >= span.end:
             raise PipelineError(
                 f"{where} partition {partition} ends at offset {span.end}, so it cannot be replayed up to and with {last}"

@@ -36,6 +36,7 @@ class File:
     latest_ms: float | None
     row_bytes: int
     rows: int | None = None
+    size_bytes: int | None = None
 
     @property
     def read_rows(self) -> int:

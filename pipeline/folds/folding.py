@@ -23,7 +23,7 @@ from holdfast.core.engine.fold.skips import OffsetRanges, behind
 from holdfast.core.engine.merge.choices import event_ms_of
 from holdfast.core.engine.merge.positions import Position
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_KINDS, digest
-from holdfast.core.engine.state.handover import Handover
+from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.errors import OrderError
@@ -50,6 +50,8 @@ RESULT = pa.schema(
 RESULT_DDL = "kind string, partition int, offset bigint, at_ms bigint, name string, before string, after string, key binary, value binary"
 
 STATE, REFUSED, TRANSITION, EMITTED, SUMMARY = "state", "refused", "transition", "emitted", "summary"
+EVERYWHERE = (1 << 63) - 1
+"""An offset, or the number of a choice, that lies behind all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,15 @@ class EmitsWanted:
         """Return the places at which a transaction ends, that of *due* the last."""
         silent = self.handovers.get(partition)
         return [*([] if silent is None else [silent]), self.due[partition]]
+
+
+def all_emits(
+    processor: Processor[Any, Any], partitions: Iterable[int], *, internal_alone: bool
+) -> EmitsWanted:
+    """Return that all emits are told, or with *internal_alone* those to internal topics: what a version emits that is silent otherwise."""
+    everywhere = Handover(HANDOVER_FORMAT, (EVERYWHERE,) * len(processor.topics), EVERYWHERE)
+    upto = dict.fromkeys(partitions, everywhere)
+    return EmitsWanted(handovers=upto if internal_alone else {}, due=upto)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +125,15 @@ class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
     choices: int | msgspec.UnsetType = msgspec.UNSET
     position: str | msgspec.UnsetType = msgspec.UNSET
     event_ms: int | msgspec.UnsetType = msgspec.UNSET
+
+
+def emit_of(row: Mapping[str, Any]) -> Emit:
+    """Return the emit in a row of results.
+
+    >>> emit_of({"name": "t", "key": b"k", "value": b"v", "at_ms": None, "after": '[["h","eA=="]]'}).headers
+    (('h', b'x'),)
+    """
+    return Emit(row["name"], row["key"], row["value"], decode_headers(row["after"]), row["at_ms"])
 
 
 def told_event_time(event_ms: int | None) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -14,10 +13,11 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Input
 from holdfast.core.engine.fold.folding import Batch
 from holdfast.errors import LakeError
-from holdfast.pipeline.bronze.commits import check_rows, counted_rows, files_in, history_of, last_landing
+from holdfast.pipeline.bronze.commits import check_rows, counted_rows, history_of, listed_files, sound_chain
 from holdfast.pipeline.bronze.extent import Extent
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
 from holdfast.pipeline.bronze.lake import Landed, open_table
+from holdfast.pipeline.bronze.layout import layout_faults
 from holdfast.pipeline.bronze.ordered import in_order
 from holdfast.pipeline.folds.folding import FoldPlan, columns_needed, fold_partition, split
 from holdfast.pipeline.topic import Span, TopicReader
@@ -59,22 +59,12 @@ def open_bronze(path: str) -> tuple[BronzeFiles, Landed | None]:
         raise LakeError(
             f"{path} uses {', '.join(sorted(features))}, which only Spark reads: use --engine spark"
         )
-    listed: dict[int, list[File]] = {}
-    for each in files_in(table).to_pylist():
-        latest = each.get("max.timestamp")
-        file = File(
-            path=unquote(each["path"]),
-            first=each.get("min.offset"),
-            last=each.get("max.offset"),
-            latest_ms=None if latest is None else latest.timestamp() * 1000,
-            row_bytes=each["size_bytes"] // max(1, each.get("num_records") or 1),
-            rows=each.get("num_records"),
-        )
-        listed.setdefault(int(each["partition.partition"]), []).append(file)
-    for files in listed.values():
-        files.sort(key=lambda file: -1 if file.first is None else file.first)
-    last = last_landing(path, history_of(table))
+    listed = listed_files(table)
+    chain = sound_chain(path, history_of(table))
+    last = chain[0] if chain else None
     check_rows(path, last, counted_rows(table))
+    for fault in layout_faults(path, chain, listed):
+        raise LakeError(f"{fault.told}; `holdfast pipeline check` tells of all that is wrong")
     found = BronzeFiles(uri=str(table.table_uri), version=table.version(), files=listed)
     return found, None if last is None else last.landed
 

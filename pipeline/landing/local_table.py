@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import date, datetime
 from itertools import chain
-from typing import Any
 
 import msgspec
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
-from pyarrow import compute, parquet
+from pyarrow import compute
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
@@ -35,14 +30,12 @@ from holdfast.pipeline.bronze.commits import (
 )
 from holdfast.pipeline.bronze.files import filesystem_of
 from holdfast.pipeline.bronze.lake import ADDED_COLUMNS, PROPERTIES, Landed, open_table, table_uri
-from holdfast.pipeline.landing.columns import FILE_SCHEMA, PARTITIONED_BY, SCHEMA, columns_of
+from holdfast.pipeline.landing.bronze_file import BronzeFile
+from holdfast.pipeline.landing.columns import PARTITIONED_BY, SCHEMA, columns_of
 from holdfast.pipeline.landing.landing import Contents, LandedRows, taken
 from holdfast.pipeline.topic import Span, TopicReader
 
 LOOK_BACK = 20
-GROUP_ROWS, GROUP_BYTES = 128 << 10, 32 << 20
-"""A row group of a file is written, and its memory let go, at so many rows or bytes."""
-_REPEATING = ["timestamp_type", "landed_at", "date", "leader_epoch", "key", "headers.list.element.key"]
 
 
 class LocalTable:
@@ -165,18 +158,18 @@ class LocalTable:
 
     def _write_files(
         self, topic: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]
-    ) -> list[_BronzeFile]:
+    ) -> list[BronzeFile]:
         """Write a file for each partition that has records; where reading fails, none is left."""
-        files: list[_BronzeFile] = []
+        files: list[BronzeFile] = []
         landed_at_ms = system_clock.now_ms()
         try:
             with TopicReader(self._settings, topic, skips) as reader:
                 for partition, span in sorted(spans.items()):
                     lots = (records for records, _ in reader.records(partition, span))
                     if (first := next(lots, None)) is not None:
-                        files.append(_BronzeFile.new(topic, partition))
+                        files.append(BronzeFile.new(topic, partition))
                         batches = _columns(files[-1], chain((first,), lots), landed_at_ms)
-                        self._write_file(files[-1], batches)
+                        files[-1].write(self._filesystem, batches)
         except LostRecordsError as error:
             self._remove(files)
             raise LostRecordsError(
@@ -190,92 +183,14 @@ class LocalTable:
             raise
         return files
 
-    def _write_file(self, file: _BronzeFile, batches: Iterator[pa.RecordBatch]) -> None:
-        self._filesystem.create_dir(file.path.rpartition("/")[0], recursive=True)
-        with (
-            self._filesystem.open_output_stream(file.path) as stream,
-            parquet.ParquetWriter(
-                stream, FILE_SCHEMA, compression="snappy", use_dictionary=_REPEATING
-            ) as out,
-        ):
-            for group in _groups(batches):
-                file.note(group)
-                out.write_table(group, row_group_size=group.num_rows)
-        file.size_bytes = self._filesystem.get_file_info(file.path).size
-
-    def _remove(self, files: Sequence[_BronzeFile]) -> None:
+    def _remove(self, files: Sequence[BronzeFile]) -> None:
         for file in files:
             with contextlib.suppress(OSError):
                 self._filesystem.delete_file(file.path)
 
 
-def _columns(file: _BronzeFile, lots: Iterable[Records], landed_at_ms: int) -> Iterator[pa.RecordBatch]:
+def _columns(file: BronzeFile, lots: Iterable[Records], landed_at_ms: int) -> Iterator[pa.RecordBatch]:
     """Yield records as columns, and note their digest."""
     for records in lots:
         file.digest ^= digests.digest_of(digests.hashes_of(records))
         yield columns_of(records, landed_at_ms)
-
-
-def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield *batches* as row groups of bounded size."""
-    gathered: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        gathered.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= GROUP_ROWS or size >= GROUP_BYTES:
-            yield pa.Table.from_batches(gathered)
-            gathered, rows, size = [], 0, 0
-    if gathered:
-        yield pa.Table.from_batches(gathered)
-
-
-_COUNTED = ("offset", "timestamp", "timestamp_type", "timestamp_ms", "landed_at", "date", "leader_epoch")
-"""Columns whose least and greatest value the log keeps for each file: what is searched and pruned by."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _BronzeFile:
-    """A file that was written, and what the log is told of it."""
-
-    partition: int
-    path: str
-    rows: int = 0
-    digest: int = 0
-    size_bytes: int = 0
-    least: dict[str, Any] = field(default_factory=dict)
-    greatest: dict[str, Any] = field(default_factory=dict)
-    nulls: Counter[str] = field(default_factory=Counter)
-
-    @classmethod
-    def new(cls, topic: str, partition: int) -> _BronzeFile:
-        name = f"part-{uuid.uuid4().hex}.snappy.parquet"
-        return cls(partition=partition, path=f"topic={topic}/partition={partition}/{name}")
-
-    def note(self, group: pa.Table) -> None:
-        """Take a row group into account."""
-        self.rows += group.num_rows
-        for name in _COUNTED:
-            column = group.column(name)
-            self.nulls[name] += column.null_count
-            found = compute.min_max(column).as_py()
-            if found["min"] is not None:
-                self.least[name] = min(found["min"], self.least.get(name, found["min"]))
-                self.greatest[name] = max(found["max"], self.greatest.get(name, found["max"]))
-
-    def action(self, topic: str) -> AddAction:
-        told = {
-            "numRecords": self.rows,
-            "minValues": {name: _told(value) for name, value in self.least.items()},
-            "maxValues": {name: _told(value) for name, value in self.greatest.items()},
-            "nullCount": dict(self.nulls),
-        }
-        values = {"topic": topic, "partition": str(self.partition)}
-        return AddAction(self.path, self.size_bytes, values, system_clock.now_ms(), True, json.dumps(told))
-
-
-def _told(value: Any) -> Any:
-    """Return a value as Delta's statistics write it; times are cut to ms, as Kafka's are whole ms."""
-    if isinstance(value, datetime):
-        return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z".rjust(24, "0")
-    return value.isoformat() if isinstance(value, date) else value

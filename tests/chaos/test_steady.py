@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from confluent_kafka import Consumer, TopicPartition
 
-from tests.chaos.conftest import MakeApplication
+from tests.chaos.conftest import LINGER_MS, MakeApplication
 from tests.support.proof import last_offsets, prove
 
 
 def test_a_worker_without_trouble_folds_everything_exactly_once(application: MakeApplication) -> None:
-    app = application()
+    app = application(linger_ms=LINGER_MS)  # the product's: many small transactions
     app.worker().start()
     load = app.load(rate=3_000, limit=12_000)
     acked = load.wait()

@@ -132,3 +132,36 @@ def last_of(broker: SessionBroker, group: str, run: Run) -> Any:
     finally:
         reader.close()
     return run("explain", "__consumer_offsets", str(place), str(end - 1))["record"]["says"]
+
+
+def test_groups_that_keep_up_stopped_and_went_back_are_told(
+    broker: SessionBroker, fresh_topic: FreshTopic, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic, name = fresh_topic("events", partitions=1), f"shop-{uuid.uuid4().hex[:8]}"
+    filler = Producer(broker.client_config())
+    for _ in range(10):
+        filler.produce(topic, b"x", partition=0)
+    filler.flush(DEADLINE_S)
+    history = {"done": (4, 10), "stopped": (3, 4), "back": (8, 2)}
+    for group, offsets in history.items():
+        consumer = Consumer(broker.client_config(**{"group.id": f"{name}-{group}"}))
+        for offset in offsets:
+            consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
+        consumer.close()
+
+    def told(group: str, exit_code: int) -> Any:
+        with pytest.raises(SystemExit) as left:
+            main(
+                ["--bootstrap", broker.bootstrap, "groups", "lag", "--group", f"{name}-{group}", "-o", "json"]
+            )
+        assert left.value.code == exit_code
+        (line,) = json.loads(capsys.readouterr().out)
+        return line["standing"], line["committed"], line["end"], line["lag"], line["commits"]
+
+    assert told("done", 0) == ("OK", 10, 10, 0, 2)
+    assert told("stopped", 1) == ("STOP", 4, 10, 6, 2)
+    assert told("back", 1) == ("REWIND", 2, 10, 8, 2)
+    with pytest.raises(SystemExit):
+        main(["--bootstrap", broker.bootstrap, "groups", "lag", "-o", "json"])
+    groups = {each["group"]: each["standing"] for each in json.loads(capsys.readouterr().out)}
+    assert [groups[f"{name}-{group}"] for group in history] == ["OK", "ERR", "ERR"]

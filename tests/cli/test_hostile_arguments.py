@@ -18,7 +18,8 @@ from tests.support.harness import wait_for
 
 pytestmark = pytest.mark.process
 
-NOWHERE = ("--bootstrap", "127.0.0.1:1", "--set", "request_timeout_s=10")
+QUICK = ("request_timeout_s=2", "session_timeout_s=2", "heartbeat_interval_s=0.5")
+NOWHERE = ("--bootstrap", "127.0.0.1:1", *(word for each in QUICK for word in ("--set", each)))
 ENDLESS = "9" * 5_000
 
 

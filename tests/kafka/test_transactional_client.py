@@ -32,6 +32,7 @@ from holdfast.tables import changelog
 from holdfast.tables.changelog import (
     MOST_KEYS,
     SHORT_KEY_BYTES,
+    ChangelogPart,
     ChangelogWriter,
     _key_partitions,
     _KeyPartitions,
@@ -63,6 +64,10 @@ def changes(applied: int, *emits: Emit) -> Changes:
     return Changes(
         marker=Marker(applied, 1_000, 1), records=1, puts=[(b"\x02a", b"%d" % applied)], emits=list(emits)
     )
+
+
+def part_of(changed: Changes) -> ChangelogPart:
+    return ChangelogPart([*changed.puts, changed.closing()], changed.emits)
 
 
 def written(brokers: Brokers, use: Callable[[ChangelogWriter], Awaitable[Any]]) -> None:
@@ -345,7 +350,7 @@ def test_many_emits_with_long_keys_let_others_have_their_turn(brokers: Brokers) 
         other = asyncio.ensure_future(others())
         await asyncio.sleep(0)
         began = turns
-        await writer._append(changes(1, *(Emit("out", "k" * 5_000) for _ in range(300))), ())
+        await writer._append(part_of(changes(1, *(Emit("out", "k" * 5_000) for _ in range(300)))))
         assert turns - began > 20
         other.cancel()
 
@@ -472,7 +477,7 @@ def test_a_batch_that_was_made_twice_is_aborted_when_its_offset_is_not_known(bro
     async def use(writer: ChangelogWriter) -> None:
         brokers.faults[wire.PRODUCE] = [46]
         with pytest.raises(AbortableError):
-            await writer._append(changes(1), ())
+            await writer._append(part_of(changes(1)))
 
     written(brokers, use)
 

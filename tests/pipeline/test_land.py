@@ -31,6 +31,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import LakeError, LostRecordsError, TopicError
 from holdfast.pipeline.bronze.commits import TableCommit, history_of, last_landed
 from holdfast.pipeline.bronze.lake import COLUMNS, Landed, bronze_path
+from holdfast.pipeline.checks.check import check_table
 from holdfast.pipeline.landing.land import land as land_topic
 from holdfast.pipeline.landing.landing import BronzeTable, Landing
 from holdfast.pipeline.landing.local_table import LocalTable
@@ -134,6 +135,10 @@ def test_every_field_of_a_record_is_kept(
     topic = make_topic(log)
     report = land(settings, topic, str(lake))
     assert (report.commits, report.offsets, report.vector) == (1, 3, {0: 3, 1: 0})
+    verdict = check_table(settings, topic, str(lake), deep=True, against_topic=True)
+    assert (verdict.faults, verdict.undigested) == ((), {}), (
+        "digests of both engines are those of rows and records"
+    )
     got = rows(report.path)
     assert [(r["topic"], r["partition"], r["offset"], r["timestamp_type"]) for r in got] == [
         (topic, 0, at, 0) for at in range(3)
@@ -200,6 +205,7 @@ def test_engines_take_turns_on_one_table_with_the_same_columns(
     assert (last.rows, last.added) == ({0: 10, 1: 12}, {1: 1})
     assert set(pa.schema(DeltaTable(report.path).schema().to_arrow()).names) == set(COLUMNS)
     assert {row["leader_epoch"] for row in rows(report.path)} == {0, None}
+    assert check_table(settings, topic, str(lake), deep=True, against_topic=True).faults == ()
     options = ReplayOptions(engine="spark", source="bronze", lake=str(lake))
     elsewhere = replace(options, spark=SparkOptions(master="spark://elsewhere:7077"))
     told = [replay(accounts(topic), settings, each).digest for each in (options, elsewhere)]

@@ -30,7 +30,7 @@ from holdfast.kafka.transactions.transactional_client import (
     producers,
 )
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
-from holdfast.tables.changelog import ChangelogWriter
+from holdfast.tables.changelog import ChangelogPart, ChangelogWriter
 
 DEADLINE_S = 30.0
 
@@ -218,7 +218,7 @@ def test_an_older_owner_is_refused_from_the_fence_on(
     async def run() -> None:
         async with owning(broker, topic) as old:
             await write(old, changes([(b"\x02a", b"old")], 1))
-            await old._append(changes([(b"\x02a", b"half")], 2), ())
+            await old._append(ChangelogPart([(b"\x02a", b"half")], []))
             async with owning(broker, topic) as new:
                 with pytest.raises(FencedError, match="there is a newer one"):
                     await own_producer(old).end(commit=True)

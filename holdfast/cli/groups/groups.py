@@ -10,6 +10,7 @@ import typer
 
 from holdfast.cli.application import load_application
 from holdfast.cli.context import LAST_OFFSET, globals_of, output_of
+from holdfast.cli.groups.lag import register_lag
 from holdfast.cli.groups.simulate import simulate
 from holdfast.cli.logs import broker_logs
 from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json, utc
@@ -35,6 +36,7 @@ app = typer.Typer(
     help="Describe groups, pause and resume them, set their offsets.",
 )
 broker_logs.register_committed(app)
+register_lag(app)
 app.command(
     "simulate",
     help="Show what an assignor does with a membership, and what a change of it would move. Asks no broker.",

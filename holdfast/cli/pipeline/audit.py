@@ -8,12 +8,12 @@ import typer
 
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.output import Output, note, show, show_json
+from holdfast.cli.pipeline.lakes import absolute
 from holdfast.cli.pipeline.pipeline import (
     ConfOption,
     EngineName,
     MasterOption,
     MemoryOption,
-    absolute,
     spark_options,
 )
 from holdfast.cli.pipeline.replay import EngineOption, LakeOption, SourceName, SourceOption

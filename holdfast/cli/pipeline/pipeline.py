@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -18,6 +17,9 @@ from holdfast.cli.application import load_application
 from holdfast.cli.asked import StopRequest
 from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show
+from holdfast.cli.pipeline.check import check
+from holdfast.cli.pipeline.lakes import absolute, names_of
+from holdfast.cli.pipeline.upkeep import compact, vacuum
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
@@ -52,6 +54,17 @@ class EngineName(StrEnum):
     AUTO = "auto"
     LOCAL = "local"
     SPARK = "spark"
+
+
+app.command(
+    help="Check the tables of a lake: counts, overlaps, gaps, files and commits by strangers. Exit code 1 for any fault."
+)(check)
+app.command(
+    help="Join small files of a lake's tables, in the order of offsets. No row changes, and landings go on."
+)(compact)
+app.command(
+    help="Remove files of a lake's tables that no version needs any more, and those that killed landings left."
+)(vacuum)
 
 
 @app.callback()
@@ -178,15 +191,6 @@ def asked_engine(
     return cast("LandEngine", named)
 
 
-def names_of(topics: str) -> list[str]:
-    """Return what `--topics` names.
-
-    >>> names_of("orders, payments,events.*,")
-    ['orders', 'payments', 'events.*']
-    """
-    return [each.strip() for each in topics.split(",") if each.strip()]
-
-
 def _show(reports: Sequence[LandReport], output: Output) -> None:
     rows: list[dict[str, Cell]] = [
         {
@@ -201,15 +205,6 @@ def _show(reports: Sequence[LandReport], output: Output) -> None:
     show(rows, ("topic", "partition", "end_offset", "lost"), output)
     for report in reports:
         note(f"{report.commits} commits to {report.path}")
-
-
-def absolute(lake: str) -> str:
-    """Return a lake's folder as an absolute path; addresses stay as they are.
-
-    >>> absolute("s3a://lake"), absolute("/data/lake/")
-    ('s3a://lake', '/data/lake')
-    """
-    return lake if "://" in lake else str(Path(lake).expanduser().absolute())
 
 
 def spark_options(

@@ -13,12 +13,12 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, left_out, note, show, show_json
+from holdfast.cli.pipeline.lakes import absolute
 from holdfast.cli.pipeline.pipeline import (
     ConfOption,
     EngineName,
     MasterOption,
     MemoryOption,
-    absolute,
     spark_options,
 )
 from holdfast.cli.pipeline.replay import EngineOption, LakeOption, SourceName, SourceOption

@@ -5,35 +5,29 @@ the table.
 from __future__ import annotations
 
 import asyncio
-from base64 import b64decode
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Changes
-from holdfast.core.engine.merge.choices import VectorMarker, decode_vector_marker
+from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.merge.strays import Audit, ForeignRecords, Mending
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.errors import ChangelogError, ConfigError
-from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.requests.raw_log import RawLog
-from holdfast.kafka.transactions.transactional_client import producers
+from holdfast.pipeline.bootstrap.fencing import TRANSACTION_S, fenced_writer
 from holdfast.pipeline.bronze.extent import Until
+from holdfast.pipeline.folds.positions import position_of
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.tables.changelog import ChangelogWriter
 
-TRANSACTION_S = 300.0
-"""For as many rows as a partition may have: all of them change at once."""
-FENCE_S = 60.0
 Applied: TypeAlias = int | Mapping[str, int]
 """The last offset of the source that counts; of several, by topic."""
 
@@ -165,15 +159,11 @@ class Mender:
         if processor.on is None:
             assert until is not None
             self._check_last(partition, "", until.offsets[partition], summary.applied)
-            start = self._positions.start
-            moved = structs.replace(start, applied=summary.applied, stream_ms=summary.stream_ms)
-            if summary.event_ms is not UNSET:
-                moved = structs.replace(moved, event_ms=summary.event_ms)
-            return moved, state
+            return position_of(processor, summary), state
         found = summary.sources or {}
         for topic, last in ({} if until is None else until.sources[partition]).items():
             self._check_last(partition, f"{topic}:", last, found[topic])
-        return decode_vector_marker(b64decode(summary.position or "")), state
+        return position_of(processor, summary), state
 
     @staticmethod
     def _check_last(partition: int, source: str, last: int, found: int) -> None:
@@ -219,25 +209,6 @@ class Mender:
             if step.changes is not None:
                 await writer.write(step.changes, [], TRANSACTION_S)
             return step
-
-
-@asynccontextmanager
-async def fenced_writer(
-    processor: Processor[Any, Any], settings: Settings, partition: int
-) -> AsyncIterator[ChangelogWriter]:
-    """Give the writer of a partition of a table: a worker that runs all the same is refused from here on."""
-    connect = connector(settings, timeout_s=settings.request_timeout_s)
-    producer = producers(connect, transaction_timeout_s=TRANSACTION_S)
-    writer = ChangelogWriter(
-        producer(processor.transactional_id(settings.app, partition)),
-        changelog=processor.changelog(settings.app),
-        partition=partition,
-    )
-    try:
-        await writer.fence(FENCE_S)
-        yield writer
-    finally:
-        await writer.close()
 
 
 def require_stopped(settings: Settings, app: str) -> None:

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from holdfast.cli.tables.mending import TRANSACTION_S, fenced_writer
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, Marker, RowCodec, row_key
 from holdfast.errors import ChangelogError, ConfigError
+from holdfast.pipeline.bootstrap.fencing import TRANSACTION_S, fenced_writer
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 from holdfast.pipeline.verify import LivePartition, read_live
 

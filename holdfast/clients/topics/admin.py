@@ -155,6 +155,16 @@ class Admin:
         found = self._offsets(partitions, OffsetSpec.for_timestamp(at_ms), known=False)
         return {place: int(answer.offset) if answer.offset >= 0 else None for place, answer in found.items()}
 
+    def ends_at(self, times_ms: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int | None]:
+        """Return where each partition ended at a time of its own, by the timestamps of its records; None where it still does."""
+        wanted = {
+            TopicPartition(*place): OffsetSpec.for_timestamp(at_ms + 1) for place, at_ms in times_ms.items()
+        }
+        found = self._persist(
+            lambda metadata, wait_s: self._list_offsets(wanted, wait_s, IsolationLevel.READ_UNCOMMITTED)
+        )
+        return {place: int(answer.offset) if answer.offset >= 0 else None for place, answer in found.items()}
+
     def newest_ms(self, topic: str, partition: int) -> int | None:
         """Return the latest timestamp of a partition's records, None where it has none or there is no such topic."""
         if not self.cluster([topic]).topics:

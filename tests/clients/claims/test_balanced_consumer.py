@@ -27,6 +27,10 @@ from tests.clients.claims.claiming import LOG_APPEND, Ground, drain, scenario, u
 PARTITIONS = 12
 
 
+PATIENT_S = 20.0
+"""Between heartbeats where no claim may lapse, however slow the machine is."""
+
+
 class BalancedGround(Ground):
     def __init__(self, config: Mapping[str, str], create: Callable[..., str]) -> None:
         super().__init__(config, create, partitions=PARTITIONS, coordination=1)
@@ -35,11 +39,11 @@ class BalancedGround(Ground):
     def member(self, client: str, **named: Any) -> ClaimConsumer:
         return self.consumer(client, **{"balanced": True, "groups_topic": self.groups, **named})
 
-    def owners(self) -> dict[int, tuple[str, int]]:
+    def owners(self, heartbeat_interval_s: float = 3.0) -> dict[int, tuple[str, int]]:
         """Return client and epoch of every live claim, by partition."""
         return {
             parse_claim_key(key).partition: (row.client_id, row.epoch)
-            for key, row in self.rows().items()
+            for key, row in self.rows(heartbeat_interval_s=heartbeat_interval_s).items()
             if isinstance(row, Claim) and row.heartbeat_at_s is not None
         }
 
@@ -111,7 +115,7 @@ async def test_three_then_four_then_two_members_settle_and_what_stays_never_paus
     messages keep coming.
     """
     taken: dict[str, list[tuple[float, Any]]] = {name: [] for name in "abcd"}
-    members = {name: ground.member(name) for name in "abcd"}
+    members = {name: ground.member(name, heartbeat_interval_s=PATIENT_S) for name in "abcd"}
     tasks: dict[str, asyncio.Task[Any]] = {}
 
     async def join(name: str) -> None:
@@ -122,10 +126,10 @@ async def test_three_then_four_then_two_members_settle_and_what_stays_never_paus
     try:
         await asyncio.gather(*(join(name) for name in "abc"))
         await until("three to settle", lambda: settled([members[name] for name in "abc"], PARTITIONS))
-        before, releases = ground.owners(), len(ground.frames(ReleasingPartition))
+        before, releases = ground.owners(PATIENT_S), len(ground.frames(ReleasingPartition))
         await join("d")
         await until("four to settle", lambda: settled([members[name] for name in "abcd"], PARTITIONS))
-        after = ground.owners()
+        after = ground.owners(PATIENT_S)
         moved = {at for at in before if after[at][0] != before[at][0]}
         assert len(moved) == 3
         assert {after[at][0] for at in moved} == {"d"}
@@ -136,11 +140,11 @@ async def test_three_then_four_then_two_members_settle_and_what_stays_never_paus
             moved
         )
 
-        before = ground.owners()
+        before = ground.owners(PATIENT_S)
         for name in "ab":
             await members[name].terminate(release=True)
         await until("two to settle", lambda: settled([members[name] for name in "cd"], PARTITIONS))
-        after = ground.owners()
+        after = ground.owners(PATIENT_S)
         assert all(after[at] == before[at] for at in before if before[at][0] in "cd")
         since_s = time.monotonic()
         await until("messages of all partitions", lambda: len(fresh(taken, since_s)) == PARTITIONS)

@@ -338,6 +338,11 @@ class Processor(Generic[E, R]):
         """Return whether rows that come and go within one transaction are left out of what is stored."""
         return False
 
+    @property
+    def exact(self) -> bool:
+        """Return whether its folds are known to set rows of their declared types alone: those need not be read back."""
+        return False
+
     def send_all(self, columns: Sequence[Sequence[Any]]) -> list[Emit]:
         """Return what a stateless step sends for records in columns, as its decoder and fold would one by one."""
         raise NotImplementedError("only steps send without rows")

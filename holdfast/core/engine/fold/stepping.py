@@ -172,10 +172,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     record by record, each undone on failure: because folds are pure, the records before the bad one give the
     same rows again, and a healthy stream pays next to nothing for being able to refuse one record. What is
     refused does not depend on where the log was cut into transactions: the fast fold also looks at rows that
-    a later record of the transaction replaces. (One thing it does not see there, in rows of plain types: a
-    replaced row with values of another type than declared, a bool in an int's place say. A fold that is once
-    found to set a list in a tuple's place, or a bytearray in that of bytes, has each of its rows looked at
-    from then on.)
+    a later record of the transaction replaces, their sizes and the types of their values. (A fold that is once found to set a
+    list in a tuple's place, or a bytearray in that of bytes, has each of its rows read back as it is set from then on.)
 
     When the store fails, or memory runs out, no record is to blame: the error is raised, and `rollback` is
     due. Nor is one whose fold raises Later, or one that may not be refused (`allowed`): the transaction ends before
@@ -413,7 +411,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         for part in self._parts:
             if part.codec.lookalikes and not isinstance(part.rows, CanonicalRows):
                 _check_hashable(part.rows.put)
-            size += part.codec.size(part.rows.put)
+            size += self._size(part)
         if size > self._limit_bytes:
             for part in self._parts:
                 self._check_sizes(part, part.rows.put)
@@ -424,6 +422,14 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             self._step_records = min(self._most_records, 2 * self._step_records)
         for part in self._parts:
             part.rows.put.clear()
+
+    def _size(self, part: TablePart) -> int:
+        """Return what the rows of *part* that were set in this step take; raise if one is not what a later reader will find."""
+        if self.processor.exact or isinstance(part.rows, CanonicalRows):
+            return part.codec.size(part.rows.put)
+        if (size := part.codec.exact_size(part.rows.put)) is None:
+            raise _LooseError
+        return size
 
     def _check_sizes(self, part: TablePart, put: list[Any]) -> None:
         for row in put:
@@ -644,11 +650,10 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         puts: list[tuple[bytes, bytes | None]] = []
         for part in self._parts:
             changed = list(part.rows.changed()[0].items())
-            settled = checked or isinstance(part.rows, CanonicalRows)
             for start in range(0, len(changed), STEP_RECORDS):
                 lasting = part.rows.lasting(changed[start : start + STEP_RECORDS])
                 if lasting:
-                    puts.extend(self._stored(part, lasting, settled=settled))
+                    puts.extend(self._stored(part, lasting))
                 yield
         _, wakes = self.rows.changed()
         puts.extend(
@@ -662,21 +667,15 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                 )
         self.changes = self._finished(taken, records, puts)
 
-    def _stored(
-        self, part: TablePart, changed: list[tuple[str, Any]], *, settled: bool
-    ) -> Iterable[tuple[bytes, bytes | None]]:
-        """Return what is stored for changed rows; unless *settled*, each must be the row that a later
-        reader will find.
-        """
+    @staticmethod
+    def _stored(part: TablePart, changed: list[tuple[str, Any]]) -> Iterable[tuple[bytes, bytes | None]]:
+        """Return what is stored for changed rows: each is what a later reader will find, as was seen when it was set."""
         keys = row_keys([key for key, _ in changed])
         if len(max(keys, key=len)) > LIMIT_KEY_BYTES:
             raise _long_key(max(keys, key=len))
         if part.name:
             keys = [part.prefix + key[1:] for key in keys]
-        rows = [row for _, row in changed if row is not None]
-        stored = part.codec.encode_all(rows) if settled else part.codec.exact_all(rows)
-        if stored is None:
-            raise _LooseError
+        stored = part.codec.encode_all(row for _, row in changed if row is not None)
         if len(stored) == len(keys):
             return zip(keys, stored, strict=True)
         values = iter(stored)

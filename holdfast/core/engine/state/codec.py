@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from struct import Struct
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Optional, TypeVar
 
 import msgspec
 
@@ -153,7 +153,7 @@ class RowCodec(Generic[R]):
         self.plain, self.lookalikes = is_plain(row), has_lookalikes(row)
         self._encode = msgspec.msgpack.Encoder(order="deterministic").encode
         self._decode = msgspec.msgpack.Decoder(row).decode
-        self._decode_all = msgspec.msgpack.Decoder(list[row]).decode
+        self._decode_all = msgspec.msgpack.Decoder(list[Optional[row]]).decode  # noqa: UP045  a row may be a name in quotes
 
     def encode(self, row: R) -> bytes:
         return FORMAT + self._encode(row)
@@ -161,16 +161,16 @@ class RowCodec(Generic[R]):
     def encode_all(self, rows: Iterable[R]) -> list[bytes]:
         return [FORMAT + encoded for encoded in map(self._encode, rows)]
 
-    def exact_all(self, rows: list[R]) -> list[bytes] | None:
-        """Return what is stored of *rows*, or None when a later reader would find others in it; raises
-        FoldError when none could read them.
+    def exact_size(self, rows: list[R | None]) -> int | None:
+        """Return what *rows* take together, in bytes, or None when a later reader would find others in them; raises
+        FoldError when none could read them. None is no row.
         """
-        encoded = list(map(self._encode, rows))
+        encoded = self._encode(rows)
         try:
-            found: list[R] = self._decode_all(b"\xdd" + len(rows).to_bytes(4, "big") + b"".join(encoded))
+            found = self._decode_all(encoded)
         except msgspec.DecodeError as error:
             raise _unreadable(error) from error
-        return [FORMAT + each for each in encoded] if found == rows else None
+        return len(encoded) if found == rows else None
 
     def canonical(self, row: R) -> R:
         """Return *row* as any later reader will find it; raises FoldError when none could read it.

@@ -317,6 +317,23 @@ def test_an_oversized_row_is_refused_even_when_a_later_record_of_the_transaction
     assert f"the limit is {LIMIT_BYTES}" in changes.refused[0].reason
 
 
+def bool_then_int(rows: Rows[Any], count: Any, _: int) -> None:
+    rows["k"] = Total(count)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_wrong_type_is_refused_even_when_a_later_record_of_the_transaction_replaces_it(cut: int) -> None:
+    store = Store()
+    folder: Folder[Any] = Folder(processor(bool_then_int), store)
+    events = [True, 1, "two", 3, None]
+    changes = [
+        folded(folder, store, batch(*events[first : first + cut], first=first))
+        for first in range(0, len(events), cut)
+    ]
+    assert [each.offset for one in changes for each in one.refused] == [0, 2, 4]
+    assert folder.rows["k"] == Total(3)
+
+
 def test_a_row_of_exactly_the_limit_is_kept() -> None:
     for spare, refused in ((0, []), (1, [0])):
         fold = lambda rows, length, _: rows.__setitem__("a", Total(0, "x" * length))

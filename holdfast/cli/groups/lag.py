@@ -1,0 +1,216 @@
+"""`holdfast groups lag`: which consumer groups of the cluster keep up, by the rules of Burrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import sleep
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.logs.broker_logs import rows_of
+from holdfast.cli.output import OutputRow, note, show, utc
+from holdfast.clients.topics.admin import Admin
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.broker_logs.folds import place_of_key
+from holdfast.core.broker_logs.lag import (
+    LIMIT_COMMITS,
+    CommitMade,
+    LaggingCommit,
+    LagStanding,
+    RecentCommits,
+    of_group,
+    recent_commits,
+    standing,
+)
+from holdfast.core.kafka.topic_partition import Place
+
+GROUP_COLUMNS = ("group", "standing", "partitions", "lag", "worst")
+PARTITION_COLUMNS = (
+    "group",
+    "topic",
+    "partition",
+    "standing",
+    "committed",
+    "end",
+    "lag",
+    "commits",
+    "committed_at",
+)
+Committed = Mapping[tuple[str, Place], Sequence[CommitMade]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionLag:
+    """How far a group is in one partition, and how it stands there."""
+
+    group: str
+    place: Place
+    standing: LagStanding
+    committed: int
+    end: int
+    commits: int
+    """How many commits the rules have looked at."""
+    committed_at_ms: int
+
+    @property
+    def lag(self) -> int:
+        """Return how many offsets lie between what is committed and the end of what is stable."""
+        return max(0, self.end - self.committed)
+
+
+def lags(settings: Settings, *, clock: Clock = system_clock) -> list[PartitionLag]:
+    """Return how every group of the cluster stands, by `__consumer_offsets` as it is now.
+
+    Partitions of topics that are gone, or that this principal may not see, are left out.
+    """
+    admin = Admin(settings)
+    counts = admin.partition_counts()
+    found = {
+        (group, (topic, partition)): row.commits
+        for group, topic, partition, row in _rows(settings)
+        if partition < counts.get(topic, 0)
+    }
+    ends = admin.stable_offsets({place for _, place in found})
+    before = _lags_then(admin, found, ends)
+    now_ms = clock.now_ms()
+    return [
+        PartitionLag(
+            group=group,
+            place=place,
+            standing=standing(before[group, place], lag=ends[place] - commits[-1].offset, now_ms=now_ms),
+            committed=commits[-1].offset,
+            end=ends[place],
+            commits=len(commits),
+            committed_at_ms=commits[-1].at_ms,
+        )
+        for (group, place), commits in sorted(found.items())
+    ]
+
+
+def _rows(settings: Settings) -> Iterator[tuple[str, str, int, RecentCommits]]:
+    for _, key, row in rows_of(settings, recent_commits()):
+        yield (*place_of_key(key), row)
+
+
+def _lags_then(
+    admin: Admin, found: Committed, ends: Mapping[Place, int]
+) -> dict[tuple[str, Place], list[LaggingCommit]]:
+    """Return each commit with the lag that it left, oldest first: the broker tells where partitions ended at those times.
+
+    It is asked once for each place in the row of commits and each group at most, whatever the number of partitions.
+    """
+    out: dict[tuple[str, Place], list[LaggingCommit]] = {key: [] for key in found}
+    for group in sorted({group for group, _ in found}):
+        for number in range(LIMIT_COMMITS):
+            asked = {
+                place: commits[number]
+                for (each, place), commits in found.items()
+                if each == group and number < len(commits)
+            }
+            then = admin.ends_at({place: commit.at_ms for place, commit in asked.items()}) if asked else {}
+            for place, commit in asked.items():
+                end = then.get(place)
+                lag = max(0, (ends[place] if end is None else end) - commit.offset)
+                out[group, place].append(LaggingCommit(commit.offset, commit.at_ms, lag))
+    return out
+
+
+def by_group(found: Sequence[PartitionLag]) -> list[OutputRow]:
+    """Return a line for each group, those that stand worst first."""
+    lines: list[OutputRow] = []
+    for group in sorted({each.group for each in found}):
+        of_it = [each for each in found if each.group == group]
+        worst = max(of_it, key=lambda each: each.lag)
+        lines.append(
+            {
+                "group": group,
+                "standing": str(of_group(each.standing for each in of_it)),
+                "partitions": len(of_it),
+                "lag": sum(each.lag for each in of_it),
+                "worst": f"{worst.place[0]}-{worst.place[1]}" if worst.lag else None,
+            }
+        )
+    order = [str(each) for each in (LagStanding.ERR, LagStanding.WARN, LagStanding.OK)]
+    return sorted(lines, key=lambda line: order.index(str(line["standing"])))
+
+
+def by_partition(found: Sequence[PartitionLag]) -> list[OutputRow]:
+    """Return a line for each partition of each group."""
+    return [
+        {
+            "group": each.group,
+            "topic": each.place[0],
+            "partition": each.place[1],
+            "standing": str(each.standing),
+            "committed": each.committed,
+            "end": each.end,
+            "lag": each.lag,
+            "commits": each.commits,
+            "committed_at": utc(each.committed_at_ms // 1000),
+        }
+        for each in found
+    ]
+
+
+def lag(
+    context: typer.Context,
+    group: Annotated[
+        str | None, typer.Option("--group", help="This group alone, a line for each partition.")
+    ] = None,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            "--watch",
+            min=1,
+            max=3600,
+            metavar="SECONDS",
+            help="Look again and again; print groups whose standing changes.",
+        ),
+    ] = None,
+) -> None:
+    settings, output = settings_of(context), output_of(context)
+    found = lags(settings)
+    if group is not None:
+        found = [each for each in found if each.group == group]
+        show(by_partition(found), PARTITION_COLUMNS, output)
+    else:
+        show(by_group(found), GROUP_COLUMNS, output)
+    if not found:
+        note(
+            "no group has committed an offset"
+            if group is None
+            else f"{group} has committed nothing that is still in the log"
+        )
+    if watch is not None:
+        _watch(settings, group, found, every_s=watch)
+    if any(each.standing is not LagStanding.OK for each in found):
+        raise typer.Exit(1)
+
+
+def _watch(settings: Settings, group: str | None, found: Sequence[PartitionLag], *, every_s: float) -> None:
+    """Print a line for each partition whose standing is another than before, until Ctrl-C."""
+    before = {(each.group, each.place): each.standing for each in found}
+    while True:
+        sleep(every_s)
+        now = [each for each in lags(settings) if group in (None, each.group)]
+        for each in now:
+            was = before.get((each.group, each.place), LagStanding.OK)
+            if each.standing is not was:
+                topic, partition = each.place
+                typer.echo(
+                    f"{utc(system_clock.now_ms() // 1000)}  {each.group}  {topic}-{partition}  {was} -> {each.standing}, lag {each.lag}"
+                )
+        before = {(each.group, each.place): each.standing for each in now}
+
+
+def register_lag(app: typer.Typer) -> None:
+    """Add the command to `holdfast groups`."""
+    text = (
+        "Tell which consumer groups of the cluster keep up (OK, WARN, ERR; of a partition STOP, STALL, REWIND), by Burrow's rules "
+        "over their last commits; exit code 1 where one does not."
+    )
+    app.command("lag", help=text)(lag)

@@ -1,0 +1,116 @@
+"""`holdfast bootstrap`: begins a table's version with the state that its fold makes of history."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.application import load_application
+from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.output import Output, note, show, show_json
+from holdfast.cli.pipeline.lakes import absolute
+from holdfast.cli.pipeline.pipeline import (
+    ConfOption,
+    EngineName,
+    MasterOption,
+    MemoryOption,
+    spark_options,
+)
+from holdfast.cli.pipeline.replay import EngineOption, LakeOption, SourceName, SourceOption
+from holdfast.core.engine.declared.chains import require_chains
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.bootstrap.sink import BootstrapStep
+
+app = typer.Typer(rich_markup_mode=None)
+
+COLUMNS = ("partition", "outcome", "applied", "records", "refused", "rows", "timers", "emits", "digest")
+
+
+class EmitsName(StrEnum):
+    """What `--emits` offers."""
+
+    SUPPRESS = "suppress"
+    SEND = "send"
+
+
+@app.command(
+    help="Fold a processor over history and write the state of each partition as the changelog of its version, in one transaction: "
+    "workers restore it and go on with the next record. A partition that has a state is left alone."
+)
+def bootstrap(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The processor.")],
+    version: Annotated[
+        int | None,
+        typer.Option("--version", help="The version that is meant: refused where another is declared."),
+    ] = None,
+    engine: EngineOption = EngineName.AUTO,
+    source: SourceOption = SourceName.TOPIC,
+    lake: LakeOption = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="Stop after these offsets (0:1500,1:20; of several sources 0:orders:17), or before what was appended later "
+            "(2024-05-01T12:00:00Z). Default: all there is; of a processor that emits, where earlier versions stand."
+        ),
+    ] = None,
+    emits: Annotated[
+        EmitsName,
+        typer.Option(
+            "--emits",
+            help="What becomes of what the fold emits up to the position: suppress sends nothing to topics that earlier versions write to, "
+            "send all of it.",
+        ),
+    ] = EmitsName.SUPPRESS,
+    master: MasterOption = None,
+    memory: MemoryOption = None,
+    conf: ConfOption = None,
+) -> None:
+    from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions
+    from holdfast.pipeline.bootstrap.bootstrap import bootstrap as run
+    from holdfast.pipeline.bronze.extent import parse_until
+    from holdfast.pipeline.replay import ReplayOptions
+
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    require_chains(application.processors)
+    processor = application.processor(name)
+    if version is not None and version != processor.version:
+        raise ConfigError(
+            f"--version {version}: processor {name} is declared as version {processor.version}; name the application that declares the other"
+        )
+    options = ReplayOptions(
+        engine=engine.value,
+        source=source.value,
+        lake=None if lake is None else absolute(lake),
+        until=None if until is None else parse_until(until),
+        spark=spark_options(chosen.settings(), master, memory, conf),
+    )
+    done = run(
+        processor,
+        application.settings,
+        BootstrapOptions(replay=options, emits=emits.value),
+        told=_tell,
+    )
+    if output_of(context) is Output.JSON:
+        show_json(done.document())
+        return
+    show(done.document()["partitions"], COLUMNS, Output.TABLE)
+    if not done.engine:
+        note(
+            f"every partition of {processor.table} has a state: raise the version to build another, or empty this one with "
+            f"`holdfast tables repair {name} --rebuild`"
+        )
+        return
+    note(f"folded on {done.engine}; workers of {processor.table} go on behind these positions")
+
+
+def _tell(partition: int, step: BootstrapStep) -> None:
+    """Say what was done for a partition, but for the step that comes with every part of a transaction."""
+    if step.value != "appending":
+        print(f"partition {partition}: {step.value}", file=sys.stderr, flush=True)

@@ -1,0 +1,73 @@
+"""`holdfast pipeline check`: whether the tables of a lake hold what was landed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.output import Output, note, show, show_json
+from holdfast.cli.pipeline.lakes import absolute, names_of, tables_in
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.checks.check import LakeVerdict
+
+COLUMNS = ("kind", "topic", "partition", "first", "last", "version", "fault")
+
+
+def check(
+    context: typer.Context,
+    lake: Annotated[str, typer.Option(help="Folder or address of the lake.")],
+    topics: Annotated[
+        str | None,
+        typer.Option(
+            "--topics",
+            "--topic",
+            help="Topics whose tables to check, with commas between them. Default: all, of a lake on this machine.",
+        ),
+    ] = None,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Read all rows, and compare their digests with those that were landed."),
+    ] = False,
+    against_topic: Annotated[
+        bool,
+        typer.Option("--against-topic", help="Compare with what the topic still holds, record by record."),
+    ] = False,
+) -> None:
+    from holdfast.pipeline.checks.check import check_table
+
+    settings, output, where = settings_of(context), output_of(context), absolute(lake)
+    names = names_of(topics) if topics is not None else tables_in(where)
+    verdicts = [check_table(settings, each, where, deep=deep, against_topic=against_topic) for each in names]
+    _show(verdicts, output)
+    if not all(each.sound for each in verdicts):
+        raise typer.Exit(1)
+
+
+def _show(verdicts: list[LakeVerdict], output: Output) -> None:
+    if output is Output.JSON:
+        show_json([each.document() for each in verdicts])
+        return
+    faults = [
+        {
+            "kind": fault.kind,
+            "topic": verdict.topic,
+            "partition": fault.partition,
+            "first": fault.first,
+            "last": fault.last,
+            "version": fault.version,
+            "fault": fault.told,
+        }
+        for verdict in verdicts
+        for fault in verdict.faults
+    ]
+    if faults:
+        show(faults, COLUMNS, output)
+    for each in verdicts:
+        found = "sound" if each.sound else f"{len(each.faults)} FAULTS"
+        note(f"{each.topic}: {found}; {each.rows} rows in {each.files} files of {each.commits} landings")
+        if each.deep and each.undigested:
+            told = ", ".join(f"{p}:{at}" for p, at in each.undigested.items())
+            note(f"{each.topic}: rows before these offsets have no digests, and were counted alone: {told}")

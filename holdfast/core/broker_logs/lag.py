@@ -1,0 +1,130 @@
+"""Whether a consumer group keeps up with its partitions, by what it has committed: the rules of Burrow.
+
+A threshold of lag says nothing without the traffic of the topic. These rules look at the last commits of a group in a partition,
+oldest first, with the lag that each left:
+
+1. A lag of 0, now or at one of them: OK.
+2. An offset before the one committed earlier: REWIND.
+3. Nothing committed for longer than the commits span: STOP.
+4. The same offset each time: STALL.
+5. A lag that never falls from one to the next: WARN.
+
+The first that holds counts. Source: LinkedIn's Burrow, "Consumer Lag Evaluation Rules" (`core/internal/evaluator/caching.go`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+import msgspec
+
+from holdfast.core.broker_logs.folds import (
+    OFFSETS_TOPIC,
+    GroupEvent,
+    OffsetNote,
+    decode_group,
+    offset_key,
+)
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.rows import Rows
+
+LIMIT_COMMITS = 10
+"""How many commits are looked at, as Burrow does by default."""
+RECENT_COMMITS = "recent-commits"
+
+
+class LagStanding(StrEnum):
+    """How a group stands in one partition, and as a whole; from WARN on it needs a person."""
+
+    OK = "OK"
+    WARN = "WARN"
+    STOP = "STOP"
+    STALL = "STALL"
+    REWIND = "REWIND"
+    ERR = "ERR"
+    """Of a group: one of its partitions is at STOP, STALL or REWIND."""
+
+
+class CommitMade(msgspec.Struct, frozen=True, array_like=True):
+    """An offset as it was committed, and when."""
+
+    offset: int
+    at_ms: int
+
+
+class RecentCommits(msgspec.Struct, frozen=True, array_like=True):
+    """The last commits of a group in one partition, oldest first."""
+
+    commits: tuple[CommitMade, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaggingCommit:
+    """A commit, and how many records were behind it then."""
+
+    offset: int
+    at_ms: int
+    lag: int
+
+
+def standing(commits: Sequence[LaggingCommit], *, lag: int, now_ms: int) -> LagStanding:
+    """Return how a group stands that left these commits, oldest first, and is *lag* records behind at *now_ms*.
+
+    >>> steps = [LaggingCommit(offset, at_ms, 5) for offset, at_ms in ((10, 0), (20, 1_000))]
+    >>> standing(steps, lag=5, now_ms=1_500), standing(steps, lag=5, now_ms=2_500)
+    (<LagStanding.WARN: 'WARN'>, <LagStanding.STOP: 'STOP'>)
+    """
+    if lag <= 0 or not commits or any(commit.lag <= 0 for commit in commits):
+        return LagStanding.OK
+    steps = list(pairwise(commits))
+    if any(after.offset < before.offset for before, after in steps):
+        return LagStanding.REWIND
+    first_ms, last_ms = commits[0].at_ms, commits[-1].at_ms
+    if now_ms - last_ms > last_ms - first_ms:
+        return LagStanding.STOP
+    if all(after.offset == before.offset for before, after in steps):
+        return LagStanding.STALL
+    if all(after.lag >= before.lag for before, after in steps):
+        return LagStanding.WARN
+    return LagStanding.OK
+
+
+def of_group(standings: Iterable[LagStanding]) -> LagStanding:
+    """Return how a group stands as a whole.
+
+    >>> of_group([LagStanding.OK, LagStanding.WARN]), of_group([LagStanding.STALL, LagStanding.WARN]), of_group([])
+    (<LagStanding.WARN: 'WARN'>, <LagStanding.ERR: 'ERR'>, <LagStanding.OK: 'OK'>)
+    """
+    found = set(standings)
+    if found - {LagStanding.OK, LagStanding.WARN}:
+        return LagStanding.ERR
+    return LagStanding.WARN if LagStanding.WARN in found else LagStanding.OK
+
+
+def fold_recent(rows: Rows[RecentCommits], event: GroupEvent, at_ms: int) -> None:
+    """Keep the last commits of each group in each partition."""
+    if not isinstance(event, OffsetNote):
+        return
+    key = offset_key(event.group, event.topic, event.partition)
+    before = rows.get(key)
+    if event.noted is None:
+        if before is not None:
+            del rows[key]
+        return
+    commits = (*(before.commits if before else ()), CommitMade(event.noted.offset, event.noted.at_ms))
+    rows[key] = RecentCommits(commits[-LIMIT_COMMITS:])
+
+
+def recent_commits() -> Processor[GroupEvent, RecentCommits]:
+    """Return the fold of `__consumer_offsets` that keeps what the rules look at, for replays."""
+    return Processor(
+        name=RECENT_COMMITS,
+        source=OFFSETS_TOPIC,
+        decode=decode_group,
+        inputs=("key", "value"),
+        fold=fold_recent,
+        row=RecentCommits,
+    )

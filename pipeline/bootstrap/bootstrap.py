@@ -1,0 +1,226 @@
+"""Begins a table's version with the state that its fold makes of history, so that workers go on with the next record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from holdfast.clients.groups.broker import BrokerGroups
+from holdfast.clients.topics.earlier_positions import earlier_positions
+from holdfast.config import Settings
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.skips import Skips
+from holdfast.core.engine.merge.choices import VectorMarker
+from holdfast.core.engine.merge.positions import Position, counted, offsets_of
+from holdfast.core.engine.state.codec import NOTHING_APPLIED
+from holdfast.errors import ConfigError, TopicError
+from holdfast.kafka.reading.skip_log import read_skips
+from holdfast.pipeline.bootstrap.sink import OUTCOME, BootstrapStep, ChangelogSink, Outcome, emits_to_others
+from holdfast.pipeline.bronze.extent import Until
+from holdfast.pipeline.folds.folding import FoldSummary, all_emits
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.topic import TopicLog
+from holdfast.pipeline.verify import LivePartition, read_live
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapOptions:
+    """How to bootstrap. Of *replay*, engine, source, lake, until and spark count.
+
+    *emits* "suppress" sends nothing to topics of others that lies before the position; "send" sends all of it, in the transaction of
+    the state. Internal topics get everything in any case.
+    """
+
+    replay: ReplayOptions = field(default_factory=ReplayOptions)
+    emits: Literal["suppress", "send"] = "suppress"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrappedPartition:
+    """What became of a partition. *applied* is the position of its state (of several sources, how many of their offsets are in it,
+    less one), -1 for none. Of one that was kept only that is told.
+    """
+
+    partition: int
+    outcome: Outcome
+    applied: int = NOTHING_APPLIED
+    records: int = 0
+    refused: int = 0
+    rows: int = 0
+    timers: int = 0
+    emits: int = 0
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bootstrapped:
+    """What a bootstrap has done, by partition."""
+
+    processor: str
+    version: int
+    engine: str
+    partitions: tuple[BootstrappedPartition, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+
+def bootstrap(
+    processor: Processor[Any, Any],
+    settings: Settings,
+    options: BootstrapOptions | None = None,
+    *,
+    told: Callable[[int, BootstrapStep], None] | None = None,
+) -> Bootstrapped:
+    """Fold the history of *processor* and write each partition's state to its changelog: in one transaction, behind a fence.
+
+    A partition that has a state is left alone, so that a bootstrap that was killed is finished by another one. Producers of the
+    sources may go on. *told* hears of each step on the local engine. Raises ConfigError and GroupError where it must not be done,
+    LostRecordsError where history has holes, and whatever `replay` raises.
+    """
+    options = options or BootstrapOptions()
+    _check_options(options)
+    require_alone(processor, settings)
+    live = _live(processor, settings)
+    kept = [_kept(each) for each in live if _has_state(each)]
+    wanted = sorted({each.partition for each in live} - {each.partition for each in kept})
+    if not wanted:
+        return _report(processor, "", kept)
+    suppressed = options.emits == "suppress"
+    asked = options.replay
+    if suppressed and emits_to_others(processor) and asked.until is None:
+        asked = _upto_earlier(processor, settings, asked, wanted)
+    sink = ChangelogSink(
+        processor=processor,
+        settings=settings,
+        heads=_heads(processor, settings),
+        allowed=_allowed(read_skips(settings)),
+        suppressed=suppressed,
+        **({} if told is None else {"told": told}),
+    )
+    told_emits = all_emits(processor, wanted, internal_alone=suppressed)
+    asked = replace(asked, partitions=tuple(wanted), rows=True, emits=told_emits, through=sink)
+    replayed = replay(processor, settings, asked)
+    assert replayed.results is not None, "nothing is written to a folder"
+    outcomes = {
+        row["partition"]: (Outcome(row["name"]), row["offset"])
+        for row in replayed.results.to_pylist()
+        if row["kind"] == OUTCOME
+    }
+    done = [_done(each, *outcomes.get(each.partition, (Outcome.EMPTY, 0))) for each in replayed.partitions]
+    return _report(processor, replayed.engine, [*kept, *done])
+
+
+def require_alone(processor: Processor[Any, Any], settings: Settings) -> None:
+    """Raise GroupError while workers run whose partitions the fence would take: those of a version that shares its writers with
+    another one, or is the first.
+    """
+    if processor.version == 1 or not processor.writes_alone:
+        BrokerGroups(settings, timeout_s=settings.request_timeout_s).require_stopped(settings.app)
+
+
+def _check_options(options: BootstrapOptions) -> None:
+    if options.replay.allow_holes:
+        raise ConfigError(
+            "a bootstrap needs a whole history: of one with holes workers build the table themselves, and note what is missing"
+        )
+    if options.replay.out is not None or options.replay.transitions:
+        raise ConfigError("a bootstrap writes to the changelog alone: use `holdfast replay` for tables")
+
+
+def _live(processor: Processor[Any, Any], settings: Settings) -> list[LivePartition]:
+    """Return what the changelog holds; TopicError where it does not have the partitions of the sources."""
+    found = read_live(processor, settings)
+    for topic in processor.topics:
+        with TopicLog(settings, topic) as log:
+            if len(found) != len(partitions := log.partitions()):
+                raise TopicError(
+                    f"{processor.changelog(settings.app)} has {len(found)} partitions, the source {topic} has {len(partitions)}: they must be "
+                    "equal; check with `holdfast topics check`"
+                )
+    return found
+
+
+def _has_state(live: LivePartition) -> bool:
+    return bool(live.stored) or live.applied != NOTHING_APPLIED
+
+
+def _heads(processor: Processor[Any, Any], settings: Settings) -> dict[str, dict[int, int]]:
+    found = {}
+    for topic in processor.topics:
+        with TopicLog(settings, topic) as log:
+            found[topic] = log.firsts(log.partitions())
+    return found
+
+
+def _allowed(skips: Skips) -> frozenset[tuple[str, int, int]]:
+    return frozenset((each.topic, each.partition, each.first) for each in skips.all() if each.allowed)
+
+
+# -- how far
+
+
+def _upto_earlier(
+    processor: Processor[Any, Any], settings: Settings, asked: ReplayOptions, partitions: Iterable[int]
+) -> ReplayOptions:
+    """Return the options of a replay up to where somebody has emitted: what lies behind that is for the workers to emit.
+
+    That is where earlier versions stand. Without any it is this version that has lost its changelog, and the group's offsets tell
+    how far it had come.
+    """
+    found = earlier_positions(settings, [(processor, each) for each in partitions])
+    stood = {at: position for (_, at), position in found.items()}
+    known: dict[int, Position] = {at: each for at, each in stood.items() if each is not None}
+    if not known:
+        return replace(asked, until=_upto_committed(processor, settings, stood))
+    if processor.on is None:
+        upto = {at: counted(offsets_of(each)) for at, each in known.items()}
+        return replace(asked, until=Until(offsets=upto, at_most=True))
+    return replace(
+        asked, positions={at: each for at, each in known.items() if isinstance(each, VectorMarker)}
+    )
+
+
+def _upto_committed(processor: Processor[Any, Any], settings: Settings, partitions: Iterable[int]) -> Until:
+    groups = BrokerGroups(settings, timeout_s=settings.request_timeout_s)
+    committed = groups.committed(settings.app)
+    if processor.on is not None or not any(topic in processor.topics for topic, _ in committed):
+        raise ConfigError(
+            f"processor {processor.name} emits to {', '.join(map(str, processor.emits))}, and nothing tells up to where that is done: there is no "
+            f"changelog of an earlier version, and group {settings.app} has no offsets of its source. Say where to stop (--until), or "
+            "have all of it sent (--emits send)"
+        )
+    topic = processor.topics[0]
+    return Until(offsets={at: committed.get((topic, at), 0) - 1 for at in partitions}, at_most=True)
+
+
+# -- what is told
+
+
+def _kept(live: LivePartition) -> BootstrappedPartition:
+    return BootstrappedPartition(partition=live.partition, outcome=Outcome.KEPT, applied=live.applied)
+
+
+def _done(summary: FoldSummary, outcome: Outcome, emits: int) -> BootstrappedPartition:
+    return BootstrappedPartition(
+        partition=summary.partition,
+        outcome=outcome,
+        applied=summary.applied,
+        records=summary.records,
+        refused=summary.refused,
+        rows=summary.rows,
+        timers=summary.timers,
+        emits=emits,
+        digest=summary.digest,
+    )
+
+
+def _report(
+    processor: Processor[Any, Any], engine: str, partitions: list[BootstrappedPartition]
+) -> Bootstrapped:
+    in_order = tuple(sorted(partitions, key=lambda each: each.partition))
+    return Bootstrapped(
+        processor=processor.name, version=processor.version, engine=engine, partitions=in_order
+    )

@@ -1,0 +1,115 @@
+"""A bronze table against what its topic still holds: record by record, so that a fault's offset is known exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from holdfast.config import Settings
+from holdfast.errors import LakeError
+from holdfast.pipeline.bronze.commits import LastLanding
+from holdfast.pipeline.bronze.digests import DIGESTED, hashes_in, hashes_of
+from holdfast.pipeline.bronze.faults import FaultKind, LakeFault
+from holdfast.pipeline.bronze.files import File, FileReader
+from holdfast.pipeline.bronze.lake import check_identity
+from holdfast.pipeline.bronze.ordered import in_order
+from holdfast.pipeline.topic import Span, TopicLog, TopicReader
+
+LIMIT_FAULTS = 100
+"""So many offsets of a partition are told."""
+_SAID: Mapping[FaultKind, str] = {
+    "missing": "the topic has a record, and the table none",
+    "changed": "the table's row is not the topic's record",
+    "extra": "the table has a row, and the topic no record (which is no fault where the topic is compacted)",
+}
+
+
+def topic_faults(
+    settings: Settings,
+    table: str,
+    chain: Sequence[LastLanding],
+    files: Mapping[int, Sequence[File]],
+    readers: Mapping[int, FileReader],
+) -> Iterator[LakeFault]:
+    """Yield where the table differs from what the topic holds of the offsets that were landed."""
+    landed = chain[0].landed
+    with TopicLog(settings, landed.topic) as log:
+        spans, identity = log.spans(), log.identity()
+    try:
+        check_identity(table, landed, landed.topic, identity)
+    except LakeError as error:
+        yield LakeFault(kind="topic", table=table, told=str(error))
+        return
+    skips = {p: tuple(ranges) for p, ranges in landed.left_out.items()}
+    with TopicReader(settings, landed.topic, skips) as reader:
+        for partition, end in sorted(landed.end.items()):
+            kept = spans.get(partition)
+            if kept is None or kept.end < end:
+                yield _cut_off(table, landed.topic, partition, 0 if kept is None else kept.end, end)
+            if kept is None:
+                continue
+            first = max(kept.first, landed.begins.get(partition, 0))
+            span = Span(first=first, end=max(first, min(end, kept.end)))
+            live = (
+                (np.asarray(records.offsets), hashes_of(records))
+                for records, _ in reader.records(partition, span)
+            )
+            rows = (
+                _rows(readers[partition], files.get(partition, ()), span)
+                if partition in readers
+                else iter(())
+            )
+            yield from _compared(table, partition, live, rows)
+
+
+def _cut_off(table: str, topic: str, partition: int, ends: int, landed: int) -> LakeFault:
+    told = f"{table} holds partition {partition} up to offset {landed}, but topic {topic} ends at {ends}"
+    return LakeFault(kind="topic", table=table, partition=partition, first=ends, last=landed - 1, told=told)
+
+
+def _rows(reader: FileReader, files: Sequence[File], span: Span) -> Iterator[tuple[Any, Any]]:
+    for rows in in_order(reader, [file for file in files if file.touches(span)], DIGESTED):
+        offsets = rows.column("offset").to_numpy()
+        start, stop = (int(at) for at in np.searchsorted(offsets, [span.first, span.end]))
+        if stop > start:
+            yield offsets[start:stop], hashes_in(rows.slice(start, stop - start))
+
+
+Run = tuple[Any, Any]
+
+
+def _compared(table: str, partition: int, live: Iterator[Run], rows: Iterator[Run]) -> Iterator[LakeFault]:
+    told = 0
+    for kind, offsets in _differences(live, rows):
+        for offset in offsets:
+            if told == LIMIT_FAULTS:
+                return
+            told += 1
+            said = f"{table} partition {partition} offset {offset}: {_SAID[kind]}"
+            yield LakeFault(kind=kind, table=table, partition=partition, first=offset, last=offset, told=said)
+
+
+def _differences(live: Iterator[Run], rows: Iterator[Run]) -> Iterator[tuple[FaultKind, list[int]]]:
+    """Yield what differs of two runs of (offsets, hashes), each in the order of offsets."""
+    one, other = next(live, None), next(rows, None)
+    while one is not None or other is not None:
+        if one is None or other is None:
+            left = other if one is None else one
+            assert left is not None
+            yield "extra" if one is None else "missing", left[0].tolist()
+            one, other = next(live, None), next(rows, None)
+            continue
+        upto = min(one[0][-1], other[0][-1])
+        a, b = (int(np.searchsorted(each[0], upto, "right")) for each in (one, other))
+        yield from _apart((one[0][:a], one[1][:a]), (other[0][:b], other[1][:b]))
+        one = (one[0][a:], one[1][a:]) if a < len(one[0]) else next(live, None)
+        other = (other[0][b:], other[1][b:]) if b < len(other[0]) else next(rows, None)
+
+
+def _apart(one: Run, other: Run) -> Iterator[tuple[FaultKind, list[int]]]:
+    _, here, there = np.intersect1d(one[0], other[0], assume_unique=True, return_indices=True)
+    yield "missing", np.delete(one[0], here).tolist()
+    yield "extra", np.delete(other[0], there).tolist()
+    yield "changed", one[0][here][one[1][here] != other[1][there]].tolist()

@@ -1,0 +1,119 @@
+"""The deep check: the rows themselves, by the digests that the landing commits told of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from holdfast.errors import LakeError
+from holdfast.pipeline.bronze.commits import LastLanding
+from holdfast.pipeline.bronze.digests import DIGESTED, digest_of, hashes_in
+from holdfast.pipeline.bronze.faults import LakeFault
+from holdfast.pipeline.bronze.files import File, FileReader
+from holdfast.pipeline.bronze.layout import Segment, segments
+from holdfast.pipeline.bronze.ordered import in_order
+
+GAPS_TOLD = 10
+
+
+@dataclass(slots=True)
+class _SegmentRows:
+    """What the rows of a segment come to."""
+
+    rows: int = 0
+    digest: int = 0
+    reached: int = 0
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    gap_offsets: int = 0
+
+    def take(self, offsets: Any, hashes: Any, digest_first: int) -> None:
+        """Take rows into account that come in the order of their offsets."""
+        self.rows += len(offsets)
+        self.digest ^= digest_of(hashes[np.searchsorted(offsets, digest_first) :])
+        before = np.concatenate(([self.reached - 1], offsets[:-1]))
+        for at in np.flatnonzero(offsets - before > 1):
+            self.note_gap(int(before[at]) + 1, int(offsets[at]))
+        self.reached = int(offsets[-1]) + 1
+
+    def note_gap(self, first: int, end: int) -> None:
+        if end > first:
+            self.gap_offsets += end - first
+            if len(self.gaps) < GAPS_TOLD:
+                self.gaps.append((first, end - 1))
+
+
+def deep_faults(
+    reader: FileReader, partition: int, files: Sequence[File], chain: Sequence[LastLanding]
+) -> Iterator[LakeFault]:
+    """Read all rows of a partition and yield where they are not those that were landed."""
+    told = segments(chain, partition)
+    found = [_SegmentRows(reached=each.first) for each in told]
+    try:
+        _read(reader, files, told, found)
+    except LakeError as error:
+        kind = "twice" if "is there twice" in str(error) else "unreadable"
+        yield LakeFault(kind=kind, table=reader.where, partition=partition, told=str(error))  # type: ignore[arg-type]
+        return
+    for segment, each in zip(told, found, strict=True):
+        each.note_gap(each.reached, segment.end)
+        yield from _judged(reader.where, partition, segment, each, files)
+
+
+def _read(
+    reader: FileReader, files: Sequence[File], told: Sequence[Segment], found: Sequence[_SegmentRows]
+) -> None:
+    ends = [each.end for each in told]
+    for rows in in_order(reader, files, DIGESTED):
+        offsets, hashes = rows.column("offset").to_numpy(), hashes_in(rows)
+        if len(offsets) == 0:
+            continue
+        at = bisect_right(ends, int(offsets[0]))
+        while len(offsets) and at < len(ends):
+            stop = int(np.searchsorted(offsets, ends[at]))
+            if stop:
+                found[at].take(offsets[:stop], hashes[:stop], told[at].digest_first)
+            offsets, hashes, at = offsets[stop:], hashes[stop:], at + 1
+
+
+def _judged(
+    where: str, partition: int, segment: Segment, found: _SegmentRows, files: Sequence[File]
+) -> Iterator[LakeFault]:
+    place = f"{where} offsets {segment.first} to {segment.end - 1}"
+    if segment.rows is not None and found.rows != segment.rows:
+        fewer = found.rows < segment.rows
+        told = f"{place} have {found.rows} rows, where {segment.rows} were landed"
+        told += _gaps(segment, found) if fewer else ""
+    elif segment.digest is not None and found.digest != segment.digest:
+        fewer = None
+        told = f"{place} have as many rows as were landed, but not the same: their digest is {found.digest:016x}, where {segment.digest:016x} was landed"
+    else:
+        return
+    inside = [
+        file.path
+        for file in files
+        if file.first is None
+        or file.last is None
+        or (file.first < segment.end and file.last >= segment.first)
+    ]
+    yield LakeFault(
+        kind="changed" if fewer is None else "missing" if fewer else "extra",
+        table=where,
+        partition=partition,
+        first=segment.first,
+        last=segment.end - 1,
+        file=inside[0] if len(inside) == 1 else None,
+        told=told + (f" (file {inside[0]})" if len(inside) == 1 else f" ({len(inside)} files)"),
+    )
+
+
+def _gaps(segment: Segment, found: _SegmentRows) -> str:
+    """Say which offsets have no row: those that are missing, and those that had none when they were landed."""
+    assert segment.rows is not None
+    before = segment.end - segment.first - segment.rows
+    ranges = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in found.gaps)
+    more = " and more" if found.gap_offsets > sum(b - a + 1 for a, b in found.gaps) else ""
+    return f": there is none at {ranges}{more}" + (f"; of these, {before} had none before" if before else "")

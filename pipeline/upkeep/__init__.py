@@ -1,0 +1,1 @@
+"""Upkeep of the lake: joining small files, and removing those that no version needs."""

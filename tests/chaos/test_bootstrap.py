@@ -1,0 +1,74 @@
+"""A table bootstrapped from history under load, with processes killed on the way: workers go on with the next record."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
+from holdfast.pipeline.bootstrap.sink import BootstrapStep, Outcome
+from holdfast.pipeline.replay import ReplayOptions
+from holdfast.pipeline.verify import read_live, verify
+from tests.chaos.conftest import MakeApplication
+from tests.support.harness import Application, wait_for
+from tests.support.places import ROOT
+from tests.support.proof import last_offsets, prove, read_topic
+
+KILLED_AT_STEP = """
+import os, signal, sys
+from holdfast.config import Settings
+from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
+from holdfast.pipeline.replay import ReplayOptions
+from tests.chaos.counting import processors
+app, bootstrap_servers, source, out, name, place, last = sys.argv[1:]
+settings = Settings(app=app, kafka={"bootstrap.servers": bootstrap_servers})
+(processor,) = [each for each in processors(source, out) if each.name == name]
+def told(partition, step):
+    if (str(partition), step.value) == (place, last):
+        os.kill(os.getpid(), signal.SIGKILL)
+options = BootstrapOptions(replay=ReplayOptions(engine="local"), emits="send")
+bootstrap(processor, settings, options, told=told)
+"""
+
+
+def killed_at(app: Application, name: str, partition: int, step: BootstrapStep) -> None:
+    given = (app.name, app.broker.bootstrap, app.source, app.out, name, str(partition), step.value)
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", KILLED_AT_STEP, *given],
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+
+
+@pytest.mark.process
+def test_workers_go_on_behind_a_bootstrap_that_was_killed_twice(application: MakeApplication) -> None:
+    app = application(partitions=2)
+    load = app.load(rate=1_500, seed=19)
+    wait_for(
+        "a history",
+        lambda: sum(last_offsets(read_topic(app.broker, app.source)).values()) > 4_000,
+        60,
+    )
+    killed_at(app, "counts", 0, BootstrapStep.APPENDED)
+    killed_at(app, "counts", 1, BootstrapStep.APPENDING)
+    options = BootstrapOptions(replay=ReplayOptions(engine="local"), emits="send")
+    counts, tally = app.processors
+    done = bootstrap(counts, app.settings, options)
+    assert [each.outcome for each in done.partitions] == [Outcome.KEPT, Outcome.WRITTEN]
+    bootstrap(tally, app.settings, options)
+    begun = {each.partition: each.applied for each in read_live(counts, app.settings)}
+    assert min(begun.values()) > 1_000
+    worker = app.worker().start()
+    worker.wait_ready()
+    assert verify(counts, app.settings, ReplayOptions(engine="local")).equal
+    proof = prove(app, load.stop())
+    ends = {at: each.marker.applied for (name, at), each in proof.outcomes.items() if name == "counts"}
+    assert all(ends[at] > begun[at] for at in ends), "no record came behind the bootstrap"
