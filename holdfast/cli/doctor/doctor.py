@@ -17,14 +17,12 @@ from holdfast.errors import ConfigError
 COLUMNS = ("check", "state", "found", "cure")
 NAME_ONE = "holdfast -A MODULE doctor looks at its topics and rights"
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Look at Python, extras, JDK, settings, disk, broker, topics, rights and clocks; say what to do.",
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command(
+    help="Look at Python, extras, JDK, settings, disk, broker, topics, rights and clocks; say what to do."
 )
-
-
-@app.callback(invoke_without_command=True)
 def doctor(
     context: typer.Context,
     offline: Annotated[bool, typer.Option("--offline", help="Ask no broker.")] = False,

@@ -22,14 +22,10 @@ SUFFIX = ".template"
 NAME_IN_PATHS = "NAME"
 """Stands for the project's name in the paths of templates, as $name does in their text."""
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Lay out a project: an application, its tests, settings, Procfile, compose file.",
-)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.callback(invoke_without_command=True)
+@app.command(help="Lay out a project: an application, its tests, settings, Procfile, compose file.")
 def new(
     name: Annotated[str, typer.Argument(help="Name of the application, and of its module.")],
     folder: Annotated[

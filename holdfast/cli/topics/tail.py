@@ -33,14 +33,10 @@ IDLE_S = 30.0
 
 Decode = Callable[[bytes | None], Any]
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Print records of a topic, decoded as the application declares them; committed ones alone.",
-)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.callback(invoke_without_command=True)
+@app.command(help="Print records of a topic, decoded as the application declares them; committed ones alone.")
 def tail(
     context: typer.Context,
     topic: Annotated[

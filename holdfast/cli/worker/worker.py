@@ -15,14 +15,10 @@ from holdfast.config.sources import find_file
 MOST_PROCESSES = 256
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Run a worker of the application, or several on this machine with --processes.",
-)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.callback(invoke_without_command=True)
+@app.command(help="Run a worker of the application, or several on this machine with --processes.")
 def worker(
     context: typer.Context,
     processes: Annotated[
