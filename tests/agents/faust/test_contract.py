@@ -144,6 +144,7 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "BlueprintManager.apply": "2c64adb30989",
     },
     "faust.tables.base": {
+        "Collection._changelog_topic_name": "f341fe97037b",
         "Collection.send_changelog": "3dd3884e1b5f",
         "Collection._maybe_set_key_ttl": "39b7465fa580",
         "Collection._should_expire_keys": "ac578d5af0a4",
@@ -304,7 +305,12 @@ PRIVATE: dict[str, set[str]] = {
         "_to_key",
         "_visible_keys",
     },
-    "agents/faust/parts.py": {"_enable_leader_topic", "_enabled", "_get_supervisor_strategy"},
+    "agents/faust/parts.py": {
+        "_changelog_topic_name",
+        "_enable_leader_topic",
+        "_enabled",
+        "_get_supervisor_strategy",
+    },
     "agents/faust/declared_topics.py": {"_ensure_producer", "_topic_config"},
     "holdfast/kafka/fetching/fetcher.py": {"_conns", "_limit", "_reader"},
 }
