@@ -41,7 +41,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STREAM_BUFFER_EVENTS = 4096
-BESIDE = {"store": "memory://", "agent_supervisor": "mode.CrashingSupervisor", "topic_allow_declare": True}
+BESIDE = {
+    "store": "memory://",
+    "agent_supervisor": "mode.CrashingSupervisor",
+    "topic_allow_declare": True,
+    "Topic": "holdfast.agents.faust.topics:PlacedTopic",
+}
 """What an application has of Faust's settings unless it says otherwise."""
 FAUST_DATADIR = "{conf.name}-data"
 """What `faust` exports when nobody says --datadir."""

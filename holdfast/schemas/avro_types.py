@@ -29,6 +29,10 @@ def schema_of(of: Any, namespace: str | None = None) -> Any:
     >>> schema_of(Order)["fields"]
     [{'name': 'customer', 'type': 'string'}, {'name': 'cents', 'type': 'long', 'default': 0}]
     """
+    if namespace and not all(NAME.fullmatch(each) for each in namespace.split(".")):
+        raise ConfigError(
+            f"Avro: namespace {namespace!r:.100}: use names with dots between them, as in com.shop"
+        )
     made = _Made(namespace)
     try:
         parts = [

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from holdfast.config import SchemaRegistrySettings
-from holdfast.errors import DecodeError, FoldError, Later, SchemaError, UnknownSchemaError
+from holdfast.errors import ConfigError, DecodeError, FoldError, Later, SchemaError, UnknownSchemaError
 from holdfast.schemas import registry
 from holdfast.schemas.bounded import Bounded
 from holdfast.schemas.frames import header, split
@@ -27,7 +27,8 @@ class SchemaSerde(Generic[T]):
     `holdfast topics create` has registered the own schema with. Both raise Later where the registry, or the own schema in it, is
     not there.
 
-    *subject* is that of the own schema, by default the topic's name with -value or -key, as other clients have it.
+    *subject* is that of the own schema, by default the topic's name with -value or -key, as other clients have it; ConfigError for
+    what is no text.
     """
 
     name: ClassVar[str]
@@ -37,6 +38,10 @@ class SchemaSerde(Generic[T]):
 
     def __init__(self, of: Any, *, tombstones: bool, subject: str | None) -> None:
         self.of, self._tombstones, self._given = of, tombstones, subject
+        if subject is not None and (not isinstance(subject, str) or not subject):
+            raise ConfigError(
+                f"{self}: subject {subject!r:.100}: give the name that the schema has in the registry, or leave it out"
+            )
         self.subject = subject
         self._header: bytes | None = None
         self._forget(None)

@@ -314,6 +314,20 @@ def test_default_days_and_moments_are_counted_as_avro_does() -> None:
     assert fields[1]["type"] == [{"type": "long", "logicalType": "timestamp-micros"}, "null"]
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"namespace": "com.my shop"}, "namespace 'com.my shop': use names with dots"),
+        ({"namespace": "com..shop"}, "namespace 'com..shop'"),
+        ({"subject": ""}, r"Avro\(Order\): subject '': give the name"),
+        ({"subject": 5}, r"Avro\(Order\): subject 5"),
+    ],
+)
+def test_names_that_no_registry_has_are_refused_at_declaration(given: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        Avro(Order, **given)
+
+
 @pytest.mark.parametrize("schema", [b"bytes", [], {}, 5, {"type": "record"}])
 def test_what_is_no_schema_is_refused_at_declaration(schema: Any) -> None:
     with pytest.raises(ConfigError, match="Avro"):

@@ -32,7 +32,7 @@ from holdfast.clients.tables.questions import Question
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.global_tables import Global, globals_by_name
-from holdfast.core.engine.declared.processor import Processor, table_name
+from holdfast.core.engine.declared.processor import Processor, by_name, table_name
 from holdfast.core.engine.query_wire import (
     LIMIT_PAGE_ROWS,
     Keys,
@@ -116,8 +116,9 @@ class TableClient:
         directory: Directory | None = None,
         clock: Clock = system_clock,
     ) -> None:
-        self._app, self._clock, processors = settings.app, clock, [*processors]
-        self._earlier = _earlier_tables(processors, earlier)
+        self._app, self._clock = settings.app, clock
+        processors = by_name(_listed("processors", processors)).values()
+        self._earlier = _earlier_tables(processors, _listed("earlier", earlier))
         self._tables = {
             table_name(processor, table): _Table(processor, table)
             for processor in processors
@@ -539,6 +540,12 @@ class TableClient:
                 answers[key] = answer(key, value)
             at += len(reply.values)
         return answers
+
+
+def _listed(name: str, given: Iterable[Processor[Any, Any]]) -> list[Processor[Any, Any]]:
+    if isinstance(given, Processor):
+        raise ConfigError(f"{name} is the processor {given.name} alone; write a list: [{given.name}]")
+    return [*given]
 
 
 def _earlier_tables(

@@ -161,3 +161,17 @@ async def test_switches_are_read_from_the_workers_topic_and_strange_ones_counted
         assert topic._switches == {}
     finally:
         await topic.close()
+
+
+@pytest.mark.parametrize(
+    ("processors", "earlier", "why"),
+    [
+        (NEW, (), r"processors is the processor totals alone; write a list: \[totals\]"),
+        ([NEW], OLD, r"earlier is the processor totals alone; write a list: \[totals\]"),
+        ([NEW, OLD], (), "two processors share a name, totals"),
+        (["totals"], (), "processors holds 'totals', which is not a Processor"),
+    ],
+)
+def test_what_is_no_list_of_processors_is_refused(processors: Any, earlier: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        TableClient(Settings(app="shop"), processors, earlier=earlier)
