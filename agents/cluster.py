@@ -60,7 +60,7 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
         in_version(each, version).changelog(settings.app)
         for each in processors
         for version in versions[each.name]
-        if version < each.version
+        if version != each.version
     ]
     ids = identity.ids([*changelogs, *earlier])
     environment = Environment(

@@ -97,15 +97,23 @@ class ChainFleet(Fleet):
 
     def assert_emits(self) -> None:
         """Each version has emitted all from the beginning, without a gap or a repetition, and none after a later one began."""
+        for key, sums in self._emitted().items():
+            for version in self.versions:
+                counts = [each.orders for each in sums if each.version == version]
+                assert counts == list(range(1, len(counts) + 1)), f"{key} in version {version}"
+
+    def _emitted(self) -> dict[str, list[Sum]]:
         emitted: dict[str, list[Sum]] = {}
         for messages in read_topic(self.broker, f"{self.name}-out").values():
             for message in messages:
                 key = (message.key() or b"").decode()
                 emitted.setdefault(key, []).append(msgspec.json.decode(message.value() or b"", type=Sum))
-        for key, sums in emitted.items():
-            for version in self.versions:
-                counts = [each.orders for each in sums if each.version == version]
-                assert counts == list(range(1, len(counts) + 1)), f"{key} in version {version}"
+        return emitted
+
+    def _is_ascending(self) -> bool:
+        """Tell whether no version has emitted behind a later one, as one does whose worker comes back after that has begun."""
+        orders = ([each.version for each in sums] for sums in self._emitted().values())
+        return all(versions == sorted(versions) for versions in orders)
 
     def assert_replayed(self, engine: Literal["local", "spark"], *versions: int) -> None:
         """Live is what a replay gives, for each table of the versions, by digest; so is what they have emitted."""
@@ -114,7 +122,8 @@ class ChainFleet(Fleet):
                 wait_for_ends(self.settings, each.changelog(self.name))
                 verdict = verify(each, self.settings, ReplayOptions(engine=engine))
                 assert verdict.equal, [part.explain() for part in verdict.partitions]
-                if version == max(self.versions):
+                # Of a topic that versions share, only what the last has emitted at the end can be told from the others'.
+                if version == max(self.versions) and (each.name != "sums" or self._is_ascending()):
                     told = verify_emits(each, self.settings, ReplayOptions(engine=engine))
                     assert told.equal, told
 

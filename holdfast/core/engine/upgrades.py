@@ -92,13 +92,13 @@ def current_version(own: int, known: Collection[int], switch: Switch | None) -> 
 def kept_version(
     own: int, known: Collection[int], switch: Switch | None, *, now_ms: int, kept_ms: int
 ) -> int | None:
-    """Return which earlier version a worker that runs *own* keeps readable, None for none: the current one, and for
-    *kept_ms* after the switch to *own* the one before it.
+    """Return which other version a worker that runs *own* keeps readable, None for none: the current one, which may be a later one
+    where old workers come back, and for *kept_ms* after the switch to *own* the one before it.
     """
     current = current_version(own, known, switch)
-    if current < own:
+    if current != own:
         return current
-    if switch is None or current > own or now_ms >= switch.at_ms + kept_ms:
+    if switch is None or now_ms >= switch.at_ms + kept_ms:
         return None
     return switch.before if switch.before < own and switch.before in known else None
 

@@ -74,12 +74,13 @@ def test_the_current_version_is_the_recorded_one_that_exists_or_else_the_one_bef
         (2, (1, 2), switched(2, 1, at_ms=5), 5 + HOUR_MS, None),
         (2, (2,), switched(2, 1, at_ms=5), 5, None),
         (2, (1, 2), switched(1, 2, by="command"), 99 * HOUR_MS, 1),
-        (1, (1, 2), switched(2, 1), 0, None),
+        (1, (1, 2), switched(2, 1), 99 * HOUR_MS, 2),
+        (2, (1, 2, 3), switched(3, 1), 99 * HOUR_MS, 3),
         (1, (1, 2), switched(1, 2), 0, None),
         (1, (1,), None, 0, None),
     ],
 )
-def test_an_earlier_version_is_kept_while_it_is_current_and_for_a_time_after_that(
+def test_another_version_is_kept_while_it_is_current_and_an_earlier_one_for_a_time_after_that(
     own: int, known: tuple[int, ...], switch: Switch | None, now_ms: int, kept: int | None
 ) -> None:
     assert kept_version(own, known, switch, now_ms=now_ms, kept_ms=HOUR_MS) == kept
