@@ -40,7 +40,7 @@ class EmbeddedKafka:
     def __init__(self, *, nodes: int = 1, port: int = 0, seed: int | None = None, **settings: Any) -> None:
         if nodes not in (1, 3):
             raise DevBrokerError(
-                f"an embedded Kafka of {nodes} nodes: choose 1, or 3 so that one of them may die"
+                f"an embedded Kafka of {nodes!r} nodes: choose 1, or 3 so that one of them may die"
             )
         self.cluster = EmbeddedCluster(EmbeddedSettings(nodes=nodes, **settings), seed=seed)
         self._port = port
@@ -113,6 +113,11 @@ class EmbeddedKafka:
             which = FaultKind(kind)
         except ValueError:
             raise DevBrokerError(f"{kind!r} is no fault; there are {', '.join(FaultKind)}") from None
+        if not (0 <= share <= 1 and skip >= 0 and times >= 1 and delay_ms >= 0):
+            raise DevBrokerError(
+                f"a fault with skip={skip}, times={times}, share={share}, delay_ms={delay_ms}: share is a probability from 0 to 1, "
+                "times at least 1, the others at least 0"
+            )
         fault = Fault(
             kind=which,
             api=api,
@@ -192,7 +197,9 @@ class EmbeddedKafka:
         await self._server.close()
 
     def start(self) -> Self:
-        """Start in a thread of its own, until `stop`."""
+        """Start in a thread of its own, until `stop`. DevBrokerError when it runs already."""
+        if self._thread is not None:
+            raise DevBrokerError("this embedded Kafka runs already: make another one for another broker")
         self._thread = LoopThread("embedded-kafka")
         self._thread.start()
         try:

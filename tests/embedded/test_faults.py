@@ -245,3 +245,22 @@ def test_a_zombie_of_the_bare_protocol_stays_out(kafka: EmbeddedKafka) -> None:
         )
     assert answer["responses"][0]["partition_responses"][0]["error_code"] == 47
     assert end_of(kafka, topic) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"share": 2}, {"share": -0.1}, {"delay_ms": -5}, {"skip": -1}, {"times": 0}]
+)
+def test_a_fault_that_could_never_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(DevBrokerError, match="share is a probability from 0 to 1"):
+        EmbeddedKafka().fault("drop", **wrong)
+
+
+def test_a_broker_that_runs_is_not_started_again() -> None:
+    with EmbeddedKafka() as kafka, pytest.raises(DevBrokerError, match="runs already"):
+        kafka.start()
+
+
+@pytest.mark.parametrize("nodes", ["3", 2, 0, None])
+def test_one_or_three_brokers_are_a_cluster(nodes: Any) -> None:
+    with pytest.raises(DevBrokerError, match="choose 1, or 3"):
+        EmbeddedKafka(nodes=nodes)

@@ -112,7 +112,8 @@ class SkipRequests:
         """
         if topic not in self._sources:
             raise SkipError(
-                f"{topic} is not a source of application {self._settings.app}, which reads {', '.join(self._sources)}"
+                f"{topic} is not a source of application {self._settings.app}, which reads {', '.join(self._sources)}; "
+                "name the application that reads it with -A MODULE"
             )
         self._require_unmade(skips, topic, partition, offset, offset)
         found = await self._batch_at(topic, partition, offset)
