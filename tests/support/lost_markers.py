@@ -13,7 +13,7 @@ from tests.support.harness import wait_for
 
 def log_file(broker: SessionBroker, topic: str, partition: int) -> Path:
     # Named, not searched for: the broker of the run deletes the folders of other tests meanwhile.
-    assert broker.cluster is not None
+    assert broker.cluster is not None, "this test changes a log file of the session's own Apache Kafka"
     (found,) = broker.cluster.folder.glob(f"node-*/data/{topic}-{partition}/*.log")
     return found
 
