@@ -126,7 +126,7 @@ def segment_of(broker: SessionBroker, topic: str, folders: pytest.TempPathFactor
     elsewhere.
     """
     if broker.cluster is not None:
-        (path,) = broker.cluster.folder.rglob(f"{topic}-0/*.log")
+        (path,) = broker.cluster.folder.glob(f"node-*/data/{topic}-0/*.log")
         return Path(path)
     path = folders.mktemp("segment") / "00000000000000000000.log"
 

@@ -56,6 +56,12 @@ def struct_of(name: str, declared: dict[str, tuple[str, Any]]) -> Any:
     return msgspec.defstruct(name, made, kw_only=True)
 
 
+def has_infinity(*declared: dict[str, tuple[str, Any]]) -> bool:
+    """Return whether some default is infinite: schemas are JSON, which has no such number, so they are refused."""
+    defaults = (default for fields in declared for _, default in fields.values())
+    return any(isinstance(default, float) and isinf(default) for default in defaults)
+
+
 REFUSED = object()
 
 
@@ -74,6 +80,10 @@ def test_a_record_of_another_type_is_read_exactly_or_refused(
     wrote: dict[str, tuple[str, Any]], reads: dict[str, tuple[str, Any]], data: st.DataObject
 ) -> None:
     asked = registry.use(SchemaRegistrySettings(schema_registry_url="mock://evolution"))
+    if has_infinity(wrote, reads):
+        with pytest.raises(ConfigError, match=r"JSON, which has no -?inf"):
+            Avro(struct_of("Written", wrote)), Avro(struct_of("Read", reads))
+        return
     writer, reader = Avro(struct_of("Written", wrote)), Avro(struct_of("Read", reads))
     given = {name: data.draw(KINDS[kind][1]) for name, (kind, _) in wrote.items()}
     schema_id = asked.register(f"s{next(_numbers)}", writer.schema).schema_id
@@ -97,9 +107,7 @@ def test_so_is_one_in_json(
     wrote: dict[str, tuple[str, Any]], reads: dict[str, tuple[str, Any]], data: st.DataObject
 ) -> None:
     asked = registry.use(SchemaRegistrySettings(schema_registry_url="mock://evolution"))
-    if any(
-        isinstance(default, float) and isinf(default) for _, default in (*wrote.values(), *reads.values())
-    ):
+    if has_infinity(wrote, reads):
         with pytest.raises(ConfigError, match="not JSON compliant"):
             JsonSchema(struct_of("Written", wrote)), JsonSchema(struct_of("Read", reads))
         return

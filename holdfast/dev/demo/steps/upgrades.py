@@ -162,7 +162,8 @@ class Visitors:
 
 
 class VisitReader:
-    """A thread that asks for all pages, in whichever version is current, and looks that none goes back.
+    """A thread that asks for all pages, in whichever version is current, and looks that none goes back: it asks for answers as of the
+    offsets that it has seen at least, since another version may be a moment behind.
 
     *answers* are counted by version; *longest_s* is the longest time from one to the next.
     """
@@ -171,6 +172,7 @@ class VisitReader:
         self._settings, self._stopping = settings, threading.Event()
         self.answers: Counter[int] = Counter()
         self.last: dict[str, int] = {}
+        self._seen: dict[int, int] = {}
         self.last_version, self.longest_s, self._answered_s = 0, 0.0, 0.0
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="holdfast-visit-reader", daemon=True)
@@ -207,13 +209,14 @@ class VisitReader:
 
     def _ask(self, tables: BlockingTableClient, pages: list[str]) -> None:
         try:
-            found = tables.get_many(visits_next.name, pages, timeout_s=2)
+            found = tables.get_many(visits_next.name, pages, at_least=self._seen, timeout_s=2)
         except HoldfastError:
             return  # nobody answers; that time is counted
         now_s = system_clock.monotonic_s()
         if self.answers:
             self.longest_s = max(self.longest_s, now_s - self._answered_s)
         self._answered_s = now_s
+        self._seen = {answer.partition: answer.as_of_offset for answer in found.values()}
         counts = {page: answer.value.visits for page, answer in found.items() if answer.value is not None}
         version = min(answer.version for answer in found.values())
         if back := [page for page, count in self.last.items() if counts.get(page, 0) < count]:
