@@ -179,6 +179,30 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "steps": frozenset({"environment", "narrator", "processes"}),
         "run": frozenset({"environment", "narrator", "processes", "steps"}),
     },
+    "agents.partitions": {
+        "gate": frozenset(),
+        "membership": frozenset(),
+        "types": frozenset({"membership"}),
+        "batches": frozenset({"types"}),
+        "readiness": frozenset({"membership", "types"}),
+        "held": frozenset({"batches", "types"}),
+        "upkeep": frozenset({"batches", "gate", "held", "types"}),
+        "ownership": frozenset({"batches", "gate", "held", "membership", "readiness", "types", "upkeep"}),
+        "manager": frozenset(
+            {"batches", "gate", "held", "membership", "ownership", "readiness", "types", "upkeep"}
+        ),
+    },
+    "core.member": {
+        "actions": frozenset(),
+        "settings": frozenset(),
+        "claim": frozenset({"actions"}),
+        "logs": frozenset({"settings"}),
+        "schedule": frozenset({"claim"}),
+        "shell_requests": frozenset({"actions", "claim", "settings"}),
+        "state": frozenset({"claim", "logs", "schedule", "settings", "shell_requests"}),
+        "conduct": frozenset({"actions", "claim", "logs", "settings", "state"}),
+        "member": frozenset({"actions", "claim", "conduct", "settings", "state"}),
+    },
     "core.engine": {
         "batches": frozenset(),
         "emits": frozenset(),

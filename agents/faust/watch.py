@@ -15,8 +15,8 @@ from typing import Any
 
 from mode import Service
 
-from holdfast.agents.partitions.checker import StoreChecker
 from holdfast.agents.partitions.manager import PartitionManager
+from holdfast.agents.partitions.upkeep.checker import StoreChecker
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError
 from holdfast.tables import lived

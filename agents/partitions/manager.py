@@ -15,22 +15,22 @@ from holdfast.agents.globals.copies import GlobalCopies
 from holdfast.agents.globals.intake import GlobalIntake
 from holdfast.agents.globals.served import ServedGlobal
 from holdfast.agents.metrics import Metrics
-from holdfast.agents.partitions.adoption import Adoption
-from holdfast.agents.partitions.announcer import Announcer
-from holdfast.agents.partitions.flow import FlowControl
+from holdfast.agents.partitions.batches.flow import FlowControl
+from holdfast.agents.partitions.batches.intake import Intake, SingleIntake
+from holdfast.agents.partitions.batches.merging_intake import MergingIntake
+from holdfast.agents.partitions.batches.runner import Runner
 from holdfast.agents.partitions.gate import FoldGate
-from holdfast.agents.partitions.holdings import Holdings
-from holdfast.agents.partitions.intake import Intake, SingleIntake
-from holdfast.agents.partitions.losses import Losses
+from holdfast.agents.partitions.held.announcer import Announcer
+from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.membership import Membership
-from holdfast.agents.partitions.merging_intake import MergingIntake
+from holdfast.agents.partitions.ownership.adoption import Adoption
+from holdfast.agents.partitions.ownership.losses import Losses
+from holdfast.agents.partitions.ownership.upgrading import Upgrading
 from holdfast.agents.partitions.readiness import Readiness
-from holdfast.agents.partitions.runner import Runner
-from holdfast.agents.partitions.skipping import Skipping
-from holdfast.agents.partitions.source_ends import SourceEnds
-from holdfast.agents.partitions.trimming import Trimming
 from holdfast.agents.partitions.types import FoldEvent, FoldLimits, GroupClient, Held
-from holdfast.agents.partitions.upgrading import Upgrading
+from holdfast.agents.partitions.upkeep.skipping import Skipping
+from holdfast.agents.partitions.upkeep.source_ends import SourceEnds
+from holdfast.agents.partitions.upkeep.trimming import Trimming
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor

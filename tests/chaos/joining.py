@@ -17,8 +17,8 @@ from zlib import crc32
 import msgspec
 
 from holdfast.agents.app import create_app
-from holdfast.agents.partitions.merging_intake import MergingIntake
-from holdfast.agents.partitions.source_ends import SourceEnds
+from holdfast.agents.partitions.batches.merging_intake import MergingIntake
+from holdfast.agents.partitions.upkeep.source_ends import SourceEnds
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import Processor

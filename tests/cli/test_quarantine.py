@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from holdfast.agents.partitions.skipping import trace
+from holdfast.agents.partitions.upkeep.skipping import trace
 from holdfast.cli.__main__ import main
 from holdfast.clients.quarantine.records import Quarantine
 from holdfast.config import Settings

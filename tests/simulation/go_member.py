@@ -21,7 +21,7 @@ from holdfast.core.claims.frames import (
 )
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.topic_partition import TopicPartition
-from holdfast.core.member.velocity import ClaimVerdict, Health, Sample
+from holdfast.core.member.claim.velocity import ClaimVerdict, Health, Sample
 from tests.simulation.broker import Broker
 from tests.simulation.checks import Checks
 from tests.simulation.process import Process

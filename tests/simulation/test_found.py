@@ -14,7 +14,7 @@ from holdfast.core.claims.frames import (
     ReleasingPartition,
 )
 from holdfast.core.member.actions import Deliver, Event, ReleaseReason, Send, Start
-from holdfast.core.member.log_view import LogView
+from holdfast.core.member.logs.log_view import LogView
 from holdfast.core.member.settings import Delivery, MemberSettings
 from tests.core.member.world import BEGAN_S, World
 

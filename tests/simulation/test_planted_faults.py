@@ -20,15 +20,15 @@ from holdfast.core.claims.resets import Decision
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.groups.balancer import Balancer
 from holdfast.core.kafka.topic_partition import TopicPartition
-from holdfast.core.member import log_view
-from holdfast.core.member.acquisition import Acquisition
-from holdfast.core.member.health import HealthCheck
-from holdfast.core.member.local_claims import LocalClaim
-from holdfast.core.member.log_view import LogView
+from holdfast.core.member.claim.local_claims import LocalClaim
+from holdfast.core.member.claim.stages import Active, ClaimWork, Committing, hands_out
+from holdfast.core.member.conduct.acquisition import Acquisition
+from holdfast.core.member.conduct.health import HealthCheck
+from holdfast.core.member.conduct.renewal import Renewal
+from holdfast.core.member.logs import log_view
+from holdfast.core.member.logs.log_view import LogView
 from holdfast.core.member.member import Member
-from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import MemberSettings
-from holdfast.core.member.stages import Active, ClaimWork, Committing, hands_out
 from holdfast.core.member.state import ClaimState
 from tests.simulation import broker, resetting, units
 from tests.simulation.checks import (

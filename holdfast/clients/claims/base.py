@@ -12,7 +12,7 @@ from holdfast.clients.claims.claiming.queue import Handout
 from holdfast.clients.claims.messages import ClaimedBatch, ClaimedMessage
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.actions import DeliveryToken, Notify
-from holdfast.core.member.local_claims import ClaimView
+from holdfast.core.member.claim.local_claims import ClaimView
 
 
 class ConsumerBase:

@@ -1,5 +1,5 @@
 """How a table moves from one version to the next: which version is current, when a later one has caught up, and what
-may make it the current one. Rules alone; `agents/partitions/upgrading.py` carries them out.
+may make it the current one. Rules alone; `agents/partitions/ownership/upgrading.py` carries them out.
 """
 
 from __future__ import annotations

@@ -11,14 +11,14 @@ from holdfast.core.claims.claim_keys import ClaimKey
 from holdfast.core.claims.frames import Frame, ReleaseGroup, check_id
 from holdfast.core.claims.guarded import Claim
 from holdfast.core.kafka.topic_partition import TopicPartition
-from holdfast.core.member.acquisition import Acquisition
 from holdfast.core.member.actions import Action, Event, ReleaseReason
-from holdfast.core.member.claimed_messages import ClaimedMessages
-from holdfast.core.member.gate import Gate
-from holdfast.core.member.local_claims import ClaimView, LocalClaim, frame_mark, held_as
-from holdfast.core.member.renewal import Renewal
+from holdfast.core.member.claim.gate import Gate
+from holdfast.core.member.claim.local_claims import ClaimView, LocalClaim, frame_mark, held_as
+from holdfast.core.member.claim.stages import ATTEMPTS, STARTED, WORKING, Won, reason_of, work_of
+from holdfast.core.member.conduct.acquisition import Acquisition
+from holdfast.core.member.conduct.claimed_messages import ClaimedMessages
+from holdfast.core.member.conduct.renewal import Renewal
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, MemberSettings
-from holdfast.core.member.stages import ATTEMPTS, STARTED, WORKING, Won, reason_of, work_of
 from holdfast.core.member.state import ClaimState, Draws
 
 __all__ = ["ClaimView", "Draws", "Member"]

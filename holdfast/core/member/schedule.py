@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import inf
 
-from holdfast.core.member.local_claims import LocalClaim
+from holdfast.core.member.claim.local_claims import LocalClaim
 
 LIMIT_DUE = 100
 """Claims attended to in one tick: the rest in the next, which is due at once.

@@ -25,7 +25,7 @@ from holdfast.core.member.actions import (
     Start,
     Stop,
 )
-from holdfast.core.member.local_claims import FrameMark, LocalClaim, frame_mark
+from holdfast.core.member.claim.local_claims import FrameMark, LocalClaim, frame_mark
 from holdfast.core.member.settings import MemberSettings
 from holdfast.errors import HoldfastError
 

@@ -10,8 +10,9 @@ from typing import Protocol
 from holdfast.core.claims.claim_keys import claim_key
 from holdfast.core.claims.guarded import Claim
 from holdfast.core.kafka.topic_partition import TopicPartition
-from holdfast.core.member.claimed_topics import ClaimedTopics
-from holdfast.core.member.local_claims import LocalClaim, Pool
+from holdfast.core.member.claim.local_claims import LocalClaim, Pool
+from holdfast.core.member.claim.stages import ClaimStage
+from holdfast.core.member.logs.claimed_topics import ClaimedTopics
 from holdfast.core.member.schedule import ClaimSchedule
 from holdfast.core.member.settings import (
     CLAIM_LOOP_INTERVALS,
@@ -20,7 +21,6 @@ from holdfast.core.member.settings import (
     MemberSettings,
 )
 from holdfast.core.member.shell_requests import ShellRequests, WallClock
-from holdfast.core.member.stages import ClaimStage
 
 
 class Draws(Protocol):

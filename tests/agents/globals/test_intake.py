@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.agents.globals.copies import ALL, GlobalCopies
 from holdfast.agents.globals.intake import GlobalIntake
-from holdfast.agents.partitions.merging_intake import MergingIntake
+from holdfast.agents.partitions.batches.merging_intake import MergingIntake
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Processor

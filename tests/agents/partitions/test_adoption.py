@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from holdfast.agents.metrics import Metrics
-from holdfast.agents.partitions.losses import LIMIT_LOSSES
+from holdfast.agents.partitions.batches.runner import Owned, Runner
 from holdfast.agents.partitions.manager import PartitionManager
-from holdfast.agents.partitions.runner import Owned, Runner
+from holdfast.agents.partitions.ownership.losses import LIMIT_LOSSES
 from holdfast.agents.partitions.types import AssignmentPlan
 from holdfast.clock import system_clock
 from holdfast.config import Settings

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from holdfast.agents.metrics import Metrics
-from holdfast.agents.partitions import adoption as module
-from holdfast.agents.partitions.adoption import Adoption
 from holdfast.agents.partitions.gate import FoldGate
-from holdfast.agents.partitions.holdings import Holdings
+from holdfast.agents.partitions.held.holdings import Holdings
+from holdfast.agents.partitions.ownership import adoption as module
+from holdfast.agents.partitions.ownership.adoption import Adoption
 from holdfast.agents.partitions.types import AssignmentPlan, Held
 from holdfast.clock import ManualClock
 from holdfast.config import Settings

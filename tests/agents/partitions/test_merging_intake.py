@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agents.partitions.merging_intake import MergingIntake
+from holdfast.agents.partitions.batches.merging_intake import MergingIntake
 from holdfast.agents.partitions.types import FoldEvent
 from holdfast.clock import ManualClock
 from holdfast.core.engine.declared.processor import Processor

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from holdfast.agents.partitions.intake import SingleIntake
-from holdfast.agents.partitions.runner import FEW_ROWS, HOLD_S, TRANSACTION_S, Runner
+from holdfast.agents.partitions.batches.intake import SingleIntake
+from holdfast.agents.partitions.batches.runner import FEW_ROWS, HOLD_S, TRANSACTION_S, Runner
 from holdfast.agents.partitions.types import FoldEvent, FoldLimits
 from holdfast.clock import ManualClock
 from holdfast.core.engine.declared.processor import Emit, Processor
@@ -440,7 +440,7 @@ def transacted(processor: Processor[bytes, int], records: int) -> Part:
 def test_a_transaction_that_emits_much_ends_and_what_is_left_is_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.agents.partitions.runner.TRANSACTION_EMITS", 100)
+    monkeypatch.setattr("holdfast.agents.partitions.batches.runner.TRANSACTION_EMITS", 100)
     part = transacted(ECHO, 5_000)
     assert max(map(len, part.emitted)) <= 100 + STEP_RECORDS, "some of a step more than wanted"
     assert [emit.value for emits in part.emitted for emit in emits] == [
@@ -451,7 +451,7 @@ def test_a_transaction_that_emits_much_ends_and_what_is_left_is_the_next(
 def test_a_transaction_that_changes_many_rows_ends_and_what_is_left_is_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.agents.partitions.runner.TRANSACTION_ROWS", 100)
+    monkeypatch.setattr("holdfast.agents.partitions.batches.runner.TRANSACTION_ROWS", 100)
     assert max(transacted(EACH, 5_000).transactions) <= 100 + STEP_RECORDS, "some of a step more than wanted"
     assert transacted(COUNT, 5_000).transactions == [5_000], "one row, changed often, is one row"
 
@@ -472,7 +472,7 @@ POISON = Processor(name="poison", source="events", decode=bytes, fold=fail, row=
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a partition that stands still look in each turn of the event loop."""
-    monkeypatch.setattr("holdfast.agents.partitions.runner.HOLD_TICK_S", 0.0)
+    monkeypatch.setattr("holdfast.agents.partitions.batches.runner.HOLD_TICK_S", 0.0)
 
 
 async def until(condition: Callable[[], Any]) -> None:

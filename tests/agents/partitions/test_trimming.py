@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from holdfast.agents.partitions.batches.runner import Owned, Runner
 from holdfast.agents.partitions.gate import FoldGate
-from holdfast.agents.partitions.holdings import Holdings
-from holdfast.agents.partitions.runner import Owned, Runner
-from holdfast.agents.partitions.trimming import Trimming, readers_of
+from holdfast.agents.partitions.held.holdings import Holdings
+from holdfast.agents.partitions.upkeep.trimming import Trimming, readers_of
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Text

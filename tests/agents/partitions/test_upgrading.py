@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from holdfast.agents.partitions.gate import FoldGate
-from holdfast.agents.partitions.holdings import Holdings
-from holdfast.agents.partitions.upgrading import Upgrading, _EarlierPartition
+from holdfast.agents.partitions.held.holdings import Holdings
+from holdfast.agents.partitions.ownership.upgrading import Upgrading, _EarlierPartition
 from holdfast.clients.tables.directory import Workers
 from holdfast.clock import ManualClock
 from holdfast.config import Settings

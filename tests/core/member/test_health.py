@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.member import velocity as health
-from holdfast.core.member.velocity import ClaimVerdict, Health, Sample, velocity
+from holdfast.core.member.claim import velocity as health
+from holdfast.core.member.claim.velocity import ClaimVerdict, Health, Sample, velocity
 from tests.support.places import TESTDATA
 
 VELOCITIES = json.loads((TESTDATA / "velocity.json").read_text())["vectors"]

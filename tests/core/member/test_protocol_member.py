@@ -12,12 +12,12 @@ from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, Rel
 from holdfast.core.claims.guarded import Claim
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member import settings as member_settings
-from holdfast.core.member import velocity
 from holdfast.core.member.actions import Action, FetchOffsets, Send, Start, Stop
-from holdfast.core.member.local_claims import LocalClaim
+from holdfast.core.member.claim import velocity
+from holdfast.core.member.claim.local_claims import LocalClaim
+from holdfast.core.member.claim.stages import ClaimStage, Declining, Draining, Releasing, Won
+from holdfast.core.member.claim.velocity import Health, Sample
 from holdfast.core.member.settings import HANDLER_TIMEOUT_S, MemberSettings
-from holdfast.core.member.stages import ClaimStage, Declining, Draining, Releasing, Won
-from holdfast.core.member.velocity import Health, Sample
 from tests.core.claims.test_protocol_page import PAGE, Row, plain, table
 from tests.core.member.world import BEGAN_S, Node, World
 

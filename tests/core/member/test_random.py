@@ -11,13 +11,13 @@ import pytest
 
 from holdfast.core.claims.frames import Heartbeat
 from holdfast.core.kafka.topic_partition import TopicPartition
-from holdfast.core.member import log_view
 from holdfast.core.member.actions import Action
-from holdfast.core.member.health import HealthCheck
+from holdfast.core.member.claim.stages import Active, work_of
+from holdfast.core.member.claim.velocity import ClaimVerdict
+from holdfast.core.member.conduct.health import HealthCheck
+from holdfast.core.member.logs import log_view
 from holdfast.core.member.member import Member
 from holdfast.core.member.settings import Delivery, MemberSettings
-from holdfast.core.member.stages import Active, work_of
-from holdfast.core.member.velocity import ClaimVerdict
 from tests.core.member.world import Node, World
 
 STEPS = 150

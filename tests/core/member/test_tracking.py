@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.member import tracking
-from holdfast.core.member.tracking import Tracker
+from holdfast.core.member.claim import tracking
+from holdfast.core.member.claim.tracking import Tracker
 from holdfast.errors import CommitError
 from tests.support.scale import scaled
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from confluent_kafka import Message
 
-from holdfast.core.member.gate import Gate
+from holdfast.core.member.claim.gate import Gate
 
 
 class Lease:

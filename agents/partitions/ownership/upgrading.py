@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.agents.partitions.announcer import Announcer
+from holdfast.agents.partitions.batches.runner import Owned
 from holdfast.agents.partitions.gate import FoldGate
-from holdfast.agents.partitions.holdings import Holdings
-from holdfast.agents.partitions.runner import Owned
+from holdfast.agents.partitions.held.announcer import Announcer
+from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.types import Held, RunInThread
 from holdfast.clients.tables.directory import WorkersTopic
 from holdfast.clock import Clock, system_clock

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from holdfast.core.member.actions import Event
-from holdfast.core.member.local_claims import LocalClaim
+from holdfast.core.member.claim.local_claims import LocalClaim
+from holdfast.core.member.claim.stages import Active, ClaimWork, Committing, Draining, Proposed, hands_out
+from holdfast.core.member.claim.velocity import ClaimVerdict, Sample
 from holdfast.core.member.settings import EXPIRED_INTERVALS, IDLE_INTERVALS, WARNED_AT, Delivery
-from holdfast.core.member.stages import Active, ClaimWork, Committing, Draining, Proposed, hands_out
 from holdfast.core.member.state import ClaimState
-from holdfast.core.member.velocity import ClaimVerdict, Sample
 
 
 class HealthCheck:

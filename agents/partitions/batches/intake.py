@@ -1,5 +1,5 @@
 """What a runner's next transaction is made of, and what becomes of the events that brought it: of one source here,
-of several in `agents/partitions/merging_intake.py`.
+of several in `agents/partitions/batches/merging_intake.py`.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ from holdfast.core.claims.claim_keys import parse_claim_key
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.actions import Event, ReleaseReason
-from holdfast.core.member.local_claims import LocalClaim, frame_mark
-from holdfast.core.member.log_view import FrameEffect, LogView
-from holdfast.core.member.renewal import Renewal
+from holdfast.core.member.claim.local_claims import LocalClaim, frame_mark
+from holdfast.core.member.claim.stages import Active, Claiming, Reclaiming, Won, work_of
+from holdfast.core.member.conduct.renewal import Renewal
+from holdfast.core.member.logs.log_view import FrameEffect, LogView
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, SETTLE_INTERVALS
-from holdfast.core.member.stages import Active, Claiming, Reclaiming, Won, work_of
 from holdfast.core.member.state import ClaimState
 from holdfast.errors import ClockSkewError, HoldfastError, InstanceConflictError
 

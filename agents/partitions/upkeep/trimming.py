@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast.agents.partitions.gate import FoldGate
-from holdfast.agents.partitions.holdings import Holdings
+from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.types import RunInThread
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings

@@ -6,7 +6,7 @@ from holdfast.core.claims.claim_keys import ClaimKey, parse_claim_key
 from holdfast.core.claims.frames import coordination_partition
 from holdfast.core.claims.guarded import Claim, is_reserved
 from holdfast.core.kafka.topic_partition import TopicPartition
-from holdfast.core.member.log_view import LogView
+from holdfast.core.member.logs.log_view import LogView
 from holdfast.core.member.settings import MemberSettings
 
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from holdfast.agents.globals.intake import GlobalIntake
-from holdfast.agents.partitions.intake import BACKLOG_S
+from holdfast.agents.partitions.batches.intake import BACKLOG_S
 from holdfast.agents.partitions.types import FoldEvent, MergingIntakeHost
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.batches import Batch

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.actions import Action, DeliveryToken
-from holdfast.core.member.local_claims import LocalClaim
-from holdfast.core.member.renewal import Renewal
+from holdfast.core.member.claim.local_claims import LocalClaim
+from holdfast.core.member.claim.stages import STARTED, WORKING, Active, Draining, Releasing, work_of
+from holdfast.core.member.conduct.renewal import Renewal
 from holdfast.core.member.settings import Delivery
-from holdfast.core.member.stages import STARTED, WORKING, Active, Draining, Releasing, work_of
 from holdfast.core.member.state import ClaimState
 from holdfast.errors import ClaimLostError
 

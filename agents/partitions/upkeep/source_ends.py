@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from holdfast.agents.partitions.gate import FoldGate
-from holdfast.agents.partitions.holdings import Holdings
+from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.kafka.topic_partition import Place

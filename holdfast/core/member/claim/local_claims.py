@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from holdfast.core.claims.frames import Frame
 from holdfast.core.kafka.topic_partition import TopicPartition
-from holdfast.core.member.gate import Gate
-from holdfast.core.member.stages import ClaimStage, ClaimWork
+from holdfast.core.member.claim.gate import Gate
+from holdfast.core.member.claim.stages import ClaimStage, ClaimWork
 
 FrameMark = tuple[str, int, int]
 

@@ -17,8 +17,8 @@ from typing import ClassVar, TypeAlias, assert_never
 import msgspec
 
 from holdfast.core.member.actions import ReleaseReason
-from holdfast.core.member.tracking import Tracker
-from holdfast.core.member.velocity import Health
+from holdfast.core.member.claim.tracking import Tracker
+from holdfast.core.member.claim.velocity import Health
 
 COOLING = frozenset(
     {

@@ -12,16 +12,8 @@ from msgspec.structs import replace
 from holdfast.core.claims.frames import ClaimingMessages, Frame, Heartbeat, ReleasingPartition
 from holdfast.core.claims.guarded import Claim
 from holdfast.core.member.actions import Event, ReleaseReason
-from holdfast.core.member.health import HealthCheck
-from holdfast.core.member.local_claims import LocalClaim
-from holdfast.core.member.log_view import FrameEffect
-from holdfast.core.member.settings import (
-    ATTEMPT_INTERVALS,
-    COOLDOWN_INTERVALS,
-    RETRY_INTERVALS,
-    Delivery,
-)
-from holdfast.core.member.stages import (
+from holdfast.core.member.claim.local_claims import LocalClaim
+from holdfast.core.member.claim.stages import (
     ATTEMPTS,
     COOLING,
     GIVEN_BACK,
@@ -40,8 +32,16 @@ from holdfast.core.member.stages import (
     hands_out,
     reason_of,
 )
+from holdfast.core.member.claim.velocity import ClaimVerdict
+from holdfast.core.member.conduct.health import HealthCheck
+from holdfast.core.member.logs.log_view import FrameEffect
+from holdfast.core.member.settings import (
+    ATTEMPT_INTERVALS,
+    COOLDOWN_INTERVALS,
+    RETRY_INTERVALS,
+    Delivery,
+)
 from holdfast.core.member.state import ClaimState
-from holdfast.core.member.velocity import ClaimVerdict
 
 REASONS = {
     ClaimVerdict.EXPIRED: ReleaseReason.EXPIRED,

@@ -12,8 +12,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from holdfast.agents.partitions.intake import Intake
-from holdfast.agents.partitions.merging_intake import MergingIntake
+from holdfast.agents.partitions.batches.intake import Intake
+from holdfast.agents.partitions.batches.merging_intake import MergingIntake
 from holdfast.agents.partitions.types import NOT_IN_GROUP, FoldEvent, FoldLimits, RunnerHost
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.declared.processor import Emit

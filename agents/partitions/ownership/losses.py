@@ -8,7 +8,7 @@ import logging
 
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.gate import FoldGate
-from holdfast.agents.partitions.holdings import Holdings
+from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.membership import Membership
 from holdfast.agents.partitions.readiness import Readiness
 from holdfast.agents.partitions.types import NOT_IN_GROUP, GroupClient, Held, Supervisor

@@ -17,9 +17,9 @@ from typing import Any
 from confluent_kafka import Message, Producer
 
 from holdfast.agents.metrics import Metrics
+from holdfast.agents.partitions.batches.runner import NOT_YET, Owned
 from holdfast.agents.partitions.gate import FoldGate
-from holdfast.agents.partitions.holdings import Holdings
-from holdfast.agents.partitions.runner import NOT_YET, Owned
+from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.types import RunInThread
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings

@@ -14,7 +14,7 @@ from typing import Protocol
 from holdfast.agents.cluster import Survey
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.gate import FoldGate
-from holdfast.agents.partitions.holdings import Holdings
+from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.types import Held
 from holdfast.config import Settings
 from holdfast.errors import StoreError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from holdfast.agents.partitions.announcer import announcement_of
-from holdfast.agents.partitions.runner import Owned
+from holdfast.agents.partitions.batches.runner import Owned
+from holdfast.agents.partitions.held.announcer import announcement_of
 from holdfast.agents.partitions.types import Held
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.kafka.topic_partition import Place

@@ -9,14 +9,14 @@ from collections.abc import Collection, Coroutine, Iterable
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.agents.metrics import Metrics
+from holdfast.agents.partitions.batches.runner import Owned, Runner
 from holdfast.agents.partitions.gate import FoldGate
-from holdfast.agents.partitions.handovers import learn_handovers
-from holdfast.agents.partitions.holdings import Holdings
+from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.membership import Membership
+from holdfast.agents.partitions.ownership.handovers import learn_handovers
 from holdfast.agents.partitions.readiness import Readiness
-from holdfast.agents.partitions.runner import Owned, Runner
-from holdfast.agents.partitions.skipping import Skipping
 from holdfast.agents.partitions.types import NOT_IN_GROUP, AssignmentPlan, Held, RunInThread
+from holdfast.agents.partitions.upkeep.skipping import Skipping
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.tables.partition import Partition

@@ -1,0 +1,1 @@
+"""The path of a batch: what was fetched, folded, committed, and made visible."""

@@ -1,0 +1,1 @@
+"""What a worker holds, and what it tells the others of that."""

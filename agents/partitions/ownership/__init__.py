@@ -1,0 +1,1 @@
+"""How partitions change hands: between workers, and between versions of a table."""

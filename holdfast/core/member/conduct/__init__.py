@@ -1,0 +1,1 @@
+"""How a member comes by its claims, keeps them, works on them, and gives them back."""

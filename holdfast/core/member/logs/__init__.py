@@ -1,0 +1,1 @@
+"""The topics of claims as a member sees them."""
