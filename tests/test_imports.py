@@ -81,7 +81,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "internal_log": frozenset({"protocol", "topics"}),
         "groups": frozenset({"internal_log", "settings", "topics"}),
         "transactions": frozenset({"faults", "groups", "internal_log", "logs", "settings", "topics"}),
-        "upkeep": frozenset({"settings", "topics"}),
+        "upkeep": frozenset({"configs", "logs", "settings", "topics"}),
         "cluster": frozenset(
             {"upkeep", "faults", "fetch_sessions", "groups", "settings", "topics", "transactions"}
         ),

@@ -149,6 +149,10 @@ class EmbeddedKafka:
         if found is None or not self._on_loop(lambda: found.log.corrupt(offset)):
             raise DevBrokerError(f"there is no record {offset} in {topic}/{partition}")
 
+    def run_upkeep(self) -> None:
+        """Do at once what else happens each ``retention_check_ms``: retention, compaction, forgetting idle producers."""
+        self._on_loop(self.cluster.upkeep.look)
+
     def forget_member(self, group_id: str, member_id: str) -> None:
         """Have a classic group forget a member, which hears of it with its next request."""
         if not self._on_loop(lambda: self.cluster.groups.forget_member(group_id, member_id)):

@@ -1,12 +1,22 @@
-"""What happens to logs by itself: records that are kept for long enough go, and producers that are idle are forgotten."""
+"""What happens to logs by itself: records that are kept for long enough go, logs are compacted, and producers that are
+idle are forgotten.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
+from holdfast.embedded.configs.topic import TopicConfigs
+from holdfast.embedded.logs.compaction import CompactionRules
+from holdfast.embedded.logs.partition_log import PartitionLog
 from holdfast.embedded.settings import EmbeddedSettings
+from holdfast.embedded.topics.partition import EmbeddedPartition
 from holdfast.embedded.topics.registry import TopicRegistry
+from holdfast.errors import WireError
+
+_logger = logging.getLogger(__name__)
 
 
 class Upkeep:
@@ -28,17 +38,36 @@ class Upkeep:
         """Do at once what is due."""
         now_ms = self._now_ms()
         for topic in self._topics:
-            deletes = "delete" in topic.configs.policies
-            age_ms, size = topic.configs.number("retention.ms"), topic.configs.number("retention.bytes")
             for partition in topic.partitions:
                 partition.log.sweep(now_ms)
-                if deletes:
-                    offset = partition.log.kept_from(
-                        since_ms=now_ms - age_ms if age_ms >= 0 else None, size=size if size >= 0 else None
-                    )
-                    if offset > partition.log.start_offset:
-                        partition.log.delete_before(offset)
+                if "delete" in topic.configs.policies:
+                    _delete(partition.log, topic.configs, now_ms)
+                if topic.configs.is_compacted:
+                    _compact(partition, topic.configs, now_ms)
 
     def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+
+def _delete(log: PartitionLog, configs: TopicConfigs, now_ms: int) -> None:
+    age_ms, size = configs.number("retention.ms"), configs.number("retention.bytes")
+    offset = log.kept_from(
+        since_ms=now_ms - age_ms if age_ms >= 0 else None, size=size if size >= 0 else None
+    )
+    if offset > log.start_offset:
+        log.delete_before(offset)
+
+
+def _compact(partition: EmbeddedPartition, configs: TopicConfigs, now_ms: int) -> None:
+    rules = CompactionRules(
+        now_ms=now_ms,
+        min_lag_ms=configs.number("min.compaction.lag.ms"),
+        max_lag_ms=configs.number("max.compaction.lag.ms"),
+        dirty_ratio=float(configs["min.cleanable.dirty.ratio"]),
+        tombstones_ms=configs.number("delete.retention.ms"),
+    )
+    try:
+        partition.log.compact(rules)
+    except WireError as error:  # Kafka's cleaner leaves such a partition alone as well
+        _logger.warning("%s is not compacted: %s", partition.name, error)

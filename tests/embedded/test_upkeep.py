@@ -47,7 +47,7 @@ def test_records_go_when_they_were_kept_for_long_enough(config: dict[str, str], 
         now_ms = int(time.time() * 1000)
         for at_ms in (now_ms - 3 * HOUR_MS, now_ms - 2 * HOUR_MS, now_ms - 1000):
             assert produce(kafka, topic, batch(b"a" * 20, at_ms=at_ms)) == 0
-        kafka.cluster.upkeep.look()
+        kafka.run_upkeep()
         log = log_of(kafka, topic)
         assert (log.start_offset, log.end_offset) == (start, 3)
 
@@ -69,6 +69,6 @@ def test_a_producer_that_was_idle_for_a_day_is_forgotten() -> None:
         assert produce(kafka, topic, batch(b"a", base_sequence=0, **told)) == 0
         assert produce(kafka, topic, batch(b"a", base_sequence=5, **told)) == 45
         kafka.shift_clock(25 * HOUR_MS)
-        kafka.cluster.upkeep.look()
+        kafka.run_upkeep()
         kafka.shift_clock(-25 * HOUR_MS)
         assert produce(kafka, topic, batch(b"a", base_sequence=5, **told)) == 0

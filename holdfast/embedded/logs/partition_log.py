@@ -21,7 +21,8 @@ from holdfast.core.kafka.producer_state import (
     aborted_key,
     verification_key,
 )
-from holdfast.core.kafka.record_batch import BatchHeader, decode_batch, decode_header
+from holdfast.core.kafka.record_batch import BatchHeader, RecordBatch, decode_batch, decode_header
+from holdfast.embedded.logs.compaction import CompactionRules, compacted, is_due
 from holdfast.embedded.logs.kept_rows import KeptRows
 from holdfast.embedded.logs.markers import marker_batch
 from holdfast.embedded.logs.stored_batch import StoredBatch, stored_batch
@@ -53,6 +54,8 @@ class PartitionLog:
         self.rows: KeptRows[LeaderRow] = KeptRows(LeaderRow)
         self.start_offset = 0
         self.size_bytes = 0
+        self.compacted_to = 0
+        """The offset from which on nothing was compacted yet."""
         self.epochs: list[tuple[int, int]] = []
         """(leader epoch, its first offset)."""
         self._firsts: list[int] = []
@@ -211,6 +214,45 @@ class PartitionLog:
         later = [each for each in self.epochs if each[1] > offset]
         floor = [each for each in self.epochs if each[1] <= offset]
         self.epochs = [*((epoch, max(first, offset)) for epoch, first in floor[-1:]), *later]
+
+    def compact(self, rules: CompactionRules) -> bool:
+        """Compact, if that is due, what is stable, old enough, and not in the newest batch; return whether it was.
+
+        Raises WireError for a damaged batch, and then changes nothing.
+        """
+        end = self._compactable(rules)
+        dirty = bisect_left(self._firsts, self.compacted_to, hi=end)
+        clean = sum(len(each.data) for each in self._batches[:dirty])
+        if not is_due(clean, self._batches[dirty:end], rules):
+            return False
+        before = self._batches[:end]
+        upper = before[-1].last_offset + 1
+        left = compacted(before, self._aborted, self._is_last_of_producer, rules)
+        self._batches[:end] = left.batches
+        self._firsts[:end] = [each.first_offset for each in left.batches]
+        self.size_bytes = sum(len(each.data) for each in self._batches)
+        for each in set(self._aborted).difference(left.aborted):
+            del self.rows[aborted_key(each.last_offset)]
+        self._aborted, self.compacted_to = left.aborted, upper
+        return True
+
+    def _compactable(self, rules: CompactionRules) -> int:
+        """Return how many batches may be compacted: of Kafka's segments the active one may not, here the newest batch."""
+        stable = self.last_stable_offset
+        for number, each in enumerate(self._batches[:-1]):
+            young = rules.min_lag_ms > 0 and each.max_timestamp_ms > rules.now_ms - rules.min_lag_ms
+            if young or each.last_offset >= stable:
+                return number
+        return max(0, len(self._batches) - 1)
+
+    def _is_last_of_producer(self, batch: RecordBatch) -> bool:
+        """Return whether its producer, if still known, wrote last with *batch*."""
+        entry = producer_of(self.rows, batch.producer_id)
+        if entry is None:
+            return False
+        if entry.batches:
+            return entry.batches[-1].last_offset == batch.last_offset
+        return batch.is_control and batch.producer_epoch == entry.epoch
 
     def corrupt(self, offset: int) -> bool:
         """Flip the last bit of the batch that holds *offset*, as a disk may; return whether there is one."""

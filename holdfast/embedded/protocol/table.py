@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -68,7 +68,7 @@ def versions_of(text: str) -> range:
 
 @cache
 def _sections() -> dict[str, str]:
-    text = (files(__package__) / "messages.txt").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("messages.txt").read_text(encoding="utf-8")
     found: dict[str, str] = {}
     for section in text.replace("\n ", "\0").splitlines():
         head, _, body = section.partition("\0")

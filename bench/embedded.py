@@ -1,0 +1,166 @@
+"""The embedded Kafka beside librdkafka's mock cluster, `python -P -m bench.embedded`: start, memory, records a second and transactions
+a second, through librdkafka on one core.
+
+Broker and client are pinned to one core, for the mock cluster lives within the client. Of what each took, the seconds of processor are told too:
+on a machine that does other work they say more than those of the clock. The mock cluster keeps no rules (it fences nobody, orders no
+sequences, has no isolation), so it is a bound of speed, not a broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from confluent_kafka import Producer
+
+RECORD, TOPIC = b"x" * 100, "bench"
+LINGER = {"linger.ms": 20, "queue.buffering.max.messages": 100_000, "acks": "all"}
+DEADLINE_S = 30.0
+_SERVER = """
+import time
+from pathlib import Path
+from holdfast.embedded.kafka import EmbeddedKafka
+began_s = time.perf_counter()
+with EmbeddedKafka() as kafka:
+    took_ms = (time.perf_counter() - began_s) * 1000
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+    kafka.create_topic("bench", partitions=1)
+    print(kafka.bootstrap, took_ms, resident, flush=True)
+    used_s = time.process_time()
+    while input():
+        print(time.process_time() - used_s, flush=True)
+        used_s = time.process_time()
+"""
+
+
+class Spent(NamedTuple):
+    """What a measurement took: things done, seconds of the clock, seconds of processor of client and broker."""
+
+    count: int
+    clock_s: float
+    client_s: float
+    broker_s: float
+
+    def __str__(self) -> str:
+        used_s = self.client_s + self.broker_s
+        told = f"{self.count / self.clock_s:>10,.0f} a second, {self.count / used_s:>10,.0f} a second of processor"
+        return f"{told} (client {self.client_s:.2f} s, broker {self.broker_s:.2f} s)"
+
+
+class Served:
+    """The embedded Kafka in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        bootstrap, took_ms, resident_mb = self._line().split()
+        self.bootstrap, self.took_ms, self.resident_mb = bootstrap, float(took_ms), float(resident_mb)
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def used_s(self) -> float:
+        """Return what the broker took of the processor since it was last asked."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("used\n")
+        self._process.stdin.flush()
+        return float(self._line())
+
+
+@contextmanager
+def served() -> Iterator[Served]:
+    command = [sys.executable, "-P", "-c", _SERVER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Served(process)
+        finally:
+            process.kill()
+
+
+def resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def spent(do: Callable[[], int], broker_s: Callable[[], float]) -> Spent:
+    broker_s()
+    clock_s, client_s = time.perf_counter(), time.process_time()
+    count = do()
+    took_s = time.perf_counter() - clock_s
+    return Spent(count, took_s, time.process_time() - client_s, broker_s())
+
+
+def records(producer: Producer, count: int) -> int:
+    """Send *count* records, and return how many were acknowledged."""
+    acknowledged = 0
+
+    def told(error: object, _: object) -> None:
+        nonlocal acknowledged
+        acknowledged += error is None
+
+    for _ in range(count):
+        while True:
+            try:
+                producer.produce(TOPIC, RECORD, partition=0, on_delivery=told)
+                break
+            except BufferError:
+                producer.poll(0.05)
+        producer.poll(0)
+    producer.flush(DEADLINE_S)
+    assert acknowledged == count, f"{acknowledged} of {count} records were acknowledged"
+    return acknowledged
+
+
+def transactions(producer: Producer, seconds: float) -> int:
+    """Commit transactions of one record, one after the other, for *seconds*."""
+    count, until_s = 0, time.perf_counter() + seconds
+    while time.perf_counter() < until_s:
+        producer.begin_transaction()
+        producer.produce(TOPIC, RECORD, partition=0)
+        producer.commit_transaction(DEADLINE_S)
+        count += 1
+    return count
+
+
+def measure(
+    name: str, config: dict[str, str], count: int, seconds: float, broker_s: Callable[[], float]
+) -> None:
+    producer = Producer({**config, **LINGER})
+    records(producer, 1000)
+    print(f"{name:<9} records      {spent(lambda: records(producer, count), broker_s)}")
+    writer = Producer({**config, "linger.ms": 0, "transactional.id": "bench"})
+    writer.init_transactions(DEADLINE_S)
+    transactions(writer, 0.2)
+    print(f"{name:<9} transactions {spent(lambda: transactions(writer, seconds), broker_s)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=200_000)
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long transactions are measured")
+    told = parser.parse_args()
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    load = os.getloadavg()[0]
+    with served() as kafka:
+        print(
+            f"embedded  start {kafka.took_ms:.1f} ms after the import, {kafka.resident_mb:.0f} MB; load {load:.1f}"
+        )
+        measure("embedded", {"bootstrap.servers": kafka.bootstrap}, told.records, told.seconds, kafka.used_s)
+    began_s, before_mb = time.perf_counter(), resident_mb()
+    mock = Producer({"test.mock.num.brokers": "1"})
+    mock.list_topics(timeout=DEADLINE_S)
+    took_ms = (time.perf_counter() - began_s) * 1000
+    print(
+        f"mock      start {took_ms:.1f} ms to its first answer, {resident_mb() - before_mb:.1f} MB more than before"
+    )
+    measure("mock", {"test.mock.num.brokers": "1"}, told.records, told.seconds, lambda: 0.0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""What compaction leaves of the batches of a log: the rules of Kafka's Cleaner and of MemoryRecords.filterTo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.core.kafka.compression import Compression
+from holdfast.core.kafka.producer_state import AbortedTransaction
+from holdfast.core.kafka.record_batch import (
+    COMPRESSION_BITS,
+    ControlType,
+    Record,
+    RecordBatch,
+    control_of,
+    decode_batch,
+    encode_batch,
+)
+from holdfast.embedded.logs.stored_batch import StoredBatch
+
+DELETE_HORIZON_BIT = 0x40
+"""Of a batch's attributes: its base timestamp is the time from which on its tombstones, or its marker, may go."""
+_NO_TIME = -1
+
+
+class CompactionRules(NamedTuple):
+    """What a log's topic and its clock say. Times are in milliseconds."""
+
+    now_ms: int
+    min_lag_ms: int
+    max_lag_ms: int
+    dirty_ratio: float
+    tombstones_ms: int
+    """How long a tombstone stays, from the first compaction that meets it (``delete.retention.ms``)."""
+
+
+class Compacted(NamedTuple):
+    """The batches that are left, and the aborted transactions that readers must still know of."""
+
+    batches: list[StoredBatch]
+    aborted: list[AbortedTransaction]
+
+
+def is_due(clean: int, dirty: Sequence[StoredBatch], rules: CompactionRules) -> bool:
+    """Return whether a log is compacted that has *clean* bytes compacted before, and *dirty* batches after them."""
+    size = sum(len(each.data) for each in dirty)
+    late = any(0 <= each.max_timestamp_ms < rules.now_ms - rules.max_lag_ms for each in dirty)
+    return size > 0 and (late or size / (clean + size) > rules.dirty_ratio)
+
+
+def compacted(
+    stored: Sequence[StoredBatch],
+    aborted: Iterable[AbortedTransaction],
+    is_last: Callable[[RecordBatch], bool],
+    rules: CompactionRules,
+) -> Compacted:
+    """Return what is left of *stored*, a log from its start up to where it may be compacted.
+
+    *is_last* tells the batch by which a producer that is still known wrote last: it stays, if need be empty. Raises
+    WireError for a damaged batch.
+    """
+    batches = [decode_batch(each.data) for each in stored]
+    transactions = _Transactions(aborted)
+    droppable = [transactions.may_go(each) for each in batches]
+    latest = _latest(each for each, gone in zip(batches, droppable, strict=True) if not gone)
+    left = []
+    for number, (was, batch, gone) in enumerate(zip(stored, batches, droppable, strict=True)):
+        records = tuple(_kept(batch, latest, rules, droppable=gone))
+        if records:
+            left.append(_rebuilt(was, batch, records, rules, empties=gone))
+        elif is_last(batch) or number == len(stored) - 1:  # the last one tells where the compacted part ends
+            left.append(_emptied(was, batch))
+    return Compacted(left, sorted(transactions.left(), key=lambda each: each.last_offset))
+
+
+class _Transactions:
+    """Which transactions were aborted, and which still have records, at the batch that is looked at."""
+
+    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+        self._with_records: list[AbortedTransaction] = []
+        self._coming = sorted(aborted, key=lambda each: each.first_offset)
+        self._aborted: dict[int, AbortedTransaction] = {}
+        self._seen: set[int] = set()
+
+    def may_go(self, batch: RecordBatch) -> bool:
+        """Return whether a batch has aborted records, or is the marker of a transaction of which none are left."""
+        while self._coming and self._coming[0].first_offset <= batch.last_offset:
+            begun = self._coming.pop(0)
+            self._aborted[begun.producer_id] = begun
+        if batch.is_control:
+            return self._ended(batch)
+        if not batch.is_transactional:
+            return False
+        self._seen.add(batch.producer_id)
+        return batch.producer_id in self._aborted
+
+    def _ended(self, batch: RecordBatch) -> bool:
+        producer = batch.producer_id
+        had_records = producer in self._seen
+        self._seen.discard(producer)
+        if any(control_of(batch, each).type is ControlType.ABORT for each in batch.records):
+            aborted = self._aborted.pop(producer, None)
+            if aborted is not None and had_records:
+                self._with_records.append(aborted)
+        return not had_records
+
+    def left(self) -> list[AbortedTransaction]:
+        """Return the aborted transactions that readers must still know of, those whose markers come later among them."""
+        return [*self._with_records, *self._aborted.values(), *self._coming]
+
+
+def _latest(batches: Iterable[RecordBatch]) -> dict[bytes, int]:
+    return {
+        record.key: batch.base_offset + record.offset_delta
+        for batch in batches
+        if not batch.is_control
+        for record in batch.records
+        if record.key is not None
+    }
+
+
+def _horizon_ms(batch: RecordBatch) -> int | None:
+    return batch.base_timestamp_ms if batch.attributes & DELETE_HORIZON_BIT else None
+
+
+def _kept(
+    batch: RecordBatch, latest: dict[bytes, int], rules: CompactionRules, *, droppable: bool
+) -> Iterator[Record]:
+    horizon_ms = _horizon_ms(batch)
+    expired = horizon_ms is not None and horizon_ms <= rules.now_ms
+    if batch.is_control:
+        yield from () if droppable and expired else batch.records
+    elif not droppable:
+        for each in batch.records:
+            is_latest = each.key is not None and latest[each.key] == batch.base_offset + each.offset_delta
+            if is_latest and (each.value is not None or not expired):
+                yield each
+
+
+def _rebuilt(
+    was: StoredBatch,
+    batch: RecordBatch,
+    records: tuple[Record, ...],
+    rules: CompactionRules,
+    *,
+    empties: bool,
+) -> StoredBatch:
+    """Return the batch with *records*, and with the time from which on a tombstone or an empty transaction's marker may
+    go, if there is one and it has none.
+    """
+    horizon_ms = _horizon_ms(batch)
+    wants = (batch.is_control and empties) or any(each.value is None for each in records)
+    if len(records) == len(batch.records) and (horizon_ms is not None or not wants):
+        return was
+    if horizon_ms is None and wants:
+        horizon_ms = rules.now_ms + rules.tombstones_ms
+    times = [batch.timestamp_ms(each) for each in records]
+    base_ms = times[0] if horizon_ms is None else horizon_ms
+    timed = zip(records, times, strict=True)
+    rebuilt = msgspec.structs.replace(
+        batch,
+        attributes=batch.attributes | (0 if horizon_ms is None else DELETE_HORIZON_BIT),
+        base_timestamp_ms=base_ms,
+        max_timestamp_ms=max(times),
+        records=tuple(msgspec.structs.replace(each, timestamp_delta=at - base_ms) for each, at in timed),
+    )
+    return was._replace(max_timestamp_ms=rebuilt.max_timestamp_ms, data=encode_batch(rebuilt))
+
+
+def _emptied(was: StoredBatch, batch: RecordBatch) -> StoredBatch:
+    """Return the header alone: it keeps the offsets and the producer's sequences."""
+    attributes = batch.attributes & ~(COMPRESSION_BITS | DELETE_HORIZON_BIT) | Compression.NONE
+    empty = msgspec.structs.replace(batch, attributes=attributes, base_timestamp_ms=_NO_TIME, records=())
+    return was._replace(max_timestamp_ms=_NO_TIME, data=encode_batch(empty))
