@@ -43,14 +43,16 @@ with EmbeddedKafka() as kafka:
 class Spent(NamedTuple):
     """What a measurement took: things done, seconds of the clock, seconds of processor of client and broker."""
 
-    count: int
+    done: int
     clock_s: float
     client_s: float
     broker_s: float
 
     def __str__(self) -> str:
         used_s = self.client_s + self.broker_s
-        told = f"{self.count / self.clock_s:>10,.0f} a second, {self.count / used_s:>10,.0f} a second of processor"
+        told = (
+            f"{self.done / self.clock_s:>10,.0f} a second, {self.done / used_s:>10,.0f} a second of processor"
+        )
         return f"{told} (client {self.client_s:.2f} s, broker {self.broker_s:.2f} s)"
 
 
