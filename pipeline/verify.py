@@ -12,6 +12,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
+from holdfast.core.engine.state.base import BASE, Base, decode_base
 from holdfast.core.engine.state.codec import (
     APPLIED,
     META,
@@ -52,6 +53,8 @@ class LivePartition:
     """As how many types its rows were written, at the most, and are declared."""
     refused: frozenset[tuple[str, int]] = frozenset()
     """Topic and offset of records that were refused for what may be otherwise now."""
+    base: Base | None = None
+    """What it began with in place of nothing."""
 
     @property
     def applied(self) -> int:
@@ -330,6 +333,7 @@ def _live_partition(
         handover=decode_handover(notes.get(HANDOVER)),
         row_types=1 if types is None else most_types(_with_own(decode_row_types(types), processor)),
         refused=refusals_in(notes),
+        base=decode_base(notes.get(BASE)),
     )
 
 
