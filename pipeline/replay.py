@@ -29,7 +29,7 @@ from holdfast.pipeline.bronze.extent import (
 )
 from holdfast.pipeline.bronze.lake import Landed, bronze_path
 from holdfast.pipeline.folds import local
-from holdfast.pipeline.folds.bases import behind_bases, read_bases
+from holdfast.pipeline.folds.bases import behind_bases, read_bases, told_bases
 from holdfast.pipeline.folds.folding import RESULT, RESULT_DDL, EmitsWanted, FoldPlan, FoldSummary
 from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
@@ -351,6 +351,7 @@ def _told(
         results=results,
         skipped=skipped(summaries),
         holes=holes,
+        bases=told_bases(processor, plan.bases),
     )
 
 

@@ -32,6 +32,7 @@ from holdfast.errors import ChangelogError, ConfigError, TopicError
 from holdfast.kafka.fetching.records import Records
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bronze.extent import Until
+from holdfast.pipeline.folds.bases import check_bases, read_bases
 from holdfast.pipeline.folds.folding import TRANSITION, FoldSummary, other_event_time, readable
 from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.replay import ReplayOptions, replay
@@ -132,6 +133,8 @@ class TableVerdict:
     partitions: tuple[PartitionVerdict, ...] = field(default_factory=tuple)
     skipped: int = 0
     holes: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
+    """With what partitions began in place of nothing: equal states are functions of that too."""
 
     @property
     def equal(self) -> bool:
@@ -160,6 +163,7 @@ class TableVerdict:
             "skipped": self.skipped,
             "equal": self.equal,
             "partial": list(self.partial),
+            "bases": list(self.bases),
             "live_digest": self.live_digest,
             "replayed_digest": self.replayed_digest,
             "partitions": [each.document() for each in self.partitions],
@@ -177,6 +181,9 @@ def verify(
     started then would have: the verdict is `partial` then, as it is for a table that began so.
     """
     live = read_live(processor, settings)
+    check_bases(
+        processor, settings, read_bases(processor, settings), {each.partition: each.base for each in live}
+    )
     asked = replace(
         # After the state: a skip is written before what is behind it is folded.
         upto(processor, settings, options or ReplayOptions(), {each.partition: each.marker for each in live}),
@@ -205,6 +212,7 @@ def verify(
         partitions=verdicts,
         skipped=replayed.skipped,
         holes=replayed.holes,
+        bases=replayed.bases,
     )
 
 

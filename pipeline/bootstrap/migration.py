@@ -17,7 +17,7 @@ from holdfast.core.engine.state.lost_heads import LOST_HEADS, encode_lost_heads
 from holdfast.errors import ConfigError, TopicError
 from holdfast.loop_thread import LoopThread
 from holdfast.pipeline.bootstrap.fencing import FENCE_S, TRANSACTION_S, fenced_writer
-from holdfast.pipeline.bootstrap.sink import BootstrapStep, ChangelogSink, Outcome, has_begun, nothing
+from holdfast.pipeline.bootstrap.sink import BootstrapStep, ChangelogSink, Outcome, has_state, nothing
 from holdfast.pipeline.verify import LivePartition, read_live
 from holdfast.tables.changelog import ChangelogPart
 
@@ -96,7 +96,7 @@ async def _write(
 ) -> Outcome:
     async with fenced_writer(processor, settings, partition) as writer:
         told(partition, BootstrapStep.FENCED)
-        if has_begun(processor, settings, partition):
+        if has_state(processor, settings, partition):
             return Outcome.KEPT
 
         def parts() -> list[ChangelogPart]:

@@ -193,7 +193,7 @@ class _Writing:
         sink, partition = self._sink, self._partition
         async with fenced_writer(sink.processor, sink.settings, partition) as writer:
             sink.told(partition, BootstrapStep.FENCED)
-            if has_begun(sink.processor, sink.settings, partition):
+            if has_state(sink.processor, sink.settings, partition):
                 return Outcome.KEPT
             for copy_bytes in QUARANTINE_COPY_BYTES:
                 copies = sink.copies(partition, self._refused, copy_bytes)
@@ -251,7 +251,7 @@ def emits_to_others(processor: Processor[Any, Any]) -> bool:
     return any(not isinstance(topic, Internal) for topic in processor.emits)
 
 
-def has_begun(processor: Processor[Any, Any], settings: Settings, partition: int) -> bool:
+def has_state(processor: Processor[Any, Any], settings: Settings, partition: int) -> bool:
     """Return whether a partition's changelog holds a state, or a base that is empty; ChangelogError for one that is damaged."""
     with TopicLog(settings, processor.changelog(settings.app)) as log:
         span = log.spans()[partition]

@@ -85,3 +85,10 @@ def behind_bases(extent: Extent, bases: Mapping[int, Beginning]) -> Extent:
             )
         spans[partition] = Span(first=max(span.first, first), end=span.end)
     return Extent(spans=spans, holes=extent.holes)
+
+
+def told_bases(processor: Processor[Any, Any], bases: Mapping[int, Beginning]) -> tuple[str, ...]:
+    """Return, in words, with what partitions began."""
+    return tuple(
+        f"partition {at} from base: {each.base.told(processor.topics)}" for at, each in sorted(bases.items())
+    )
