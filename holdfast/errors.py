@@ -75,6 +75,10 @@ class TopicError(HoldfastError):
     """A topic is missing or laid out so that state on it would be wrong."""
 
 
+class MigrationError(ConfigError):
+    """A table cannot begin with the rows of an earlier version: it says which row, or why none. Nothing was written."""
+
+
 class ChainError(TopicError):
     """A processor was raised to another version without those that read what it emits; it says which to raise."""
 

@@ -29,6 +29,7 @@ from holdfast.pipeline.bronze.extent import (
 )
 from holdfast.pipeline.bronze.lake import Landed, bronze_path
 from holdfast.pipeline.folds import local
+from holdfast.pipeline.folds.bases import behind_bases, read_bases, told_bases
 from holdfast.pipeline.folds.folding import RESULT, RESULT_DDL, EmitsWanted, FoldPlan, FoldSummary
 from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
@@ -142,6 +143,12 @@ def replay(
         raise ConfigError(
             f"processor {processor.name} folds one source: --until takes PARTITION:OFFSET of it"
         )
+    if bases := read_bases(processor, settings):
+        if options.engine == "spark":
+            raise ConfigError(
+                f"table {processor.table} began with rows of an earlier version: use --engine local"
+            )
+        options, plan = replace(options, engine="local"), replace(plan, bases=bases)
     if options.source == "topic" and options.skips is None:
         options = replace(options, skips=read_skips(settings).of_topic(processor.topics[0]))
     if options.skips is not None:
@@ -218,7 +225,7 @@ def _session(plan: FoldPlan, options: ReplayOptions) -> AbstractContextManager[S
 
 def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
     with TopicLog(settings, plan.processor.topics[0]) as log:
-        extent = _wanted(extent_of_topic(log, options.until), options)
+        extent = _wanted(behind_bases(extent_of_topic(log, options.until), plan.bases), options)
     if _engine(options, extent) == "local":
         return _finish(plan, options, extent, "local", local.fold_topic(settings, plan, extent))
     from holdfast.pipeline.folds import on_spark
@@ -249,7 +256,7 @@ def _from_bronze(plan: FoldPlan, app: str, options: ReplayOptions) -> Replayed:
         {} if options.until is None or options.until.at_ms is None else files.first_after(options.until.at_ms)
     )
     extent, plan = (
-        _wanted(extent_of_bronze(landed, options.until, path, later, app), options),
+        _wanted(behind_bases(extent_of_bronze(landed, options.until, path, later, app), plan.bases), options),
         _noted(plan, app, options, landed),
     )
     if _engine(options, extent) == "local":
@@ -344,6 +351,7 @@ def _told(
         results=results,
         skipped=skipped(summaries),
         holes=holes,
+        bases=told_bases(processor, plan.bases),
     )
 
 

@@ -12,6 +12,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
+from holdfast.core.engine.state.base import BASE, Base, decode_base
 from holdfast.core.engine.state.codec import (
     APPLIED,
     META,
@@ -31,6 +32,7 @@ from holdfast.errors import ChangelogError, ConfigError, TopicError
 from holdfast.kafka.fetching.records import Records
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bronze.extent import Until
+from holdfast.pipeline.folds.bases import check_bases, read_bases
 from holdfast.pipeline.folds.folding import TRANSITION, FoldSummary, other_event_time, readable
 from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.replay import ReplayOptions, replay
@@ -52,6 +54,8 @@ class LivePartition:
     """As how many types its rows were written, at the most, and are declared."""
     refused: frozenset[tuple[str, int]] = frozenset()
     """Topic and offset of records that were refused for what may be otherwise now."""
+    base: Base | None = None
+    """What it began with in place of nothing."""
 
     @property
     def applied(self) -> int:
@@ -129,6 +133,8 @@ class TableVerdict:
     partitions: tuple[PartitionVerdict, ...] = field(default_factory=tuple)
     skipped: int = 0
     holes: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
+    """With what partitions began in place of nothing: equal states are functions of that too."""
 
     @property
     def equal(self) -> bool:
@@ -157,6 +163,7 @@ class TableVerdict:
             "skipped": self.skipped,
             "equal": self.equal,
             "partial": list(self.partial),
+            "bases": list(self.bases),
             "live_digest": self.live_digest,
             "replayed_digest": self.replayed_digest,
             "partitions": [each.document() for each in self.partitions],
@@ -174,6 +181,9 @@ def verify(
     started then would have: the verdict is `partial` then, as it is for a table that began so.
     """
     live = read_live(processor, settings)
+    check_bases(
+        processor, settings, read_bases(processor, settings), {each.partition: each.base for each in live}
+    )
     asked = replace(
         # After the state: a skip is written before what is behind it is folded.
         upto(processor, settings, options or ReplayOptions(), {each.partition: each.marker for each in live}),
@@ -202,6 +212,7 @@ def verify(
         partitions=verdicts,
         skipped=replayed.skipped,
         holes=replayed.holes,
+        bases=replayed.bases,
     )
 
 
@@ -330,6 +341,7 @@ def _live_partition(
         handover=decode_handover(notes.get(HANDOVER)),
         row_types=1 if types is None else most_types(_with_own(decode_row_types(types), processor)),
         refused=refusals_in(notes),
+        base=decode_base(notes.get(BASE)),
     )
 
 

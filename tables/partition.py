@@ -36,6 +36,7 @@ from holdfast.core.engine.merge.positions import (
     offsets_of,
     position_format,
 )
+from holdfast.core.engine.state.base import BASE
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED, key_in_table
 from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, encode_row_types, evolved
 from holdfast.core.engine.state.handover import HANDOVER, Handover, encode_handover
@@ -291,9 +292,20 @@ class Partition:
         producer = self._env.producer(transactional_id)
         return ChangelogWriter(producer, changelog=self.changelog, partition=self.partition)
 
+    def _check_migrated(self) -> None:
+        """Raise ConfigError for an empty table that is declared to begin with an earlier version's rows."""
+        processor = self.processor
+        if not processor.migrate or self.applied != NOTHING_APPLIED or self._store.get(BASE) is not None:
+            return
+        raise ConfigError(
+            f"table {processor.table} partition {self.partition} is empty, and migrate= says that it begins with rows of an earlier version: run "
+            f"`holdfast bootstrap {processor.name} --version {processor.version} --from version` first, or leave out migrate="
+        )
+
     def activate(self) -> None:
-        """Start folding from the restored position; ConfigError where the row type cannot read what is there."""
+        """Start folding from the restored position; ConfigError where the row type cannot read what is there, or a migration is due."""
         self._compare_types()
+        self._check_migrated()
         self.role, marker, cache_rows = PartitionRole.ACTIVE, self._store.marker, self._env.cache_rows
         handover = (self._handover or self._store.handover) if self.processor.hands_over else None
         if isinstance(marker, VectorMarker):

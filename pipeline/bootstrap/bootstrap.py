@@ -13,9 +13,10 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.skips import Skips
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of
-from holdfast.core.engine.state.codec import NOTHING_APPLIED
+from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS
 from holdfast.errors import ConfigError, TopicError
 from holdfast.kafka.reading.skip_log import read_skips
+from holdfast.pipeline.bootstrap.migration import begin, read_earlier
 from holdfast.pipeline.bootstrap.sink import OUTCOME, BootstrapStep, ChangelogSink, Outcome, emits_to_others
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.folds.folding import FoldSummary, all_emits
@@ -34,6 +35,8 @@ class BootstrapOptions:
 
     replay: ReplayOptions = field(default_factory=ReplayOptions)
     emits: Literal["suppress", "send"] = "suppress"
+    migrate: bool = False
+    """Begin with the rows of an earlier version, as `migrate=` declares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,8 @@ def bootstrap(
     wanted = sorted({each.partition for each in live} - {each.partition for each in kept})
     if not wanted:
         return _report(processor, "", kept)
+    if options.migrate:
+        return _report(processor, "local", [*kept, *_migrate(processor, settings, wanted, told)])
     suppressed = options.emits == "suppress"
     asked = options.replay
     if suppressed and emits_to_others(processor) and asked.until is None:
@@ -111,6 +116,34 @@ def bootstrap(
     }
     done = [_done(each, *outcomes.get(each.partition, (Outcome.EMPTY, 0))) for each in replayed.partitions]
     return _report(processor, replayed.engine, [*kept, *done])
+
+
+def _migrate(
+    processor: Processor[Any, Any],
+    settings: Settings,
+    partitions: Iterable[int],
+    told: Callable[[int, BootstrapStep], None] | None,
+) -> list[BootstrappedPartition]:
+    earlier, hears = read_earlier(processor, settings), told or (lambda at, step: None)
+    if missing := [at for at in partitions if at not in earlier]:
+        raise TopicError(
+            f"the earlier version of {processor.name} has no partition {missing[0]}: check with `holdfast topics check`"
+        )
+    done = []
+    for at in partitions:
+        outcome, found = begin(processor, settings, at, earlier[at], hears)
+        rows = sum(key[:1] in ROW_KINDS for key, _ in found.stored)
+        done.append(
+            BootstrappedPartition(
+                partition=at,
+                outcome=outcome,
+                applied=counted(offsets_of(found.position)),
+                rows=rows,
+                timers=len(found.stored) - rows,
+                digest=found.base.digest,
+            )
+        )
+    return done
 
 
 def require_alone(processor: Processor[Any, Any], settings: Settings) -> None:
@@ -144,7 +177,7 @@ def _live(processor: Processor[Any, Any], settings: Settings) -> list[LivePartit
 
 
 def _has_state(live: LivePartition) -> bool:
-    return bool(live.stored) or live.applied != NOTHING_APPLIED
+    return bool(live.stored) or live.applied != NOTHING_APPLIED or live.base is not None
 
 
 def _heads(processor: Processor[Any, Any], settings: Settings) -> dict[str, dict[int, int]]:

@@ -109,7 +109,7 @@ class ChangelogSink:
             writing = _Writing(self, summary.partition, position, spool, copies)
             outcome = loop.wait(writing.run(), FENCE_S + TRANSACTION_S)
         finally:
-            loop.stop(_nothing())
+            loop.stop(nothing())
         return _results(summary, outcome, spool.emits)
 
     def _check(self, partition: int, position: Position, refused: Iterable[Refused]) -> None:
@@ -242,7 +242,7 @@ def _sent(
     )
 
 
-async def _nothing() -> None:
+async def nothing() -> None:
     return
 
 
@@ -252,13 +252,13 @@ def emits_to_others(processor: Processor[Any, Any]) -> bool:
 
 
 def has_state(processor: Processor[Any, Any], settings: Settings, partition: int) -> bool:
-    """Return whether a partition's changelog holds a state; ChangelogError for one that is damaged."""
+    """Return whether a partition's changelog holds a state, or a base that is empty; ChangelogError for one that is damaged."""
     with TopicLog(settings, processor.changelog(settings.app)) as log:
         span = log.spans()[partition]
     if span.first == span.end:
         return False
     (live,) = read_live(processor, settings, partitions=[partition])
-    return bool(live.stored) or live.applied != NOTHING_APPLIED
+    return bool(live.stored) or live.applied != NOTHING_APPLIED or live.base is not None
 
 
 def _by_partition(

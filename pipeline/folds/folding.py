@@ -19,10 +19,11 @@ import pyarrow as pa
 
 from holdfast.core.engine.declared.processor import Emit, Headers, Input, Processor
 from holdfast.core.engine.fold.folding import Batch, Folder, Refused, Transition
+from holdfast.core.engine.fold.migrating import Beginning
 from holdfast.core.engine.fold.skips import OffsetRanges, behind
 from holdfast.core.engine.merge.choices import event_ms_of
-from holdfast.core.engine.merge.positions import Position
-from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_KINDS, digest
+from holdfast.core.engine.merge.positions import Position, start_of_one
+from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_KINDS, Marker, digest
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.timers import NEVER
@@ -95,6 +96,8 @@ class FoldPlan:
     of_key: tuple[str, str] | None = None
     skips: Mapping[int, OffsetRanges] = field(default_factory=dict)
     later_timeout_s: float = 600.0
+    bases: Mapping[int, Beginning] = field(default_factory=dict)
+    """What partitions begin with in place of nothing."""
 
     def handover(self, partition: int) -> Handover | None:
         """Return up to where a partition's emits are not told."""
@@ -224,9 +227,17 @@ class PartitionFold:
         self.partition, self._plan, self._results = partition, plan, results
         self._skips = plan.skips.get(partition, ())
         self._store = DictStore()
+        base = plan.bases.get(partition)
+        if base is not None:
+            self._store.apply(base.stored)
+        at = start_of_one(plan.processor) if base is None else base.position
+        assert isinstance(at, Marker), "several sources are folded elsewhere"
         self._folder: Folder[Any] = Folder(
             plan.processor,
             self._store,
+            applied=at.applied,
+            stream_ms=at.stream_ms,
+            event_ms=event_ms_of(at) if base is not None else None,
             trace=self._trace if plan.transitions else None,
             handover=plan.handover(partition),
         )
@@ -239,7 +250,7 @@ class PartitionFold:
         self._where = f"replay of {plan.processor.table} partition {partition}"
         self._pending: list[Batch] = []
         self._pending_records = self._pending_bytes = self._records = self._refused = 0
-        self._last = NOTHING_APPLIED
+        self._last = at.applied
 
     def _trace(self, each: Transition[Any]) -> None:
         if self._plan.tells(each):

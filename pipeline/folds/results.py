@@ -100,6 +100,8 @@ class Replayed:
     """How many offsets of what was read are skipped, since nobody can read what lies there."""
     holes: tuple[str, ...] = ()
     """What of the log was missing, in words; nothing of a whole one."""
+    bases: tuple[str, ...] = ()
+    """With what partitions began in place of nothing, in words: the state is a function of that too."""
 
     @property
     def digest(self) -> str:
@@ -124,6 +126,7 @@ class Replayed:
             "digest": self.digest,
             "records": self.records,
             "skipped": self.skipped,
+            "bases": list(self.bases),
             "partitions": [msgspec.to_builtins(each) for each in self.partitions],
         }
 

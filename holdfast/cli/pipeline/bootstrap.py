@@ -19,7 +19,7 @@ from holdfast.cli.pipeline.pipeline import (
     MemoryOption,
     spark_options,
 )
-from holdfast.cli.pipeline.replay import EngineOption, LakeOption, SourceName, SourceOption
+from holdfast.cli.pipeline.replay import EngineOption, LakeOption
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.errors import ConfigError
 
@@ -38,6 +38,14 @@ class EmitsName(StrEnum):
     SEND = "send"
 
 
+class BeginName(StrEnum):
+    """What `--from` offers."""
+
+    TOPIC = "topic"
+    BRONZE = "bronze"
+    VERSION = "version"
+
+
 @app.command(
     help="Fold a processor over history and write the state of each partition as the changelog of its version, in one transaction: "
     "workers restore it and go on with the next record. A partition that has a state is left alone."
@@ -50,7 +58,14 @@ def bootstrap(
         typer.Option("--version", help="The version that is meant: refused where another is declared."),
     ] = None,
     engine: EngineOption = EngineName.AUTO,
-    source: SourceOption = SourceName.TOPIC,
+    source: Annotated[
+        BeginName | None,
+        typer.Option(
+            "--from",
+            help="Read the topic, the bronze table that `pipeline land` keeps, or the rows of an earlier version. Default: version for a processor "
+            "with migrate=, else topic.",
+        ),
+    ] = None,
     lake: LakeOption = None,
     until: Annotated[
         str | None,
@@ -84,9 +99,17 @@ def bootstrap(
         raise ConfigError(
             f"--version {version}: processor {name} is declared as version {processor.version}; name the application that declares the other"
         )
+    chosen_source = source or (BeginName.VERSION if processor.migrate else BeginName.TOPIC)
+    if source is None and chosen_source is BeginName.VERSION:
+        note("begins with the rows of an earlier version (--from version), as migrate= declares")
+    migrates = chosen_source is BeginName.VERSION
+    if migrates and (until is not None or engine is EngineName.SPARK or emits is EmitsName.SEND):
+        raise ConfigError(
+            "--from version takes no --until, --engine spark or --emits send: it begins where the earlier version stands"
+        )
     options = ReplayOptions(
         engine=engine.value,
-        source=source.value,
+        source="bronze" if chosen_source is BeginName.BRONZE else "topic",
         lake=None if lake is None else absolute(lake),
         until=None if until is None else parse_until(until),
         spark=spark_options(chosen.settings(), master, memory, conf),
@@ -94,7 +117,7 @@ def bootstrap(
     done = run(
         processor,
         application.settings,
-        BootstrapOptions(replay=options, emits=emits.value),
+        BootstrapOptions(replay=options, emits=emits.value, migrate=migrates),
         told=_tell,
     )
     if output_of(context) is Output.JSON:

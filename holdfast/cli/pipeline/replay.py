@@ -114,6 +114,8 @@ def replay(
             ("partition", "applied", "records", "refused", "rows", "timers", "digest"),
             Output.TABLE,
         )
+        for base in replayed.bases:
+            note(base)
         note(
             f"{replayed.records} records{left_out(replayed.skipped)} on {replayed.engine}; digest of the table {replayed.digest}"
         )

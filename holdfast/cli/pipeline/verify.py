@@ -132,6 +132,8 @@ def _report(
         for each in verdict.partitions:
             if each.cause is not None:
                 note(f"partition {each.partition}: {each.explain()}")
+        for base in getattr(verdict, "bases", ()):
+            note(base)
         for why in verdict.partial:
             note(f"partial: {why}")
         read = f"{verdict.records} records{left_out(verdict.skipped)} on {verdict.engine}"

@@ -109,6 +109,8 @@ def replayer_grants(settings: Settings, processors: Processors) -> list[Grant]:
         if processor.on is not None:
             out += topic_grants(processor.choices(settings.app), "folds in the order that was recorded", READ)
         out += topic_grants(processor.changelog(settings.app), "compares it with a replay", READ)
+        if processor.migrate:
+            out += topic_grants(processor.base(settings.app), "reads what the table began with", READ)
     out += topic_grants(settings.skips_topic, "leaves out what workers have skipped", READ)
     return merged(out)
 

@@ -57,6 +57,7 @@ def _patterns(settings: Settings, processors: Processors) -> Iterator[tuple[re.P
     for each in processors:
         name = re.escape(f"{settings.app}-{each.name}")
         yield re.compile(rf"{name}\.v[0-9]+-changelog"), TopicRole.CHANGELOG
+        yield re.compile(rf"{name}\.v[0-9]+-base"), TopicRole.BASE
         yield re.compile(rf"{name}-choices(\.v[0-9]+)*"), TopicRole.CHOICES
     bases = {
         topic.base

@@ -44,6 +44,7 @@ _LATEST = _CHANGELOG
 """Of what is worth its last record for each key: who serves what, and what is skipped."""
 _CHOICES = _FOREVER | UNPACKED
 """Choices are a part of the sources' history: without one of them nobody can fold the sources again."""
+_BASE = _FOREVER | UNPACKED
 _ROOM = {"max.message.bytes": str(DEFAULT_MESSAGE_BYTES)}  # whatever the brokers' own limit is
 _QUARANTINE = (
     _LOG | UNPACKED | {"max.message.bytes": str(4 * DEFAULT_MESSAGE_BYTES), "retention.ms": str(90 * DAY_MS)}
@@ -55,6 +56,8 @@ def topic_names(settings: Settings, processors: Processors) -> list[str]:
     names = {settings.quarantine_topic, settings.workers_topic, settings.skips_topic}
     for processor in processors:
         names |= {*processor.topics, processor.changelog(settings.app), *map(str, processor.emits)}
+        if processor.migrate:
+            names.add(processor.base(settings.app))
         if processor.on is not None:
             names.add(processor.choices(settings.app))
         names |= {each.topic for each in processor.reads}
@@ -142,6 +145,11 @@ def specs_for(
             takes_bytes=ROW_BYTES,
             source=first,
         )
+        if processor.migrate:
+            base = processor.base(settings.app)
+            specs[base] = _spec(
+                settings, base, TopicRole.BASE, count, _BASE | _ROOM, takes_bytes=ROW_BYTES, source=first
+            )
         if processor.on is not None:
             choices = processor.choices(settings.app)
             specs[choices] = _spec(settings, choices, TopicRole.CHOICES, count, _CHOICES, source=first)

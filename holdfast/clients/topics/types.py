@@ -17,6 +17,8 @@ class TopicRole(StrEnum):
     COORDINATION = "coordination"
     CHANGELOG = "changelog"
     CHOICES = "choices"
+    BASE = "base"
+    """What a table began with, of a version that migrates an earlier one."""
     GLOBAL = "global"
     """Folded whole by each worker into a global table."""
     EMIT = "emit"

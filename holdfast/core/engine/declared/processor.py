@@ -5,13 +5,15 @@ Nothing here runs anything.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, Self, TypeVar, get_args
 
 from holdfast.core.engine.declared.declaring import is_topic, why_uncallable
 from holdfast.core.engine.declared.global_tables import LIMIT_GLOBALS, Global
+from holdfast.core.engine.declared.migrations import Migration, declared_migrations, why_wrong_migrations
 from holdfast.core.engine.declared.named_tables import Table, declared_table, why_wrong_tables
 from holdfast.core.engine.declared.retention import retentions
 from holdfast.core.engine.declared.sources import (
@@ -94,6 +96,12 @@ class Processor(Generic[E, R]):
     its first transaction, so it is the same after every restart; with `on=` a choice of the same transaction has all versions come through it. It is not
     for readers of internal topics, whose offsets begin anew with each version.
 
+    **Migration.** With `migrate={1: function}` a table of this version begins with the rows of version 1, at the position that this had then, and goes on from
+    there: it emits nothing of what came before. The function is called with the new rows, and the key and the row of each of version 1's, in the order of
+    keys; it sets what comes of it and is pure. The row is of the type that the third parameter is annotated with, else plain values. A dict
+    of functions by named table ("" for the processor's own) has rows of others stay as they are; timers stay. Where there are no rows of
+    version 1, the table begins at the beginning. Of several versions, the highest that has rows counts.
+
     **Global tables.** `reads=(rates,)`, with `on=`, lets folds look into a `Global`: `rows.globals[rates].get(key)`. What they see
     is as of a position that is recorded with the choices. To add, remove or reorder globals, give the processor another name.
     """
@@ -119,6 +127,7 @@ class Processor(Generic[E, R]):
     tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
     reads: tuple[Global[Any], ...] = ()
     emits_from: EmitsFrom = "beginning"
+    migrate: Mapping[int, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -155,7 +164,14 @@ class Processor(Generic[E, R]):
         if self.reads:
             self._check_globals()
         self._check_handover()
+        self._check_migrations()
         retentions([self])
+
+    def _check_migrations(self) -> None:
+        if (why := why_wrong_migrations(self.migrate, self.version)) is not None:
+            raise self._wrong(why)
+        if self.migrate and self.stateless:
+            raise self._wrong("migrate= on a step, which keeps no rows: leave it out")
 
     def _check_handover(self) -> None:
         if self.emits_from not in ("beginning", "handover"):
@@ -324,6 +340,18 @@ class Processor(Generic[E, R]):
         return self.emits_from == "handover"
 
     @property
+    def migrations(self) -> dict[int, Migration]:
+        """Return how its table may begin with rows of earlier versions, by version."""
+        return declared_migrations(self.migrate)
+
+    def migrating(self, migrate: Mapping[int, Any]) -> Self:
+        """Return the same processor with *migrate*, for one that another declaration made, such as `count` or `Windowed`."""
+        found = copy.copy(self)
+        object.__setattr__(found, "migrate", migrate)
+        found._check_migrations()
+        return found
+
+    @property
     def has_event_time(self) -> bool:
         """Return whether its position has event time, and its folds may set timers of the event clock."""
         return self.on_event is not None
@@ -410,6 +438,10 @@ class Processor(Generic[E, R]):
     def changelog(self, app: str) -> str:
         """Return the changelog topic of this table in application *app* (Faust's naming)."""
         return f"{app}-{self.table}-changelog"
+
+    def base(self, app: str) -> str:
+        """Return the topic that keeps what this table began with, where that was not nothing."""
+        return f"{app}-{self.table}-base"
 
     def choices(self, app: str) -> str:
         """Return the topic of the choices of a processor of several sources: one for all its versions, but another for

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from holdfast.core.engine.merge.choices import VectorMarker, event_ms_of
 from holdfast.core.engine.merge.positions import Position, PositionFormat, goes_back, of_one_source
+from holdfast.core.engine.state.base import BASE, decode_base
 from holdfast.core.engine.state.codec import APPLIED, EVENT, FORMAT, NAMED, ROW_KINDS, TICK, TIMER_KINDS, WAKE
 from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types
 from holdfast.core.engine.state.handover import HANDOVER, decode_handover
@@ -273,6 +274,7 @@ def _unfit(written: _Written, positions: PositionFormat) -> str | None:
 
 
 _NOTES: dict[bytes, tuple[str, Callable[[bytes], object]]] = {
+    BASE: ("the base", decode_base),
     HANDOVER: ("the handover", decode_handover),
     LOST_HEADS: ("lost heads", decode_lost_heads),
     ROW_TYPES: ("row types", decode_row_types),

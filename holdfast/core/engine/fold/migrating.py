@@ -1,0 +1,269 @@
+"""The rows of an earlier version, folded into those of the next one: what its table begins with.
+
+Each row is folded as a record would be, by the function that `migrate=` declares, in the order of keys. Live tables and the test kit run this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.declared.migrations import Migration
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.folding import Changes, Folder
+from holdfast.core.engine.fold.stepping import Written
+from holdfast.core.engine.merge.choices import VectorMarker
+from holdfast.core.engine.merge.merging_folder import MergedChanges
+from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
+from holdfast.core.engine.state.base import BASE, BASE_FORMAT, Base, Origin, encode_base
+from holdfast.core.engine.state.codec import (
+    EVENT,
+    NOTHING_APPLIED,
+    ROW_KINDS,
+    TICK,
+    WAKE,
+    RowCodec,
+    decode_untyped,
+    digest,
+    place_of_row,
+    text_key,
+)
+from holdfast.core.engine.state.evolution import ROW_TYPES, encode_row_types, evolved
+from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_lost_heads
+from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.core.engine.state.rows import Rows
+from holdfast.errors import ChainError, ChangelogError, MigrationError, StoppedError
+
+AT_ONCE = 2_000
+"""How many rows are folded before others may have their turn."""
+_HANDLERS = {WAKE: "on_wake", TICK: "on_tick", EVENT: "on_event"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierState:
+    """A partition of an earlier version: rows and timers in key order, and what its notes tell."""
+
+    version: int
+    position: Position
+    stored: Iterable[tuple[bytes, bytes]]
+    lost: LostHeads
+    base: Base | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What a partition begins with: rows and timers in key order, at a position. *lost* is what they do not tell of."""
+
+    base: Base
+    position: Position
+    stored: Sequence[tuple[bytes, bytes]]
+    lost: LostHeads
+
+    def changes(self, processor: Processor[Any, Any]) -> Changes | MergedChanges:
+        """Return the table's first transaction."""
+        puts: list[tuple[bytes, bytes | None]] = [*self.stored, (BASE, encode_base(self.base))]
+        if self.lost:
+            puts.append((LOST_HEADS, encode_lost_heads(self.lost)))
+        if not processor.stateless:
+            puts.append((ROW_TYPES, encode_row_types(evolved(None, processor))))
+        if isinstance(self.position, VectorMarker):
+            return MergedChanges(marker=self.position, records=0, puts=puts)
+        return Changes(marker=self.position, records=0, puts=puts)
+
+    def logged(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the records of the topic that keeps it, the note last."""
+        yield from self.stored
+        yield BASE, encode_base(self.base)
+
+
+def beginning(
+    processor: Processor[Any, Any],
+    position: Position,
+    stored: Sequence[tuple[bytes, bytes]],
+    origin: Origin,
+    *,
+    version: int = 0,
+    lost: LostHeads | None = None,
+    before: Base | None = None,
+) -> Beginning:
+    """Return what a partition of *processor* begins with: *stored*, in key order, at *position*."""
+    base = Base(
+        BASE_FORMAT,
+        origin,
+        version,
+        position_format(processor).encode(position),
+        offsets_of(position),
+        len(stored),
+        digest(stored),
+        before,
+    )
+    return Beginning(base=base, position=position, stored=stored, lost=lost or {})
+
+
+def taken_up(processor: Processor[Any, Any], base: Base, stored: Sequence[tuple[bytes, bytes]]) -> Beginning:
+    """Return a beginning that was kept; ChangelogError when its rows are not those that its note tells."""
+    if len(stored) != base.entries or digest(stored) != base.digest:
+        raise ChangelogError(
+            f"what table {processor.table} began with has changed: {len(stored)} rows and timers are there, and the note tells {base.entries} others; its topic "
+            "was written to or trimmed: raise the version"
+        )
+    return Beginning(
+        base=base, position=position_format(processor).decode(base.position), stored=stored, lost={}
+    )
+
+
+def migrated(
+    processor: Processor[Any, Any], earlier: EarlierState, *, at_once: int = AT_ONCE
+) -> Iterator[Beginning | None]:
+    """Yield None now and then, and at last what *processor* begins with where it migrates from *earlier*.
+
+    MigrationError names the row that cannot be migrated, or says why none can.
+    """
+    work = _Work(processor, processor.migrations[earlier.version])
+    position = work.position(earlier.position)
+    store = DictStore()
+    stored = iter(earlier.stored)
+    folder = work.folder(store, earlier.position.stream_ms)
+    offset = 0
+    while some := [*islice(stored, at_once)]:
+        carried, rows = work.sort(some)
+        store.apply(carried)
+        if rows:
+            changes = work.fold(folder, offset, rows)
+            store.apply(changes.puts)
+            offset += len(rows)
+        yield None
+    yield beginning(
+        processor,
+        position,
+        [*store.everything()],
+        "version",
+        version=earlier.version,
+        lost=earlier.lost,
+        before=earlier.base,
+    )
+
+
+class _Work:
+    """Folds rows of one earlier version: they are the records of a processor that differs in its fold alone."""
+
+    def __init__(self, processor: Processor[Any, Any], migration: Migration) -> None:
+        self._processor, self._migration = processor, migration
+        self._codecs = {
+            table: None if (kind := migration.type_of(table)) is None else RowCodec[Any](kind)
+            for table in migration.functions
+        }
+
+    def position(self, earlier: Position) -> Position:
+        """Return the position of an earlier version as the new one's."""
+        processor = self._processor
+        if counted(offsets_of(earlier)) == NOTHING_APPLIED:
+            raise self._wrong("it has folded nothing, so there is nothing to begin with")
+        moved = replace(earlier, version=processor.version)
+        if isinstance(moved, VectorMarker) and moved.sources != processor.signature:
+            raise self._wrong(
+                "its sources, or the globals that it reads, were others, and where it stood in those says nothing of these: leave out migrate=, which folds "
+                "the sources from the beginning"
+            )
+        form = position_format(processor)
+        try:
+            return form.decode(form.encode(moved))
+        except ChainError as error:
+            raise self._wrong(
+                f"it has read another version of {', '.join(processor.topics)}, whose offsets mean nothing here: leave the version of its writer as it was, or leave out migrate="
+            ) from error
+        except (ChangelogError, AttributeError, TypeError) as error:
+            raise self._wrong(
+                f"where it stood is no position of this one ({error}): leave out migrate="
+            ) from error
+
+    def folder(self, store: DictStore, stream_ms: int) -> Folder[Any]:
+        """Return what folds rows into *store*. Time stands still meanwhile, so no timer fires; and a row that fails ends it."""
+        declared: Processor[Any, Any] = Processor(
+            name=self._processor.name,
+            source="rows",
+            decode=self._decoded,
+            inputs=("key", "value"),
+            fold=self._fold,
+            row=self._processor.row,
+            tables=self._processor.tables,
+            on_error="stop",
+        )
+        folder: Folder[Any] = Folder(declared, store, stream_ms=max(0, stream_ms))
+        folder.allowed = ()
+        self._stream_ms = folder.stream_ms
+        return folder
+
+    def sort(
+        self, stored: Sequence[tuple[bytes, bytes]]
+    ) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]]]:
+        """Return what stays as it is, and the rows that a function gets."""
+        carried, rows = [], []
+        for key, value in stored:
+            is_row = key[:1] in ROW_KINDS
+            if is_row and place_of_row(key)[0] in self._migration.functions:
+                rows.append((key, value))
+                continue
+            if is_row:
+                self._check_carried(key, value)
+            elif getattr(self._processor, _HANDLERS[key[:1]]) is None:
+                handler = _HANDLERS[key[:1]]
+                raise self._wrong(
+                    f"it has a timer of key {text_key(key)!r:.200}, and this one has no {handler}=: declare it; it may do nothing"
+                )
+            carried.append((key, value))
+        return carried, rows
+
+    def _check_carried(self, key: bytes, value: bytes) -> None:
+        table, name = place_of_row(key)
+        if table and table not in self._processor.tables:
+            raise self._wrong(
+                f"its table {table} has rows, and this one has no such table: declare it, or write migrate={{{self._migration.version}: "
+                f'{{"{table}": function}}}} with a function that does nothing'
+            )
+        codec = RowCodec[Any](self._processor.row_of(table))
+        try:
+            same = codec.encode(codec.decode(value)) == value
+        except ChangelogError as error:
+            raise self._at(table, name, str(error)) from error
+        if not same:
+            raise self._at(table, name, "it would be written otherwise in its row type")
+
+    def fold(self, folder: Folder[Any], offset: int, rows: Sequence[tuple[bytes, bytes]]) -> Written:
+        keys, values = zip(*rows, strict=True)
+        batch = Batch(
+            range(offset, offset + len(rows)), [self._stream_ms] * len(rows), (list(keys), list(values))
+        )
+        try:
+            changes = folder.fold([batch])
+        except StoppedError as error:
+            table, name = place_of_row(keys[error.offset - offset])
+            raise self._at(table, name, f"{error.error}: {error.reason}") from error
+        assert changes is not None, "rows are folded once"
+        folder.commit()
+        return changes
+
+    def _decoded(self, key: bytes, value: bytes) -> tuple[str, str, Any]:
+        table, name = place_of_row(key)
+        codec = self._codecs[table]
+        return table, name, decode_untyped(value) if codec is None else codec.decode(value)
+
+    def _fold(self, rows: Rows[Any], event: tuple[str, str, Any], at_ms: int) -> Any:
+        table, key, row = event
+        return self._migration.functions[table](rows, key, row)
+
+    def _at(self, table: str, key: str, why: str) -> MigrationError:
+        where = f"of table {table} " if table else ""
+        return self._wrong(
+            f"its row {where}with key {key!r:.200} cannot be migrated: {why}. Mend the function; nothing was written"
+        )
+
+    def _wrong(self, text: str) -> MigrationError:
+        return MigrationError(
+            f"processor {self._processor.name} version {self._processor.version} migrates from version {self._migration.version}: {text}"
+        )

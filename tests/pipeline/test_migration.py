@@ -1,0 +1,128 @@
+"""A version that begins with the rows of an earlier one: whole or not at all, and a function of these and its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import Producer
+
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.base import BASE
+from holdfast.core.engine.state.codec import digest
+from holdfast.core.engine.state.rows import Rows
+from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.errors import ChangelogError, ConfigError, MigrationError, TopicError
+from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
+from holdfast.pipeline.bootstrap.sink import BootstrapStep, Outcome
+from holdfast.pipeline.replay import replay
+from holdfast.pipeline.verify import read_live, verify
+from tests.pipeline.folds import Account, Op
+from tests.pipeline.test_bootstrap import LOCAL, PARTITIONS, SEND, Books, Crash, outcomes
+
+MIGRATE = BootstrapOptions(replay=LOCAL, migrate=True)
+
+
+def doubled(rows: Rows[Account], key: str, row: Account) -> None:
+    rows[key] = Account(row.total * 2, row.seen_ms, row.fired, row.tags)
+
+
+def failing(rows: Rows[Account], key: str, row: Account) -> None:
+    if key == "k3":
+        raise ValueError("no k3")
+    rows[key] = row
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka(seed=23) as running:
+        yield running
+
+
+@pytest.fixture
+def books(kafka: EmbeddedKafka) -> Books:
+    found = Books(kafka)
+    bootstrap(found.first, found.settings, SEND)
+    return found
+
+
+def test_it_begins_with_the_migrated_rows_and_is_verified_from_there(books: Books) -> None:
+    second = books.version(2, migrate={1: doubled})
+    books.write(20, first=120)  # version 1 stands at 119, producers go on
+    done = bootstrap(second, books.settings, MIGRATE)
+    assert [(each.outcome, each.applied) for each in done.partitions] == [(Outcome.WRITTEN, 119)] * PARTITIONS
+    assert all(each.rows and each.timers for each in done.partitions), "a toy"
+    before, after = read_live(books.first, books.settings)[0], read_live(second, books.settings)[0]
+    assert before.stored.keys() == after.stored.keys()
+    assert before.digest != after.digest
+    verdict = verify(second, books.settings, LOCAL)
+    assert verdict.equal, verdict
+    assert verdict.records == 0
+    assert "version 1 behind offset 119" in verdict.bases[0]
+    onward = replay(second, books.settings, LOCAL)
+    assert (onward.records, onward.applied) == (20 * PARTITIONS, {0: 139, 1: 139})
+
+
+def test_a_function_that_raises_names_the_row_and_nothing_is_written(books: Books) -> None:
+    second = books.version(2, migrate={1: failing})
+    with pytest.raises(MigrationError, match=r"accounts version 2 migrates from version 1.*'k3'.*no k3"):
+        bootstrap(second, books.settings, MIGRATE)
+    assert books.messages(second.changelog(books.name)) == []
+    assert books.messages(second.base(books.name)) == []
+
+
+def test_a_kill_at_any_step_leaves_the_whole_or_nothing(books: Books) -> None:
+    steps: list[tuple[int, BootstrapStep]] = []
+    second = books.version(2, migrate={1: doubled})
+    bootstrap(second, books.settings, MIGRATE, told=lambda at, step: steps.append((at, step)))
+    whole = {each.partition: each.digest for each in read_live(second, books.settings)}
+    assert {step for _, step in steps} == set(BootstrapStep)
+    for number, last in enumerate(dict.fromkeys(steps)):
+        version = books.version(number + 3, migrate={1: doubled})
+
+        def die(partition: int, step: BootstrapStep, last: tuple[int, BootstrapStep] = last) -> None:
+            if (partition, step) == last:
+                raise Crash
+
+        with pytest.raises(Crash):
+            bootstrap(version, books.settings, MIGRATE, told=die)
+        for live in read_live(version, books.settings):
+            assert (live.digest, live.applied) in ((whole[live.partition], 119), (digest(()), -1)), last
+        bootstrap(version, books.settings, MIGRATE)
+        assert {each.partition: each.digest for each in read_live(version, books.settings)} == whole
+        assert verify(version, books.settings, LOCAL).equal, last
+        assert sum(key == BASE for key, _ in books.messages(version.base(books.name))) == PARTITIONS
+    assert outcomes(bootstrap(second, books.settings, MIGRATE)) == [Outcome.KEPT] * PARTITIONS
+
+
+def test_a_base_that_was_altered_or_is_gone_is_told(books: Books, kafka: EmbeddedKafka) -> None:
+    second = books.version(2, migrate={1: doubled})
+    bootstrap(second, books.settings, MIGRATE)
+    base = second.base(books.name)
+    kept = books.messages(base)
+    rows = kept[: 1 + next(at for at, (key, _) in enumerate(kept) if key == BASE)]
+    producer = Producer(kafka.client_config())
+    for key, value in rows:  # a beginning again, one row of it another's
+        producer.produce(base, rows[1][1] if key == rows[0][0] else value, key, 0)
+    assert producer.flush(10) == 0
+    with pytest.raises(ChangelogError, match="has changed"):
+        verify(second, books.settings, LOCAL)
+    third = books.version(3, migrate={1: doubled})
+    bootstrap(third, books.settings, MIGRATE)
+    producer.produce(third.base(books.name), b"x", b"stray", 1)
+    assert producer.flush(10) == 0
+    with pytest.raises(ChangelogError, match="no note closes"):
+        verify(third, books.settings, LOCAL)
+
+
+def test_without_what_it_needs_it_is_refused(books: Books) -> None:
+    with pytest.raises(ConfigError, match="declares no migrate="):
+        bootstrap(books.version(2), books.settings, MIGRATE)
+    later: Processor[Op, Account] = books.version(9, migrate={8: doubled})
+    with pytest.raises(TopicError, match="no changelog of that"):
+        bootstrap(later, books.settings, MIGRATE)
+    second = books.version(2, migrate={1: doubled})
+    bootstrap(second, books.settings, MIGRATE)
+    with pytest.raises(ConfigError, match="--engine local"):
+        replay(second, books.settings, replace(LOCAL, engine="spark"))
