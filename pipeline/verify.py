@@ -12,7 +12,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
-from holdfast.core.engine.state.base import BASE, Base, decode_base
+from holdfast.core.engine.state.base import BASE, TableBase, decode_base
 from holdfast.core.engine.state.codec import (
     APPLIED,
     META,
@@ -54,7 +54,7 @@ class LivePartition:
     """As how many types its rows were written, at the most, and are declared."""
     refused: frozenset[tuple[str, int]] = frozenset()
     """Topic and offset of records that were refused for what may be otherwise now."""
-    base: Base | None = None
+    base: TableBase | None = None
     """What it began with in place of nothing."""
 
     @property

@@ -43,7 +43,7 @@ from holdfast.core.engine.state.handover import HANDOVER, Handover, encode_hando
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_lost_heads
 from holdfast.core.engine.state.passing_refusals import refusal_note
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.errors import ChangelogError, OutOfRangeError
+from holdfast.errors import ChangelogError, ConfigError, OutOfRangeError
 from holdfast.kafka.transactions.transactional_producer import ProducerFactory
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.pins import PinnedState

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Emit, Processor
-from holdfast.core.engine.fold.migrating import Beginning, EarlierState, beginning, migrated
+from holdfast.core.engine.merge.migrating import Beginning, EarlierState, beginning, migrated
 from holdfast.core.engine.merge.positions import counted, offsets_of, stored_format
 from holdfast.core.engine.state.base import BASE, encode_base
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED

@@ -7,9 +7,9 @@ from typing import Any
 
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.fold.migrating import Beginning, taken_up
+from holdfast.core.engine.merge.migrating import Beginning, taken_up
 from holdfast.core.engine.merge.positions import offsets_of
-from holdfast.core.engine.state.base import BASE, Base, decode_base
+from holdfast.core.engine.state.base import BASE, TableBase, decode_base
 from holdfast.errors import ChangelogError, PipelineError, TopicError
 from holdfast.pipeline.bronze.extent import Extent
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
@@ -58,7 +58,7 @@ def check_bases(
     processor: Processor[Any, Any],
     settings: Settings,
     bases: Mapping[int, Beginning],
-    live: Mapping[int, Base | None],
+    live: Mapping[int, TableBase | None],
 ) -> None:
     """Raise TopicError where a changelog tells of a base that its topic does not hold, or of another."""
     for partition, noted in live.items():

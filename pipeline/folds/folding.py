@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from holdfast.core.engine.declared.processor import Emit, Headers, Input, Processor
 from holdfast.core.engine.fold.folding import Batch, Folder, Refused, Transition
-from holdfast.core.engine.fold.migrating import Beginning
 from holdfast.core.engine.fold.skips import OffsetRanges, behind
 from holdfast.core.engine.merge.choices import event_ms_of
+from holdfast.core.engine.merge.migrating import Beginning
 from holdfast.core.engine.merge.positions import Position, start_of_one
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_KINDS, Marker, digest
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover

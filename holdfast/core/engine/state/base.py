@@ -23,7 +23,7 @@ BASE_FORMAT = 1
 Origin = Literal["version", "faust", "reset"]
 
 
-class Base(msgspec.Struct, frozen=True, array_like=True):
+class TableBase(msgspec.Struct, frozen=True, array_like=True):
     """What a partition began with.
 
     *origin* tells what it was made of: the rows of *version*, of a Faust table, or none, by a reset to a time. *position* is the marker of the table's
@@ -38,20 +38,20 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
     applied: Annotated[tuple[Annotated[int, Meta(ge=-1)], ...], Meta(min_length=1)]
     entries: Annotated[int, Meta(ge=0)]
     digest: str
-    before: Base | None = None
+    before: TableBase | None = None
 
     def told(self, topics: Sequence[str]) -> str:
         """Return what the table began with, for people.
 
-        >>> Base(1, "version", 1, b"", (17,), 3, "").told(["orders"])
+        >>> TableBase(1, "version", 1, b"", (17,), 3, "").told(["orders"])
         '3 rows and timers of version 1 behind offset 17'
-        >>> Base(1, "faust", 0, b"", (-1, 4), 3, "").told(["orders", "customers"])
+        >>> TableBase(1, "faust", 0, b"", (-1, 4), 3, "").told(["orders", "customers"])
         '3 rows and timers of a Faust table behind orders:-1,customers:4'
         """
         return ", which began with ".join(each._told(topics) for each in self._chain())
 
-    def _chain(self) -> Iterator[Base]:
-        found: Base | None = self
+    def _chain(self) -> Iterator[TableBase]:
+        found: TableBase | None = self
         while found is not None:
             yield found
             found = found.before
@@ -69,15 +69,15 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Base).decode
+_decode = msgspec.msgpack.Decoder(TableBase).decode
 
 
-def encode_base(base: Base) -> bytes:
+def encode_base(base: TableBase) -> bytes:
     """Return the value of the note."""
     return _encode(base)
 
 
-def decode_base(value: bytes | None) -> Base | None:
+def decode_base(value: bytes | None) -> TableBase | None:
     """Return what the note in *value* tells, None without one; ChangelogError for what no worker of this format wrote."""
     if value is None:
         return None

@@ -20,7 +20,7 @@ from holdfast.core.engine.fold.stepping import Written
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
-from holdfast.core.engine.state.base import BASE, BASE_FORMAT, Base, Origin, encode_base
+from holdfast.core.engine.state.base import BASE, BASE_FORMAT, Origin, TableBase, encode_base
 from holdfast.core.engine.state.codec import (
     EVENT,
     NOTHING_APPLIED,
@@ -52,14 +52,14 @@ class EarlierState:
     position: Position
     stored: Iterable[tuple[bytes, bytes]]
     lost: LostHeads
-    base: Base | None = None
+    base: TableBase | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
     """What a partition begins with: rows and timers in key order, at a position. *lost* is what they do not tell of."""
 
-    base: Base
+    base: TableBase
     position: Position
     stored: Sequence[tuple[bytes, bytes]]
     lost: LostHeads
@@ -89,10 +89,10 @@ def beginning(
     *,
     version: int = 0,
     lost: LostHeads | None = None,
-    before: Base | None = None,
+    before: TableBase | None = None,
 ) -> Beginning:
     """Return what a partition of *processor* begins with: *stored*, in key order, at *position*."""
-    base = Base(
+    base = TableBase(
         BASE_FORMAT,
         origin,
         version,
@@ -105,7 +105,9 @@ def beginning(
     return Beginning(base=base, position=position, stored=stored, lost=lost or {})
 
 
-def taken_up(processor: Processor[Any, Any], base: Base, stored: Sequence[tuple[bytes, bytes]]) -> Beginning:
+def taken_up(
+    processor: Processor[Any, Any], base: TableBase, stored: Sequence[tuple[bytes, bytes]]
+) -> Beginning:
     """Return a beginning that was kept; ChangelogError when its rows are not those that its note tells."""
     if len(stored) != base.entries or digest(stored) != base.digest:
         raise ChangelogError(
