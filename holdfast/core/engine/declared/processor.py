@@ -5,11 +5,10 @@ Nothing here runs anything.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Self, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from holdfast.core.engine.declared.declaring import is_topic, why_uncallable
 from holdfast.core.engine.declared.global_tables import LIMIT_GLOBALS, Global
@@ -343,13 +342,6 @@ class Processor(Generic[E, R]):
     def migrations(self) -> dict[int, Migration]:
         """Return how its table may begin with rows of earlier versions, by version."""
         return declared_migrations(self.migrate)
-
-    def migrating(self, migrate: Mapping[int, Any]) -> Self:
-        """Return the same processor with *migrate*, for one that another declaration made, such as `count` or `Windowed`."""
-        found = copy.copy(self)
-        object.__setattr__(found, "migrate", migrate)
-        found._check_migrations()
-        return found
 
     @property
     def has_event_time(self) -> bool:

@@ -15,12 +15,11 @@ from msgspec.structs import replace
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.migrations import Migration
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.fold.folding import Changes, Folder
+from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.fold.stepping import Written
 from holdfast.core.engine.merge.choices import VectorMarker
-from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
-from holdfast.core.engine.state.base import BASE, BASE_FORMAT, Origin, TableBase, encode_base
+from holdfast.core.engine.state.base import BASE_FORMAT, Origin, TableBase
 from holdfast.core.engine.state.codec import (
     EVENT,
     NOTHING_APPLIED,
@@ -33,8 +32,7 @@ from holdfast.core.engine.state.codec import (
     place_of_row,
     text_key,
 )
-from holdfast.core.engine.state.evolution import ROW_TYPES, encode_row_types, evolved
-from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_lost_heads
+from holdfast.core.engine.state.lost_heads import LostHeads
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ChainError, ChangelogError, MigrationError, StoppedError
@@ -63,22 +61,6 @@ class Beginning:
     position: Position
     stored: Sequence[tuple[bytes, bytes]]
     lost: LostHeads
-
-    def changes(self, processor: Processor[Any, Any]) -> Changes | MergedChanges:
-        """Return the table's first transaction."""
-        puts: list[tuple[bytes, bytes | None]] = [*self.stored, (BASE, encode_base(self.base))]
-        if self.lost:
-            puts.append((LOST_HEADS, encode_lost_heads(self.lost)))
-        if not processor.stateless:
-            puts.append((ROW_TYPES, encode_row_types(evolved(None, processor))))
-        if isinstance(self.position, VectorMarker):
-            return MergedChanges(marker=self.position, records=0, puts=puts)
-        return Changes(marker=self.position, records=0, puts=puts)
-
-    def logged(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the records of the topic that keeps it, the note last."""
-        yield from self.stored
-        yield BASE, encode_base(self.base)
 
 
 def beginning(
