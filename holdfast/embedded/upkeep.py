@@ -70,4 +70,6 @@ def _compact(partition: EmbeddedPartition, configs: TopicConfigs, now_ms: int) -
     try:
         partition.log.compact(rules)
     except WireError as error:  # Kafka's cleaner leaves such a partition alone as well
-        _logger.warning("%s is not compacted: %s", partition.name, error)
+        _logger.warning(
+            "%(partition)s is not compacted: %(error)s", {"partition": partition.name, "error": error}
+        )

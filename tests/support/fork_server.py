@@ -169,6 +169,9 @@ def _has_form(command: Sequence[str]) -> bool:
     )
 
 
+BEGUN = dict(os.environ)
+"""The environment before any test: the one during which a server starts may have set a variable for itself."""
+
 _servers: list[ForkServer] = []
 _command_servers: list[ForkServer] = []
 _turns = itertools.count()
@@ -203,7 +206,7 @@ class ForkServer:
 
     def __init__(self, preloaded: str = "PRELOADED", *arguments: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        self._env = {**BEGUN, "PYTHONPATH": str(ROOT)}
         program = f"import {__name__} as it; it.serve({theirs.fileno()}, it.{preloaded})"
         with theirs:
             self._server = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import sleep
 from typing import Annotated
@@ -27,6 +28,7 @@ from holdfast.core.broker_logs.lag import (
     standing,
 )
 from holdfast.core.kafka.topic_partition import Place
+from holdfast.errors import TopicError
 
 GROUP_COLUMNS = ("group", "standing", "partitions", "lag", "worst")
 PARTITION_COLUMNS = (
@@ -74,6 +76,17 @@ def lags(settings: Settings, *, clock: Clock = system_clock) -> list[PartitionLa
         for group, topic, partition, row in _rows(settings)
         if partition < counts.get(topic, 0)
     }
+    try:
+        return _judged(admin, found, clock)
+    except TopicError:  # one was deleted meanwhile: the others are told all the same
+        out: list[PartitionLag] = []
+        for topic in sorted({place[0] for _, place in found}):
+            with suppress(TopicError):
+                out += _judged(admin, {key: each for key, each in found.items() if key[1][0] == topic}, clock)
+        return sorted(out, key=lambda each: (each.group, each.place))
+
+
+def _judged(admin: Admin, found: Committed, clock: Clock) -> list[PartitionLag]:
     ends = admin.stable_offsets({place for _, place in found})
     before = _lags_then(admin, found, ends)
     now_ms = clock.now_ms()
