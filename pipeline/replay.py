@@ -29,7 +29,7 @@ from holdfast.pipeline.bronze.extent import (
 )
 from holdfast.pipeline.bronze.lake import Landed, bronze_path
 from holdfast.pipeline.folds import local
-from holdfast.pipeline.folds.bases import behind_bases, read_bases, told_bases
+from holdfast.pipeline.folds.bases import behind_bases, first_behind, read_bases, told_bases
 from holdfast.pipeline.folds.folding import RESULT, RESULT_DDL, EmitsWanted, FoldPlan, FoldSummary
 from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
@@ -225,7 +225,9 @@ def _session(plan: FoldPlan, options: ReplayOptions) -> AbstractContextManager[S
 
 def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
     with TopicLog(settings, plan.processor.topics[0]) as log:
-        extent = _wanted(behind_bases(extent_of_topic(log, options.until), plan.bases), options)
+        extent = _wanted(
+            behind_bases(extent_of_topic(log, options.until, first_behind(plan.bases)), plan.bases), options
+        )
     if _engine(options, extent) == "local":
         return _finish(plan, options, extent, "local", local.fold_topic(settings, plan, extent))
     from holdfast.pipeline.folds import on_spark

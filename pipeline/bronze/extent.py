@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from holdfast.core.engine.fold.skips import kept
 from holdfast.errors import ConfigError, LakeError, LostRecordsError, PipelineError
@@ -134,13 +135,15 @@ def cut(spans: Mapping[int, Span], until: Until | None, where: str) -> dict[int,
     return out
 
 
-def extent_of_topic(log: TopicLog, until: Until | None) -> Extent:
-    """Return what of a topic to read."""
+def extent_of_topic(
+    log: TopicLog, until: Until | None, begin: Mapping[int, int] = MappingProxyType({})
+) -> Extent:
+    """Return what of a topic to read. What lies before the offsets in *begin*, by partition, is not needed."""
     spans = log.spans()
     holes = tuple(
         f"topic {log.topic} partition {partition} begins at offset {span.first}: earlier records were deleted"
         for partition, span in spans.items()
-        if span.first > 0
+        if span.first > begin.get(partition, 0)
     )
     if until is not None and until.at_ms is not None:
         later = log.first_after(until.at_ms, sorted(spans))

@@ -71,14 +71,19 @@ def check_bases(
             )
 
 
+def first_behind(bases: Mapping[int, Beginning]) -> dict[int, int]:
+    """Return the first offset of the source that is not in what each partition began with."""
+    return {at: offsets_of(base.position)[0] + 1 for at, base in bases.items()}
+
+
 def behind_bases(extent: Extent, bases: Mapping[int, Beginning]) -> Extent:
     """Return what is left to read of *extent* behind what partitions began with.
 
     PipelineError where it ends before that: nothing tells what the table was then.
     """
     spans = dict(extent.spans)
-    for partition, base in bases.items():
-        first, span = offsets_of(base.position)[0] + 1, spans[partition]
+    for partition, first in first_behind(bases).items():
+        span = spans[partition]
         if span.end < first:
             raise PipelineError(
                 f"partition {partition} of the table began behind offset {first - 1}, so it cannot be replayed up to {span.end - 1}"

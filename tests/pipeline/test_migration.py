@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Producer
 
+from holdfast.clients.topics.admin import Admin
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.base import BASE
 from holdfast.core.engine.state.codec import digest
 from holdfast.core.engine.state.rows import Rows
 from holdfast.embedded.kafka import EmbeddedKafka
-from holdfast.errors import ChangelogError, ConfigError, MigrationError, TopicError
+from holdfast.errors import ChangelogError, ConfigError, LostRecordsError, MigrationError, TopicError
 from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.bootstrap.sink import BootstrapStep, Outcome
 from holdfast.pipeline.replay import replay
@@ -62,6 +63,18 @@ def test_it_begins_with_the_migrated_rows_and_is_verified_from_there(books: Book
     assert "version 1 behind offset 119" in verdict.bases[0]
     onward = replay(second, books.settings, LOCAL)
     assert (onward.records, onward.applied) == (20 * PARTITIONS, {0: 139, 1: 139})
+
+
+def test_the_source_is_needed_from_the_base_on_alone(books: Books) -> None:
+    second = books.version(2, migrate={1: doubled})
+    bootstrap(second, books.settings, MIGRATE)
+    books.write(5, first=120)
+    admin = Admin(books.settings)
+    admin.delete_before({(books.source, at): 120 for at in range(PARTITIONS)})
+    assert replay(second, books.settings, LOCAL).records == 5 * PARTITIONS
+    admin.delete_before({(books.source, at): 121 for at in range(PARTITIONS)})
+    with pytest.raises(LostRecordsError, match="begins at offset 121"):
+        replay(second, books.settings, LOCAL)
 
 
 def test_a_function_that_raises_names_the_row_and_nothing_is_written(books: Books) -> None:
