@@ -2,9 +2,13 @@
 
 HoldfastError
 ├── ConfigError              a setting is unknown, malformed or contradicts another
+│   └── MigrationError       a row of an earlier version cannot be migrated; nothing was written
 ├── TopicError               a topic is missing or laid out so that state on it would be wrong
+│   ├── ChainError           versions of processors that read from each other do not fit; it says which to raise
+│   └── OutOfRangeError      an offset that is needed is not in its log any more
 ├── DecodeError              the bytes of one record are not what the decoder expects (goes to quarantine)
 │   ├── FrameError           a value is not, or may not be written as, a frame of the coordination topic
+│   ├── UnknownSchemaError   the registry does not know the schema of a record; it may learn it later
 │   ├── AnnouncementError    a value is not, or may not be written as, an announcement of a balanced group
 │   └── WireError            bytes in Kafka's own format are cut short or corrupt, and where
 ├── FoldError                a fold broke a rule of the framework (goes to quarantine with its record)
@@ -16,7 +20,7 @@ HoldfastError
 ├── SchemaError              a schema is not registered, is refused, or does not fit what was registered before it
 ├── StateError               local or logged state is not what it must be
 │   ├── StoreError           a RocksDB store cannot be opened or written
-│   │   └── RottenStoreError a store does not hold what was written to it; it is set aside and rebuilt
+│   │   └── RottenStoreError  a store does not hold what was written to it; it is set aside and rebuilt
 │   ├── ChangelogError       a changelog does not fit: torn, foreign or newer
 │   ├── ChoicesError         recorded choices do not fit: one is missing, malformed, or of other sources
 │   └── GlobalsError         a global table cannot be read as of the position that was recorded
@@ -48,9 +52,11 @@ HoldfastError
 ├── PipelineError            landing, replaying or verifying could not go on
 │   ├── SparkError           Spark is missing, did not start, or a job of it failed
 │   ├── LostRecordsError     records that are needed are not in the topic any more
+│   ├── UnreadableError      a batch of the source is corrupt or unpacks to too much, and is not skipped
 │   ├── LakeError            a table of the lake does not continue where it must: overlap, hole, foreign rows
 │   └── OrderError           records of a partition came out of offset order; never folded
 ├── DevBrokerError           the local development broker could not be set up or started
+├── WorkersError             a worker that `holdfast worker` keeps running fails to start again and again
 └── DemoError                something the demo shows did not hold, or could not be shown
 """
 

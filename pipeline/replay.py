@@ -29,7 +29,7 @@ from holdfast.pipeline.bronze.extent import (
 )
 from holdfast.pipeline.bronze.lake import Landed, bronze_path
 from holdfast.pipeline.folds import local
-from holdfast.pipeline.folds.bases import behind_bases, first_behind, read_bases, told_bases
+from holdfast.pipeline.folds.bases import behind_bases, first_behind, read_bases
 from holdfast.pipeline.folds.folding import RESULT, RESULT_DDL, EmitsWanted, FoldPlan, FoldSummary
 from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
@@ -143,7 +143,7 @@ def replay(
         raise ConfigError(
             f"processor {processor.name} folds one source: --until takes PARTITION:OFFSET of it"
         )
-    if bases := read_bases(processor, settings):
+    if (processor.migrate or options.source == "topic") and (bases := read_bases(processor, settings)):
         if options.engine == "spark":
             raise ConfigError(
                 f"table {processor.table} began with rows of an earlier version: use --engine local"
@@ -353,7 +353,7 @@ def _told(
         results=results,
         skipped=skipped(summaries),
         holes=holes,
-        bases=told_bases(processor, plan.bases),
+        bases={at: each.base for at, each in plan.bases.items()},
     )
 
 

@@ -32,9 +32,9 @@ from holdfast.errors import ChangelogError, ConfigError, TopicError
 from holdfast.kafka.fetching.records import Records
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bronze.extent import Until
-from holdfast.pipeline.folds.bases import check_bases, read_bases
+from holdfast.pipeline.folds.bases import check_bases
 from holdfast.pipeline.folds.folding import TRANSITION, FoldSummary, other_event_time, readable
-from holdfast.pipeline.folds.results import Replayed
+from holdfast.pipeline.folds.results import Replayed, told_bases
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog, TopicReader
 
@@ -56,6 +56,11 @@ class LivePartition:
     """Topic and offset of records that were refused for what may be otherwise now."""
     base: TableBase | None = None
     """What it began with in place of nothing."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether anything was written to it: a state, or a base that is empty."""
+        return bool(self.stored) or self.applied != NOTHING_APPLIED or self.base is not None
 
     @property
     def applied(self) -> int:
@@ -181,9 +186,6 @@ def verify(
     started then would have: the verdict is `partial` then, as it is for a table that began so.
     """
     live = read_live(processor, settings)
-    check_bases(
-        processor, settings, read_bases(processor, settings), {each.partition: each.base for each in live}
-    )
     asked = replace(
         # After the state: a skip is written before what is behind it is folded.
         upto(processor, settings, options or ReplayOptions(), {each.partition: each.marker for each in live}),
@@ -197,6 +199,7 @@ def verify(
         refused=refused_by(live),
     )
     replayed = replay(processor, settings, asked)
+    check_bases(processor, settings, replayed.bases, {each.partition: each.base for each in live})
     by_partition = {each.partition: each for each in replayed.partitions}
     if set(by_partition) != {each.partition for each in live}:
         raise TopicError(
@@ -212,7 +215,7 @@ def verify(
         partitions=verdicts,
         skipped=replayed.skipped,
         holes=replayed.holes,
-        bases=replayed.bases,
+        bases=told_bases(replayed.bases),
     )
 
 

@@ -167,7 +167,7 @@ def _check_heads(
         with TopicLog(settings, topic) as log:
             spans = log.spans()
         for partition, each in sorted(live.items()):
-            begins = each.lost.get(topic, 0)
+            begins = each.lost.get(topic, 0) if each.base is None else each.base.applied + 1
             if each.applied != NOTHING_APPLIED and spans[partition].first > begins:
                 raise LostRecordsError(
                     f"topic {topic} partition {partition} begins at offset {spans[partition].first}, and the table was folded from {begins} on: nothing "

@@ -19,7 +19,7 @@ from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, Marker,
 from holdfast.core.engine.state.lost_heads import LostHeads
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.folds.folding import FoldSummary, other_event_time
-from holdfast.pipeline.folds.results import Replayed
+from holdfast.pipeline.folds.results import Replayed, told_bases
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify import (
     LivePartition,
@@ -141,6 +141,8 @@ class StoreVerdict:
     partitions: tuple[StorePartitionVerdict, ...] = field(default_factory=tuple)
     skipped: int = 0
     holes: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
+    """With what partitions began in place of nothing."""
 
     @property
     def equal(self) -> bool:
@@ -164,6 +166,7 @@ class StoreVerdict:
             "records": self.records,
             "skipped": self.skipped,
             "equal": self.equal,
+            "bases": list(self.bases),
             "partial": list(self.partial),
             "store_digest": self.store_digest,
             "partitions": [each.document() for each in self.partitions],
@@ -207,6 +210,7 @@ def verify_store(
         partitions=partitions,
         skipped=0 if first is None else first.skipped,
         holes=() if first is None else first.holes,
+        bases=() if first is None else told_bases(first.bases),
     )
 
 

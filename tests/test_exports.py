@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast import clients, streams
+from holdfast import clients, errors, streams
 from tests.support.places import ROOT
 from tests.test_docs import blocks
 
@@ -160,3 +160,18 @@ def test_an_internal_module_is_found_however_it_is_named() -> None:
         "holdfast.core.engine.state.rows",
         "holdfast.core.claims",
     }
+
+
+def test_the_tree_of_errors_holds_each_below_what_it_is_a_kind_of() -> None:
+    found, path = dict[str, str](), ["HoldfastError"]
+    for line in (errors.__doc__ or "").splitlines():
+        if (told := re.match(r"([│ ]*)[├└]── (\w+) ", line)) is not None:
+            depth = 1 + len(told[1]) // 4
+            path = [*path[:depth], told[2]]
+            found[told[2]] = path[-2]
+    declared = {
+        name: each.__mro__[1].__name__
+        for name, each in vars(errors).items()
+        if isinstance(each, type) and issubclass(each, errors.HoldfastError) and name != "HoldfastError"
+    }
+    assert found == declared

@@ -212,6 +212,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "fold": frozenset({"batches", "declared", "emits", "state"}),
         "merge": frozenset({"batches", "declared", "emits", "fold", "state"}),
         "upgrades": frozenset({"declared"}),
+        "migrating": frozenset({"batches", "declared", "fold", "merge", "state"}),
     },
     "core.streams": {
         "emitting": frozenset(),

@@ -87,7 +87,7 @@ def bootstrap(
     _check_options(options)
     require_alone(processor, settings)
     live = _live(processor, settings)
-    kept = [_kept(each) for each in live if _has_state(each)]
+    kept = [_kept(each) for each in live if each.has_begun]
     wanted = sorted({each.partition for each in live} - {each.partition for each in kept})
     if not wanted:
         return _report(processor, "", kept)
@@ -125,19 +125,15 @@ def _migrate(
     told: Callable[[int, BootstrapStep], None] | None,
 ) -> list[BootstrappedPartition]:
     earlier, hears = read_earlier(processor, settings), told or (lambda at, step: None)
-    if missing := [at for at in partitions if at not in earlier]:
-        raise TopicError(
-            f"the earlier version of {processor.name} has no partition {missing[0]}: check with `holdfast topics check`"
-        )
     done = []
     for at in partitions:
-        outcome, found = begin(processor, settings, at, earlier[at], hears)
+        outcome, found = begin(processor, settings, at, earlier, hears)
         rows = sum(key[:1] in ROW_KINDS for key, _ in found.stored)
         done.append(
             BootstrappedPartition(
                 partition=at,
                 outcome=outcome,
-                applied=counted(offsets_of(found.position)),
+                applied=found.position.applied,
                 rows=rows,
                 timers=len(found.stored) - rows,
                 digest=found.base.digest,
@@ -174,10 +170,6 @@ def _live(processor: Processor[Any, Any], settings: Settings) -> list[LivePartit
                     "equal; check with `holdfast topics check`"
                 )
     return found
-
-
-def _has_state(live: LivePartition) -> bool:
-    return bool(live.stored) or live.applied != NOTHING_APPLIED or live.base is not None
 
 
 def _heads(processor: Processor[Any, Any], settings: Settings) -> dict[str, dict[int, int]]:

@@ -258,7 +258,7 @@ def has_state(processor: Processor[Any, Any], settings: Settings, partition: int
     if span.first == span.end:
         return False
     (live,) = read_live(processor, settings, partitions=[partition])
-    return bool(live.stored) or live.applied != NOTHING_APPLIED or live.base is not None
+    return live.has_begun
 
 
 def _by_partition(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.migrating import Beginning, taken_up
-from holdfast.core.engine.merge.positions import offsets_of
+from holdfast.core.engine.migrating import Beginning, taken_up
 from holdfast.core.engine.state.base import BASE, TableBase, decode_base
 from holdfast.errors import ChangelogError, PipelineError, TopicError
 from holdfast.pipeline.bronze.extent import Extent
@@ -16,13 +16,14 @@ from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 
 
 def read_bases(processor: Processor[Any, Any], settings: Settings) -> dict[int, Beginning]:
-    """Return what partitions of *processor* began with, where that was not nothing.
+    """Return what partitions of *processor* began with, where that was not nothing: the topic decides, since a declaration may have
+    lost its `migrate=` later.
 
-    TopicError without the topic, ChangelogError for one that was written to by something else or trimmed.
+    ChangelogError for a topic that was written to by something else or trimmed.
     """
-    if not processor.migrate:
-        return {}
     topic = processor.base(settings.app)
+    if processor.on is not None or topic not in Admin(settings).partition_counts():
+        return {}
     with TopicLog(settings, topic) as log:
         spans = log.spans()
     with TopicReader(settings, topic) as reader:
@@ -57,23 +58,22 @@ def _read(
 def check_bases(
     processor: Processor[Any, Any],
     settings: Settings,
-    bases: Mapping[int, Beginning],
+    bases: Mapping[int, TableBase],
     live: Mapping[int, TableBase | None],
 ) -> None:
     """Raise TopicError where a changelog tells of a base that its topic does not hold, or of another."""
     for partition, noted in live.items():
-        kept = bases.get(partition)
-        if noted != (None if kept is None else kept.base):
+        if noted != (kept := bases.get(partition)):
             raise TopicError(
                 f"{processor.base(settings.app)} partition {partition} does not hold what table {processor.table} began with: "
-                f"the changelog tells of {'nothing' if noted is None else noted.told(processor.topics)}, the topic "
-                f"of {'nothing' if kept is None else kept.base.told(processor.topics)}. Raise the version and migrate again"
+                f"the changelog tells of {'nothing' if noted is None else noted.told()}, the topic of "
+                f"{'nothing' if kept is None else kept.told()}. Raise the version and migrate again"
             )
 
 
 def first_behind(bases: Mapping[int, Beginning]) -> dict[int, int]:
     """Return the first offset of the source that is not in what each partition began with."""
-    return {at: offsets_of(base.position)[0] + 1 for at, base in bases.items()}
+    return {at: each.position.applied + 1 for at, each in bases.items()}
 
 
 def behind_bases(extent: Extent, bases: Mapping[int, Beginning]) -> Extent:
@@ -90,10 +90,3 @@ def behind_bases(extent: Extent, bases: Mapping[int, Beginning]) -> Extent:
             )
         spans[partition] = Span(first=max(span.first, first), end=span.end)
     return Extent(spans=spans, holes=extent.holes)
-
-
-def told_bases(processor: Processor[Any, Any], bases: Mapping[int, Beginning]) -> tuple[str, ...]:
-    """Return, in words, with what partitions began."""
-    return tuple(
-        f"partition {at} from base: {each.base.told(processor.topics)}" for at, each in sorted(bases.items())
-    )

@@ -21,8 +21,8 @@ from holdfast.core.engine.declared.processor import Emit, Headers, Input, Proces
 from holdfast.core.engine.fold.folding import Batch, Folder, Refused, Transition
 from holdfast.core.engine.fold.skips import OffsetRanges, behind
 from holdfast.core.engine.merge.choices import event_ms_of
-from holdfast.core.engine.merge.migrating import Beginning
 from holdfast.core.engine.merge.positions import Position, start_of_one
+from holdfast.core.engine.migrating import Beginning
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_KINDS, Marker, digest
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.core.engine.state.memory_store import DictStore

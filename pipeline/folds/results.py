@@ -4,8 +4,8 @@ folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import Refused
+from holdfast.core.engine.state.base import TableBase
 from holdfast.core.engine.state.codec import ROW_KINDS, RowCodec, combine_digests, decode_due, place_of_row
 from holdfast.errors import OrderError
 from holdfast.pipeline.folds.folding import (
@@ -26,6 +27,16 @@ from holdfast.pipeline.folds.folding import (
     decode_headers,
     readable,
 )
+
+
+def told_bases(bases: Mapping[int, TableBase]) -> tuple[str, ...]:
+    """Return in words with what partitions began.
+
+    >>> told_bases({0: TableBase(1, 1, b"", 17, 3, "")})
+    ('partition 0 from base: 3 rows and timers of version 1 behind offset 17',)
+    """
+    return tuple(f"partition {at} from base: {each.told()}" for at, each in sorted(bases.items()))
+
 
 ROWS = pa.schema(
     [("partition", pa.int32()), ("key", pa.string()), ("row", pa.string()), ("stored", pa.binary())]
@@ -100,8 +111,8 @@ class Replayed:
     """How many offsets of what was read are skipped, since nobody can read what lies there."""
     holes: tuple[str, ...] = ()
     """What of the log was missing, in words; nothing of a whole one."""
-    bases: tuple[str, ...] = ()
-    """With what partitions began in place of nothing, in words: the state is a function of that too."""
+    bases: Mapping[int, TableBase] = field(default_factory=dict)
+    """With what partitions began in place of nothing: the state is a function of that too."""
 
     @property
     def digest(self) -> str:
@@ -126,7 +137,7 @@ class Replayed:
             "digest": self.digest,
             "records": self.records,
             "skipped": self.skipped,
-            "bases": list(self.bases),
+            "bases": list(told_bases(self.bases)),
             "partitions": [msgspec.to_builtins(each) for each in self.partitions],
         }
 

@@ -16,9 +16,11 @@ from holdfast.core.engine.state.rows import Rows
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import ChangelogError, ConfigError, LostRecordsError, MigrationError, TopicError
 from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
+from holdfast.pipeline.bootstrap.migration import read_earlier
 from holdfast.pipeline.bootstrap.sink import BootstrapStep, Outcome
 from holdfast.pipeline.replay import replay
 from holdfast.pipeline.verify import read_live, verify
+from holdfast.pipeline.verify_emits import verify_emits
 from tests.pipeline.folds import Account, Op
 from tests.pipeline.test_bootstrap import LOCAL, PARTITIONS, SEND, Books, Crash, outcomes
 
@@ -72,9 +74,34 @@ def test_the_source_is_needed_from_the_base_on_alone(books: Books) -> None:
     admin = Admin(books.settings)
     admin.delete_before({(books.source, at): 120 for at in range(PARTITIONS)})
     assert replay(second, books.settings, LOCAL).records == 5 * PARTITIONS
+    assert verify_emits(second, books.settings, LOCAL).equal
     admin.delete_before({(books.source, at): 121 for at in range(PARTITIONS)})
     with pytest.raises(LostRecordsError, match="begins at offset 121"):
         replay(second, books.settings, LOCAL)
+
+
+def test_a_declaration_that_loses_its_migration_later_is_verified_from_the_base(books: Books) -> None:
+    second = books.version(2, migrate={1: doubled})
+    bootstrap(second, books.settings, MIGRATE)
+    verdict = verify(replace(second, migrate={}), books.settings, LOCAL)
+    assert verdict.equal, verdict
+    assert len(verdict.bases) == PARTITIONS
+
+
+def test_a_partition_that_the_earlier_version_never_had_begins_with_nothing(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = books.version(2, migrate={1: doubled})
+    earlier = read_earlier(second, books.settings)
+    fewer = replace(earlier, partitions={0: earlier.partitions[0]})
+    monkeypatch.setattr("holdfast.pipeline.bootstrap.bootstrap.read_earlier", lambda *_: fewer)
+    done = bootstrap(second, books.settings, MIGRATE)
+    assert [(each.outcome, each.applied, bool(each.rows)) for each in done.partitions] == [
+        (Outcome.WRITTEN, 119, True),
+        (Outcome.WRITTEN, -1, False),
+    ]
+    assert outcomes(bootstrap(second, books.settings, MIGRATE)) == [Outcome.KEPT] * PARTITIONS
+    assert verify(second, books.settings, LOCAL).equal
 
 
 def test_a_function_that_raises_names_the_row_and_nothing_is_written(books: Books) -> None:

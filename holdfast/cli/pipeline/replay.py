@@ -105,16 +105,16 @@ def replay(
         spark=spark_options(chosen.settings(), master, memory, conf),
     )
     replayed = run(application.processor(name), application.settings, options)
+    document = replayed.document()
     if output_of(context) is Output.JSON:
-        show_json(replayed.document())
+        show_json(document)
     else:
-        partitions = replayed.document()["partitions"]
         show(
-            partitions,
+            document["partitions"],
             ("partition", "applied", "records", "refused", "rows", "timers", "digest"),
             Output.TABLE,
         )
-        for base in replayed.bases:
+        for base in document["bases"]:
             note(base)
         note(
             f"{replayed.records} records{left_out(replayed.skipped)} on {replayed.engine}; digest of the table {replayed.digest}"

@@ -132,7 +132,7 @@ def _report(
         for each in verdict.partitions:
             if each.cause is not None:
                 note(f"partition {each.partition}: {each.explain()}")
-        for base in getattr(verdict, "bases", ()):
+        for base in verdict.bases:
             note(base)
         for why in verdict.partial:
             note(f"partial: {why}")

@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.errors import ConfigError
 
@@ -315,3 +316,46 @@ def test_rows_of_immutable_types_are_taken(row: Any) -> None:
 
 def test_an_emit_needs_no_more_than_a_topic() -> None:
     assert Emit("out") == Emit("out", None, None, (), None)
+
+
+def migrating(**other: Any) -> Processor[Any, Any]:
+    declared: dict[str, Any] = {
+        "name": "counts",
+        "source": "words",
+        "decode": bytes.decode,
+        "fold": fold_nothing,
+    }
+    return Processor(**{**declared, "row": int, "version": 2, "migrate": {1: migrated}} | other)
+
+
+def fold_nothing(rows: Any, event: Any, at_ms: int) -> None: ...
+
+
+def migrated(rows: Any, key: str, row: int) -> None: ...
+
+
+def of_two(rows: Any, key: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"version": 1}, "migrate from version 1: it is no version before 1"),
+        ({"migrate": [migrated]}, r"write a dict: migrate=\{1: function\}"),
+        ({"migrate": {"1": migrated}}, "migrate from version '1'"),
+        ({"migrate": {1: of_two}}, "is called with 3 arguments"),
+        ({"migrate": {1: {3: migrated}}}, "names no table"),
+        (
+            {"emits": (Internal("words-by-length", Text(), version=2),)},
+            "internal topic .* would get nothing of what came before",
+        ),
+        (
+            {"source": "", "decode": None, "fold": None, "on": {Source("words", Text()): fold_nothing}},
+            "migrate= is for processors of one source",
+        ),
+    ],
+)
+def test_a_migration_that_could_not_work_is_refused(other: dict[str, Any], said: str) -> None:
+    assert migrating().migrations[1].type_of("") is int
+    with pytest.raises(ConfigError, match=said):
+        migrating(**other)

@@ -1,11 +1,11 @@
 """The rows of an earlier version, folded into those of the next one: what its table begins with.
 
-Each row is folded as a record would be, by the function that `migrate=` declares, in the order of keys. Live tables and the test kit run this.
+Each row is folded as a record would be, by the function that `migrate=` declares, in the order of keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,15 +17,14 @@ from holdfast.core.engine.declared.migrations import Migration
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.fold.stepping import Written
-from holdfast.core.engine.merge.choices import VectorMarker
-from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
-from holdfast.core.engine.state.base import BASE_FORMAT, Origin, TableBase
+from holdfast.core.engine.merge.positions import position_format
+from holdfast.core.engine.state.base import BASE_FORMAT, TableBase
 from holdfast.core.engine.state.codec import (
     EVENT,
-    NOTHING_APPLIED,
     ROW_KINDS,
     TICK,
     WAKE,
+    Marker,
     RowCodec,
     decode_untyped,
     digest,
@@ -38,7 +37,7 @@ from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ChainError, ChangelogError, MigrationError, StoppedError
 
 AT_ONCE = 2_000
-"""How many rows are folded before others may have their turn."""
+"""How many rows are folded in one transaction of the store in memory."""
 _HANDLERS = {WAKE: "on_wake", TICK: "on_tick", EVENT: "on_event"}
 
 
@@ -47,7 +46,7 @@ class EarlierState:
     """A partition of an earlier version: rows and timers in key order, and what its notes tell."""
 
     version: int
-    position: Position
+    position: Marker
     stored: Iterable[tuple[bytes, bytes]]
     lost: LostHeads
     base: TableBase | None = None
@@ -58,33 +57,39 @@ class Beginning:
     """What a partition begins with: rows and timers in key order, at a position. *lost* is what they do not tell of."""
 
     base: TableBase
-    position: Position
+    position: Marker
     stored: Sequence[tuple[bytes, bytes]]
     lost: LostHeads
 
 
-def beginning(
-    processor: Processor[Any, Any],
-    position: Position,
-    stored: Sequence[tuple[bytes, bytes]],
-    origin: Origin,
-    *,
-    version: int = 0,
-    lost: LostHeads | None = None,
-    before: TableBase | None = None,
-) -> Beginning:
-    """Return what a partition of *processor* begins with: *stored*, in key order, at *position*."""
+def migrated(processor: Processor[Any, Any], earlier: EarlierState) -> Beginning:
+    """Return what a partition of *processor* begins with where it migrates from *earlier*.
+
+    MigrationError names the row that cannot be migrated, or says why none can.
+    """
+    work = _Work(processor, processor.migrations[earlier.version])
+    position = work.position(earlier.position)
+    store = DictStore()
+    stored = iter(earlier.stored)
+    folder = work.folder(store, earlier.position.stream_ms)
+    offset = 0
+    while some := [*islice(stored, AT_ONCE)]:
+        carried, rows = work.sort(some)
+        store.apply(carried)
+        if rows:
+            store.apply(work.fold(folder, offset, rows).puts)
+            offset += len(rows)
+    found = [*store.everything()]
     base = TableBase(
-        BASE_FORMAT,
-        origin,
-        version,
-        position_format(processor).encode(position),
-        offsets_of(position),
-        len(stored),
-        digest(stored),
-        before,
+        format=BASE_FORMAT,
+        version=earlier.version,
+        position=position_format(processor).encode(position),
+        applied=position.applied,
+        entries=len(found),
+        digest=digest(found),
+        before=earlier.base,
     )
-    return Beginning(base=base, position=position, stored=stored, lost=lost or {})
+    return Beginning(base=base, position=position, stored=found, lost=earlier.lost)
 
 
 def taken_up(
@@ -96,41 +101,9 @@ def taken_up(
             f"what table {processor.table} began with has changed: {len(stored)} rows and timers are there, and the note tells {base.entries} others; its topic "
             "was written to or trimmed: raise the version"
         )
-    return Beginning(
-        base=base, position=position_format(processor).decode(base.position), stored=stored, lost={}
-    )
-
-
-def migrated(
-    processor: Processor[Any, Any], earlier: EarlierState, *, at_once: int = AT_ONCE
-) -> Iterator[Beginning | None]:
-    """Yield None now and then, and at last what *processor* begins with where it migrates from *earlier*.
-
-    MigrationError names the row that cannot be migrated, or says why none can.
-    """
-    work = _Work(processor, processor.migrations[earlier.version])
-    position = work.position(earlier.position)
-    store = DictStore()
-    stored = iter(earlier.stored)
-    folder = work.folder(store, earlier.position.stream_ms)
-    offset = 0
-    while some := [*islice(stored, at_once)]:
-        carried, rows = work.sort(some)
-        store.apply(carried)
-        if rows:
-            changes = work.fold(folder, offset, rows)
-            store.apply(changes.puts)
-            offset += len(rows)
-        yield None
-    yield beginning(
-        processor,
-        position,
-        [*store.everything()],
-        "version",
-        version=earlier.version,
-        lost=earlier.lost,
-        before=earlier.base,
-    )
+    position = position_format(processor).decode(base.position)
+    assert isinstance(position, Marker), "processors of several sources do not migrate"
+    return Beginning(base=base, position=position, stored=stored, lost={})
 
 
 class _Work:
@@ -143,28 +116,21 @@ class _Work:
             for table in migration.functions
         }
 
-    def position(self, earlier: Position) -> Position:
+    def position(self, earlier: Marker) -> Marker:
         """Return the position of an earlier version as the new one's."""
-        processor = self._processor
-        if counted(offsets_of(earlier)) == NOTHING_APPLIED:
-            raise self._wrong("it has folded nothing, so there is nothing to begin with")
-        moved = replace(earlier, version=processor.version)
-        if isinstance(moved, VectorMarker) and moved.sources != processor.signature:
-            raise self._wrong(
-                "its sources, or the globals that it reads, were others, and where it stood in those says nothing of these: leave out migrate=, which folds "
-                "the sources from the beginning"
-            )
-        form = position_format(processor)
+        form = position_format(self._processor)
         try:
-            return form.decode(form.encode(moved))
+            moved = form.decode(form.encode(replace(earlier, version=self._processor.version)))
         except ChainError as error:
             raise self._wrong(
-                f"it has read another version of {', '.join(processor.topics)}, whose offsets mean nothing here: leave the version of its writer as it was, or leave out migrate="
+                f"it has read another version of {', '.join(self._processor.topics)}, whose offsets mean nothing here: leave the version of its writer as it was, or leave out migrate="
             ) from error
         except (ChangelogError, AttributeError, TypeError) as error:
             raise self._wrong(
                 f"where it stood is no position of this one ({error}): leave out migrate="
             ) from error
+        assert isinstance(moved, Marker), "processors of several sources do not migrate"
+        return moved
 
     def folder(self, store: DictStore, stream_ms: int) -> Folder[Any]:
         """Return what folds rows into *store*. Time stands still meanwhile, so no timer fires; and a row that fails ends it."""
