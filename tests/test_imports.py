@@ -176,7 +176,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "processes": frozenset(),
         "broker": frozenset(),
         "environment": frozenset({"broker", "processes"}),
-        "steps": frozenset({"environment", "narrator", "processes"}),
+        "beside": frozenset(),
+        "steps": frozenset({"beside", "environment", "narrator", "processes"}),
         "run": frozenset({"environment", "narrator", "processes", "steps"}),
     },
     "agents.partitions": {

@@ -5,13 +5,11 @@ and nothing stays unhandled.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
@@ -20,6 +18,7 @@ from holdfast.clients.topics.types import CreateTopic, TopicRole, TopicSpec
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.groups.announcements import GROUPS_TOPIC
+from holdfast.dev.demo.beside import Beside
 from holdfast.dev.demo.environment import DemoEnvironment
 from holdfast.dev.demo.narrator import ClaimFindings, Teller
 from holdfast.dev.demo.processes.procfile import Process
@@ -134,7 +133,7 @@ class ClaimSteps:
     def _reckon(self, letters: Letters, takeover_s: float) -> ClaimFindings:
         with self._teller.step("Hold the services' books against the topic"):
             self._teller.waiting("waiting until the last letter is handled")
-            letters.stop()
+            letters.finish()
             wanted = letters.written
             self._until(
                 "every letter to be handled",
@@ -202,68 +201,38 @@ class ClaimSteps:
                 yield Handled(client=client, partition=int(partition), offset=int(offset), at_s=float(at_s))
 
 
-class Letters:
-    """Writes letters to the topic, to each partition in turn, as long as the block lasts or until `stop`."""
+class Letters(Beside):
+    """Writes letters to the topic, to each partition in turn. After `finish` every letter is in the topic."""
 
     def __init__(self, settings: Settings, *, clock: Clock = system_clock) -> None:
+        super().__init__(f"letters cannot be written to {TOPIC}", within_s=2 * LIMIT_FLUSH_S)
         self._clock = clock
         self._producer = make_writer(
             settings.producer(**{"enable.idempotence": True, "linger.ms": 2}), logger=logger
         )
-        self._over = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="letters", daemon=True)
         self.written: set[tuple[int, int]] = set()
-        """Partition and offset of every letter that is in the topic; complete after `stop`."""
+        """Partition and offset of every letter that is in the topic; complete after `finish`."""
         self.stalled_s = 0.0
         """The longest that the machine kept this thread from running."""
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join(LIMIT_FLUSH_S)
-
-    def check(self) -> None:
-        """Raise BrokerError if letters could not be written."""
-        if self._failure is not None:
-            raise BrokerError(f"letters cannot be written to {TOPIC}: {self._failure}") from self._failure
-
-    def stop(self) -> None:
-        """Write no more; every letter is in the topic when this returns."""
-        self._over.set()
-        self._thread.join(2 * LIMIT_FLUSH_S)
-        self.check()
-        if self._thread.is_alive():
-            raise BrokerError(
-                f"the last letters were not in {TOPIC} within {LIMIT_FLUSH_S:g} s: is the broker overloaded?"
+    def work(self) -> None:
+        number, due_s = 0, self._clock.monotonic_s()
+        while not self.stopping.is_set() and self.failed is None:
+            self._producer.produce(
+                TOPIC, b"letter %d" % number, partition=number % PARTITIONS, on_delivery=self._delivered
             )
-
-    def _run(self) -> None:
-        try:
-            number, due_s = 0, self._clock.monotonic_s()
-            while not self._over.is_set() and self._failure is None:
-                self._producer.produce(
-                    TOPIC, b"letter %d" % number, partition=number % PARTITIONS, on_delivery=self._delivered
-                )
-                number += 1
-                self.stalled_s = max(self.stalled_s, self._clock.monotonic_s() - due_s)
-                due_s = max(due_s + 1 / LETTERS_A_SECOND, self._clock.monotonic_s() - 1.0)
-                self._producer.poll(max(0.0, due_s - self._clock.monotonic_s()))
-                self._over.wait(max(0.0, due_s - self._clock.monotonic_s()))
-            if left := self._producer.flush(LIMIT_FLUSH_S):
-                raise BrokerError(f"{left} letters were not acknowledged within {LIMIT_FLUSH_S:g} s")
-        except Exception as error:  # noqa: BLE001  raised by check() in the owner's thread
-            self._failure = self._failure or error
+            number += 1
+            self.stalled_s = max(self.stalled_s, self._clock.monotonic_s() - due_s)
+            due_s = max(due_s + 1 / LETTERS_A_SECOND, self._clock.monotonic_s() - 1.0)
+            self._producer.poll(max(0.0, due_s - self._clock.monotonic_s()))
+            self.stopping.wait(max(0.0, due_s - self._clock.monotonic_s()))
+        if left := self._producer.flush(LIMIT_FLUSH_S):
+            raise BrokerError(f"{left} letters were not acknowledged within {LIMIT_FLUSH_S:g} s")
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         partition, offset = message.partition(), message.offset()
         if error is not None or partition is None or offset is None:
-            self._failure = self._failure or (
+            self.failed = self.failed or (
                 KafkaException(error) if error else BrokerError("a letter without an offset")
             )
             return

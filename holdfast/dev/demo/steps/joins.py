@@ -4,7 +4,6 @@ again from the logs and from the choices that were recorded.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
@@ -15,6 +14,7 @@ from holdfast.clients.topics.application import create_topics
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.sources import Source
+from holdfast.dev.demo.beside import Beside
 from holdfast.dev.demo.environment import DemoEnvironment
 from holdfast.dev.demo.narrator import HASH_SHOWN, JoinFindings, Teller
 from holdfast.dev.demo.processes.advertising import (
@@ -183,52 +183,30 @@ class OutcomeReader:
         return [outcomes.serde.decode(each.value() or b"") for each in self._reader.read(wait_s)]
 
 
-class Audience:
-    """A thread that shows advertisements and clicks on two of three, until it is stopped."""
+class Audience(Beside):
+    """Shows advertisements and clicks on two of three."""
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__("the audience has failed", within_s=2 * FLUSH_S)
         self._producer = make_writer(settings.producer(partitioner="murmur2_random"))
         self._expected: dict[int, int | None] = {}
         self._due: list[tuple[int, int]] = []
-        self._stopping = threading.Event()
-        self._failed: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="holdfast-audience", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopping.set()
-        self._thread.join(FLUSH_S)
-
-    def check(self) -> None:
-        """Raise what ended the thread, if anything did."""
-        if self._failed is not None:
-            raise DemoError(f"the audience has failed: {self._failed!r}") from self._failed
 
     def stop(self) -> Mapping[int, int | None]:
         """Let the last clicks come, and return after how many ms each impression was clicked, or None."""
-        self._stopping.set()
-        self._thread.join(FLUSH_S)
-        self.check()
+        self.finish()
         return self._expected
 
-    def _work(self) -> None:
-        try:
-            number, began_s = 0, system_clock.monotonic_s()
-            while not self._stopping.is_set():
-                self._step(number)
-                number += 1
-                self._stopping.wait(max(0.0, began_s + number / SHOWN_A_SECOND - system_clock.monotonic_s()))
-            for at_ms, each in sorted(self._due):
-                self._send(clicks, Shown(each, at_ms))
-            if left := self._producer.flush(FLUSH_S):
-                raise DemoError(f"{left} records were not written in {FLUSH_S:g} s")
-        except BaseException as error:  # noqa: BLE001  the waiting thread raises it
-            self._failed = error
+    def work(self) -> None:
+        number, began_s = 0, system_clock.monotonic_s()
+        while not self.stopping.is_set():
+            self._step(number)
+            number += 1
+            self.stopping.wait(max(0.0, began_s + number / SHOWN_A_SECOND - system_clock.monotonic_s()))
+        for at_ms, each in sorted(self._due):
+            self._send(clicks, Shown(each, at_ms))
+        if left := self._producer.flush(FLUSH_S):
+            raise DemoError(f"{left} records were not written in {FLUSH_S:g} s")
 
     def _step(self, number: int) -> None:
         """Show one advertisement and make the clicks that are due, in the order of their event times."""

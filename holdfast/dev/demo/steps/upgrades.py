@@ -4,13 +4,10 @@ pause.
 
 from __future__ import annotations
 
-import threading
 import urllib.request
 from collections import Counter
 from functools import partial
 from http import HTTPStatus
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -20,6 +17,7 @@ from holdfast.clients.topics.application import create_topics
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.partitioners import by_key
+from holdfast.dev.demo.beside import Beside
 from holdfast.dev.demo.environment import DemoEnvironment
 from holdfast.dev.demo.narrator import Teller, UpgradeFindings
 from holdfast.dev.demo.processes.procfile import Process
@@ -97,7 +95,7 @@ class UpgradeSteps:
                 DEADLINE_S,
                 check=reader.check,
             )
-            reader.stop()
+            reader.finish()
             for worker in workers:
                 worker.stop(grace_s=STOP_GRACE_S)
             found = UpgradeFindings(
@@ -120,37 +118,25 @@ def is_ready(worker: Process) -> bool:
         return False
 
 
-class Visitors:
-    """A thread that visits pages in turn, until it is stopped; *written* are its visits so far."""
+class Visitors(Beside):
+    """Visits pages in turn; *written* are its visits so far."""
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__("visitors", within_s=FLUSH_S)
         self._producer = make_writer(settings.producer())
         self._visits: Counter[str] = Counter()
         self.written = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="holdfast-visitors", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopping.set()
-        self._thread.join(FLUSH_S)
 
     def stop(self) -> dict[str, int]:
         """Return how often each page was visited, once all of that is written."""
-        self._stopping.set()
-        self._thread.join(FLUSH_S)
+        self.finish()
         if left := self._producer.flush(FLUSH_S):
             raise DemoError(f"{left} visits were not written in {FLUSH_S:g} s")
         return dict(self._visits)
 
-    def _work(self) -> None:
+    def work(self) -> None:
         encode, began_s = msgspec.json.Encoder().encode, system_clock.monotonic_s()
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             page = f"page-{self.written % PAGES}"
             place = by_key(page, PARTITIONS) or 0
             self._producer.produce(SOURCE, encode(Visit(page, self.written % 60)), page.encode(), place)
@@ -158,54 +144,30 @@ class Visitors:
             self._visits[page] += 1
             self.written += 1
             due_s = began_s + self.written / WRITTEN_A_SECOND
-            self._stopping.wait(max(0.0, due_s - system_clock.monotonic_s()))
+            self.stopping.wait(max(0.0, due_s - system_clock.monotonic_s()))
 
 
-class VisitReader:
-    """A thread that asks for all pages, in whichever version is current, and looks that none goes back: it asks for answers as of the
-    offsets that it has seen at least, since another version may be a moment behind.
+class VisitReader(Beside):
+    """Asks for all pages, in whichever version is current, and looks that none goes back: it asks for answers as of the offsets
+    that it has seen at least, since another version may be a moment behind.
 
     *answers* are counted by version; *longest_s* is the longest time from one to the next.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings, self._stopping = settings, threading.Event()
+        super().__init__("what the table answers does not hold", within_s=DEADLINE_S)
+        self._settings = settings
         self.answers: Counter[int] = Counter()
         self.last: dict[str, int] = {}
         self._seen: dict[int, int] = {}
         self.last_version, self.longest_s, self._answered_s = 0, 0.0, 0.0
-        self._failed: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="holdfast-visit-reader", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopping.set()
-        self._thread.join(DEADLINE_S)
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._thread.join(DEADLINE_S)
-        self.check()
-
-    def check(self) -> None:
-        """Raise what ended the thread, if anything did."""
-        if self._failed is not None:
-            raise DemoError(f"what the table answered does not hold: {self._failed}") from self._failed
-
-    def _work(self) -> None:
+    def work(self) -> None:
         pages = [f"page-{number}" for number in range(PAGES)]
-        try:
-            with BlockingTableClient(self._settings, [visits_next], earlier=[visits]) as tables:
-                while not self._stopping.is_set():
-                    self._ask(tables, pages)
-                    self._stopping.wait(0.02)
-        except BaseException as error:  # noqa: BLE001  the waiting thread raises it
-            self._failed = error
+        with BlockingTableClient(self._settings, [visits_next], earlier=[visits]) as tables:
+            while not self.stopping.is_set():
+                self._ask(tables, pages)
+                self.stopping.wait(0.02)
 
     def _ask(self, tables: BlockingTableClient, pages: list[str]) -> None:
         try:
