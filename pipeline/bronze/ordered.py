@@ -15,7 +15,7 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
-from holdfast.errors import LakeError
+from holdfast.errors import LakeError, RepeatedOffsetError
 from holdfast.pipeline.bronze.files import File, FileReader
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def in_order(reader: FileReader, files: Sequence[File], columns: Sequence[str]) 
     """Yield the rows of *files*, which are sorted by their first offset, by ascending offset; "offset" must be one of
     *columns*.
 
-    LakeError where an offset is there twice, which names the files.
+    RepeatedOffsetError where an offset is there twice, which names the files.
     """
     for group in _overlapping(files):
         if len(group) == 1 and _is_ascending(reader, group[0]):
@@ -133,14 +133,14 @@ def _doubled(
     parts: Sequence[tuple[int, int]],
     found: pa.Table,
     offset: int,
-) -> LakeError:
+) -> RepeatedOffsetError:
     """Return the error for an offset that is there twice; *found* has a chunk for each of *parts*."""
     named = dict.fromkeys(
         files[number].path
         for (_, number), chunk in zip(parts, found.column("offset").chunks, strict=True)
         if offset in chunk.to_pylist()
     )
-    return LakeError(
+    return RepeatedOffsetError(
         f"{reader.where}: offset {offset} is there twice, in {' and '.join(named)}; remove one of them (Delta's history shows which commit "
         "brought it), then `holdfast pipeline land --rebuild`"
     )

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.errors import LakeError
+from holdfast.errors import LakeError, RepeatedOffsetError
 from holdfast.pipeline.bronze.commits import LastLanding
 from holdfast.pipeline.bronze.digests import DIGESTED, digest_of, hashes_in
-from holdfast.pipeline.bronze.faults import LakeFault
+from holdfast.pipeline.bronze.faults import FaultKind, LakeFault
 from holdfast.pipeline.bronze.files import File, FileReader
 from holdfast.pipeline.bronze.layout import Segment, segments
 from holdfast.pipeline.bronze.ordered import in_order
@@ -55,8 +55,8 @@ def deep_faults(
     try:
         _read(reader, files, told, found)
     except LakeError as error:
-        kind = "twice" if "is there twice" in str(error) else "unreadable"
-        yield LakeFault(kind=kind, table=reader.where, partition=partition, told=str(error))  # type: ignore[arg-type]
+        kind: FaultKind = "twice" if isinstance(error, RepeatedOffsetError) else "unreadable"
+        yield LakeFault(kind=kind, table=reader.where, partition=partition, told=str(error))
         return
     for segment, each in zip(told, found, strict=True):
         each.note_gap(each.reached, segment.end)

@@ -30,7 +30,7 @@ def vacuum(topic: str, lake: str, *, hours: int, dry_run: bool = False) -> Vacuu
     """
     if hours < LEAST_HOURS:
         raise ConfigError(
-            f"--older-than {hours}h: at least {LEAST_HOURS} h, since landings under way have written files that no commit names yet"
+            f"vacuum of files older than {hours} h: at least {LEAST_HOURS} h, since landings under way have written files that no commit names yet"
         )
     path = bronze_path(lake, topic)
     try:

@@ -142,14 +142,21 @@ def test_a_worker_that_dies_is_started_again_and_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_worker_that_never_comes_up_ends_all_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_never_comes_up_ends_all_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("holdfast.cli.worker.supervising.LONGEST_PAUSE_S", 0.01)
-    failing, steady = launch("raise SystemExit(3)"), launch("import signal; signal.pause()", "worker.2")
+    program = f"import pathlib, signal, sys; here = pathlib.Path({str(tmp_path / 'left')!r})\n"
+    program += (
+        "signal.signal(signal.SIGTERM, lambda *_: (here.touch(), sys.exit()))\nwhile True: signal.pause()"
+    )
+    failing, steady = launch("raise SystemExit(3)"), launch(program, "worker.2")
     told = list[str]()
     supervisor = WorkerProcesses([failing, steady], grace_s=DEADLINE_S, named=True, tell=told.append)
     with pytest.raises(WorkersError, match=r"worker\.1 has ended 6 times in a row .* exit code 3"):
         asyncio.run(asyncio.wait_for(supervisor.run(), DEADLINE_S))
     assert len(told) == MOST_FAILURES
+    assert (tmp_path / "left").exists(), "the others are asked to end, not killed"
 
 
 @pytest.mark.process

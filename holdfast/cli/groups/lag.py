@@ -18,7 +18,6 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.broker_logs.folds import place_of_key
 from holdfast.core.broker_logs.lag import (
-    LIMIT_COMMITS,
     CommitMade,
     LaggingCommit,
     LagStanding,
@@ -114,21 +113,19 @@ def _lags_then(
 ) -> dict[tuple[str, Place], list[LaggingCommit]]:
     """Return each commit with the lag that it left, oldest first: the broker tells where partitions ended at those times.
 
-    It is asked once for each place in the row of commits and each group at most, whatever the number of partitions.
+    One question takes one time of each partition, so there are as many as the commits of all groups in one partition.
     """
+    waiting: dict[Place, list[tuple[str, CommitMade]]] = {}
+    for (group, place), commits in found.items():
+        waiting.setdefault(place, []).extend((group, commit) for commit in commits)
     out: dict[tuple[str, Place], list[LaggingCommit]] = {key: [] for key in found}
-    for group in sorted({group for group, _ in found}):
-        for number in range(LIMIT_COMMITS):
-            asked = {
-                place: commits[number]
-                for (each, place), commits in found.items()
-                if each == group and number < len(commits)
-            }
-            then = admin.ends_at({place: commit.at_ms for place, commit in asked.items()}) if asked else {}
-            for place, commit in asked.items():
-                end = then.get(place)
-                lag = max(0, (ends[place] if end is None else end) - commit.offset)
-                out[group, place].append(LaggingCommit(commit.offset, commit.at_ms, lag))
+    for number in range(max(map(len, waiting.values()), default=0)):
+        asked = {place: each[number] for place, each in waiting.items() if number < len(each)}
+        then = admin.ends_at({place: commit.at_ms for place, (_, commit) in asked.items()})
+        for place, (group, commit) in asked.items():
+            end = then.get(place)
+            lag = max(0, (ends[place] if end is None else end) - commit.offset)
+            out[group, place].append(LaggingCommit(commit.offset, commit.at_ms, lag))
     return out
 
 

@@ -28,7 +28,9 @@ def names_of(topics: str) -> list[str]:
 def tables_in(lake: str) -> list[str]:
     """Return the topics that a lake on this machine has tables of."""
     if "://" in lake and not lake.startswith("file://"):
-        raise ConfigError("say which topics' tables to check: --topics TOPIC,...")
+        raise ConfigError(
+            f"the tables of {lake} cannot be listed from here: name their topics, --topics TOPIC,..."
+        )
     folder = Path(lake.removeprefix("file://")) / "bronze"
     found = sorted(each.parent.name for each in folder.glob("*/_delta_log"))
     if not found:

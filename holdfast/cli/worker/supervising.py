@@ -59,6 +59,7 @@ class WorkerProcesses:
         self._steady_s = steady_s
         self._tell = tell
         self._ending = asyncio.Event()
+        self._failed: WorkersError | None = None
 
     async def run(self) -> int:
         """Run until told to end. Returns 0, or the code by which a shell knows the signal of an interruption."""
@@ -70,12 +71,11 @@ class WorkerProcesses:
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, end, number)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for launch in self._launches:
-                    group.create_task(self._keep(launch))
-        except* WorkersError as failed:
-            raise failed.exceptions[0] from None
+        async with asyncio.TaskGroup() as group:
+            for launch in self._launches:
+                group.create_task(self._keep(launch))
+        if self._failed is not None:
+            raise self._failed
         return 128 + numbers[0] if numbers and numbers[0] != signal.SIGTERM else 0
 
     async def _keep(self, launch: Launch) -> None:
@@ -88,10 +88,12 @@ class WorkerProcesses:
                 return
             failures = failures + 1 if self._clock.monotonic_s() - began_s < self._steady_s else 1
             if failures > MOST_FAILURES:
-                raise WorkersError(
+                self._failed = WorkersError(
                     f"{launch.name} has ended {failures} times in a row soon after its start, the last time with {_said(code)}: "
                     "its own last lines say why; the other workers were ended too"
                 )
+                self._ending.set()  # the others commit and leave the group
+                return
             pause_s = min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
             self._tell(f"{launch.name} ended with {_said(code)}: it is started again in {pause_s:.0f} s")
             with suppress(TimeoutError):
