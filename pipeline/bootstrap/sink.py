@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from holdfast.clients.quarantine.copies import QUARANTINE_COPY_BYTES, quarantine_record
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.declared.streams import Internal
@@ -21,7 +22,6 @@ from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED
 from holdfast.core.engine.state.evolution import ROW_TYPES, encode_row_types, evolved
 from holdfast.core.engine.state.handover import HANDOVER, HANDOVER_FORMAT, Handover, encode_handover
 from holdfast.errors import LostRecordsError, StoppedError
-from holdfast.kafka.fetching.quarantine_copies import QUARANTINE_COPY_BYTES, quarantine_record
 from holdfast.kafka.fetching.records import FetchedRecord
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
 from holdfast.loop_thread import LoopThread

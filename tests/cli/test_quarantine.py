@@ -18,13 +18,13 @@ from confluent_kafka.admin import AdminClient
 
 from holdfast.agents.partitions.upkeep.skipping import trace
 from holdfast.cli.__main__ import main
+from holdfast.clients.quarantine.copies import quarantine_record
 from holdfast.clients.quarantine.records import Quarantine
 from holdfast.config import Settings
 from holdfast.core.engine.fold.folding import Refused, Stage
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import QuarantineError
-from holdfast.kafka.fetching.quarantine_copies import quarantine_record
 from holdfast.kafka.fetching.records import Records
 from tests.support.columns import take
 from tests.support.harness import wait_for_ends

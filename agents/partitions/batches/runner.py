@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError
 from holdfast.agents.partitions.batches.intake import Intake
 from holdfast.agents.partitions.batches.merging_intake import MergingIntake
 from holdfast.agents.partitions.types import NOT_IN_GROUP, FoldEvent, FoldLimits, RunnerHost
+from holdfast.clients.quarantine.copies import QUARANTINE_COPY_BYTES, quarantine_record
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.fold.folding import Refused
@@ -23,7 +24,6 @@ from holdfast.core.engine.fold.stepping import TopicOffset
 from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.errors import FencedError, Later, RottenStoreError, StoppedError
 from holdfast.kafka.codes import name_of
-from holdfast.kafka.fetching.quarantine_copies import QUARANTINE_COPY_BYTES, quarantine_record
 from holdfast.kafka.fetching.records import FetchedRecord
 from holdfast.kafka.loop_turn import TURN_S
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
