@@ -24,14 +24,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.places import ROOT
+from tests.support.places import EXAMPLES, ROOT
 
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "bench").rglob("*.md"),
-        *(ROOT / "examples").rglob("*.md"),
+        *EXAMPLES.rglob("*.md"),
     ]
 )
 DEADLINE_S = 60
@@ -168,8 +168,7 @@ def idle_blocks(page: str, *, followed: bool) -> list[str]:
     """
 
     def is_example(file: str, text: str) -> bool:
-        path = ROOT / "examples" / file
-        return path.is_file() and path.read_text() == text
+        return any(path.read_text() == text for path in EXAMPLES.rglob(file))
 
     return [
         block.text.partition("\n")[0]

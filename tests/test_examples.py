@@ -22,9 +22,8 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.outbox.harvest.rows import OutboxRows
 from tests.support.harness import wait_for
-from tests.support.places import ROOT
+from tests.support.places import example_file
 
-EXAMPLES = ROOT / "examples"
 DEADLINE_S = 60.0
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 
@@ -40,7 +39,7 @@ def example(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Pop
         if not key.startswith(("HOLDFAST_", "KAFKA_", "PYTHON"))
     }
     with (folder / f"{arguments[0]}.log").open("ab") as log:
-        command = [sys.executable, "-P", str(EXAMPLES / name), *arguments]
+        command = [sys.executable, "-P", str(example_file(name)), *arguments]
         process = subprocess.Popen(
             command,
             cwd=folder,

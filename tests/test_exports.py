@@ -13,13 +13,13 @@ import pytest
 
 import holdfast
 from holdfast import clients, errors, streams
-from tests.support.places import ROOT
+from tests.support.places import EXAMPLES, ROOT
 from tests.test_docs import blocks
 
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "examples").glob("*.py")),
+    *sorted(EXAMPLES.rglob("*.py")),
 ]
 PUBLIC_MODULES = {
     "holdfast",

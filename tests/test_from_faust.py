@@ -26,10 +26,9 @@ from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from tests.support.harness import TIMES, wait_for
-from tests.support.places import ROOT
+from tests.support.places import ROOT, example_file
 from tests.test_page_programs import exchanged, run, settings_of
 
-EXAMPLES = ROOT / "examples"
 BIN = Path(sys.executable).parent
 PARTITIONS = 3
 DEADLINE_S = 90.0
@@ -136,7 +135,7 @@ class Desk:
 
     def program(self, name: str) -> str:
         """Return an example with the topics of this desk."""
-        text = (EXAMPLES / f"{name}.py").read_text()
+        text = example_file(f"{name}.py").read_text()
         return exchanged(text, {topic: other for topic, other in self.topics.items() if f'"{topic}"' in text})
 
     def holdfast(self, *words: str) -> str:

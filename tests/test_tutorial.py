@@ -18,7 +18,7 @@ import pytest
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.ports import free_ports
 from tests.support.parts import QUICK_JAVA
-from tests.support.places import ROOT
+from tests.support.places import ROOT, example_file
 from tests.test_docs import FOLLOWED, Block, blocks, differs
 
 PAGES = {name: ROOT / "docs" / f"{name}.md" for name in FOLLOWED}
@@ -136,7 +136,7 @@ def test_the_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
     [("tutorial", "shop.py"), ("tutorial-claims", "billing.py"), ("tutorial-streams", "word_count.py")],
 )
 def test_the_program_of_the_tutorial_is_the_one_among_the_examples(name: str, file: str) -> None:
-    assert files(PAGES[name].read_text())[file] == (ROOT / "examples" / file).read_text()
+    assert files(PAGES[name].read_text())[file] == example_file(file).read_text()
 
 
 # -- the checks can fail

@@ -11,7 +11,7 @@ from unittest import mock
 import holdfast
 from holdfast.agents.app import create_app
 from holdfast.core.engine.declared.processor import Processor
-from tests.support.places import ROOT
+from tests.support.places import example_file
 
 PROGRAMS = (
     "balances",
@@ -35,7 +35,7 @@ def program(name: str) -> SimpleNamespace:
         return [*processors]
 
     with mock.patch.object(holdfast, "create_app", only_list, create=True):
-        return SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / f"{name}.py")))
+        return SimpleNamespace(**runpy.run_path(str(example_file(f"{name}.py"))))
 
 
 def all_processors() -> list[Processor[Any, Any]]:

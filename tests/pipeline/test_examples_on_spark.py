@@ -22,7 +22,7 @@ from holdfast.testing import Topology
 from tests.pipeline.folds import Record, accounts
 from tests.pipeline.lakes import write_bronze
 from tests.pipeline.recorded import RecordedRun, in_tasks, recorded_runs
-from tests.support.places import DOCS, ROOT
+from tests.support.places import DOCS, EXAMPLES, ROOT, example_file
 from tests.test_docs import blocks, program
 
 if TYPE_CHECKING:
@@ -113,10 +113,10 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
 def of_examples(load: Load) -> Iterator[RecordedRun]:
     """Yield what each processor of examples/ has folded of what is written above."""
-    with_app = {path.stem for path in (ROOT / "examples").glob("*.py") if "create_app(" in path.read_text()}
+    with_app = {path.stem for path in EXAMPLES.rglob("*.py") if "create_app(" in path.read_text()}
     assert with_app == {*WRITTEN, *WITHOUT_PROCESSORS}
     for name, written in WRITTEN.items():
-        topology = Topology(load(name, ROOT / "examples").app, partitions=1)
+        topology = Topology(load(name, example_file(f"{name}.py").parent).app, partitions=1)
         at_ms = 1_700_000_000_000
         for each in written:
             if isinstance(each, int):
@@ -184,7 +184,7 @@ def test_the_program_of_the_readme_is_replayed_on_spark(
 
 
 def test_what_a_processor_is_made_of_is_shipped_from_wherever_it_is_declared(load: Load) -> None:
-    apps = {name: load(name, ROOT / "examples").app for name in WRITTEN}
+    apps = {name: load(name, example_file(f"{name}.py").parent).app for name in WRITTEN}
     for name, app in apps.items():
         for processor in app.processors.values():
             # The last steps of two chains decode bytes and count, or compare offsets: all of it is ours.

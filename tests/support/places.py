@@ -8,3 +8,10 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 TESTDATA = ROOT / "tests" / "testdata"
 TLS = TESTDATA / "tls"
+EXAMPLES = ROOT / "examples"
+
+
+def example_file(name: str) -> Path:
+    """Return where the example program *name* lies, below the folder of its subject."""
+    (found,) = EXAMPLES.rglob(name)
+    return found

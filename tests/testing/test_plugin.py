@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.places import ROOT
+from tests.support.places import ROOT, example_file
 
 pytestmark = pytest.mark.process
 
@@ -85,6 +85,6 @@ def test_no_kafka_client_is_loaded_for_a_test_without_a_broker(tmp_path: Path) -
 
 
 def test_an_embedded_kafka_is_a_fixture(tmp_path: Path) -> None:
-    done = ran(tmp_path, (ROOT / "examples" / "embedded_kafka.py").read_text())
+    done = ran(tmp_path, example_file("embedded_kafka.py").read_text())
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout

@@ -151,7 +151,7 @@ def _end(teller: Teller, stage: DemoEnvironment) -> Pointers:
         ("your own", "examples/counting.py    a whole application: one decode, one fold, one table"),
         (
             "services",
-            "examples/billing.py, examples/ordering.py    a service that claims; an outbox in ten lines",
+            "examples/services/billing.py, examples/services/ordering.py    a service that claims; an outbox in ten lines",
         ),
         ("the rules", "docs/PROTOCOL.md    what the workers made of the frames, and why"),
     ]

@@ -21,11 +21,10 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Writer, environment_of
 from tests.support.harness import Worker
-from tests.support.places import ROOT
+from tests.support.places import ROOT, example_file
 
 pytestmark = pytest.mark.process
 
-EXAMPLES = ROOT / "examples"
 TOOLS = Path(sys.executable).parent
 DEADLINE_S = 60
 
@@ -55,7 +54,7 @@ def run(*command: str, cwd: Path, code: int = 0, environment: Mapping[str, str] 
 
 
 def test_faust_lists_the_tables_and_agents_of_a_project_of_one_file_without_a_broker(tmp_path: Path) -> None:
-    shutil.copy(EXAMPLES / "shop.py", tmp_path)
+    shutil.copy(example_file("shop.py"), tmp_path)
     tables = run("faust", "-A", "shop", "tables", cwd=tmp_path)
     assert "totals.v1" in tables
     assert "rows of totals, folded from orders" in tables
@@ -75,13 +74,13 @@ def test_faust_lists_the_tables_and_agents_of_a_project_of_one_file_without_a_br
 def test_options_of_faust_that_would_be_obeyed_by_half_are_refused(
     tmp_path: Path, before: list[str], behind: list[str], remedy: str
 ) -> None:
-    shutil.copy(EXAMPLES / "counting.py", tmp_path)
+    shutil.copy(example_file("counting.py"), tmp_path)
     assert remedy in run("faust", *before, "-A", "counting", "worker", *behind, cwd=tmp_path, code=1)
 
 
 def load(name: str) -> ModuleType:
     """Return an example as a module."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, example_file(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -9,7 +9,7 @@ import re
 from holdfast.streams import Ranked
 from holdfast.testing import Topology
 from tests.core.streams.joins.test_join_examples import example
-from tests.support.places import ROOT
+from tests.support.places import ROOT, example_file
 
 MINUTE_MS = 60_000
 
@@ -29,10 +29,10 @@ def lines_of(text: str) -> int:
 
 def test_the_page_tells_how_many_lines_each_program_has() -> None:
     page = (ROOT / "docs" / "from-kafka-streams.md").read_text()
-    told = re.findall(r"\]\(\.\./examples/(\w+\.py)\) \| (\d+) \|", page)
+    told = re.findall(r"\]\(\.\./examples/\w+/(\w+\.py)\) \| (\d+) \|", page)
     assert len(told) >= 10
     for name, lines in told:
-        assert int(lines) == lines_of((ROOT / "examples" / name).read_text()), name
+        assert int(lines) == lines_of(example_file(name).read_text()), name
 
 
 def test_views_are_told_once_their_hour_and_its_grace_are_over() -> None:

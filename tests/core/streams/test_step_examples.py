@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.testing import Topology
 from tests.core.streams.joins.test_join_examples import example
-from tests.support.places import ROOT
+from tests.support.places import ROOT, example_file
 from tests.test_tutorial import files
 
 
@@ -21,4 +21,4 @@ def test_the_words_of_lines_are_counted() -> None:
 
 def test_the_tutorial_shows_the_example_as_it_is() -> None:
     page = (ROOT / "docs" / "tutorial-streams.md").read_text()
-    assert files(page)["word_count.py"] == (ROOT / "examples" / "word_count.py").read_text()
+    assert files(page)["word_count.py"] == example_file("word_count.py").read_text()

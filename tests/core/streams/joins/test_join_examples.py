@@ -6,11 +6,11 @@ import runpy
 from types import SimpleNamespace
 
 from holdfast.testing import Topology
-from tests.support.places import ROOT
+from tests.support.places import example_file
 
 
 def example(name: str) -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / name)))
+    return SimpleNamespace(**runpy.run_path(str(example_file(name))))
 
 
 def test_orders_get_the_name_that_their_customer_has_then() -> None:
