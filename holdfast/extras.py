@@ -7,8 +7,10 @@ from __future__ import annotations
 
 EXTRAS = {
     "faust": "worker",
+    "honcho": "worker",
     "mode": "worker",
     "rocksdict": "worker",
+    "uvloop": "worker",
     "alembic": "outbox",
     "deltalake": "lake",
     "numpy": "lake",

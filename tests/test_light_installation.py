@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.cli.__main__ import COMMANDS
 from holdfast.extras import EXTRAS
 from tests.support.places import ROOT
 
@@ -63,26 +64,7 @@ def test_the_test_kit_and_the_embedded_kafka_are_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        [noun, "--help"]
-        for noun in (
-            "acls",
-            "audit",
-            "claims",
-            "dev",
-            "doctor",
-            "explain",
-            "groups",
-            "new",
-            "outbox",
-            "pipeline",
-        )
-    ]
-    + [
-        [noun, "--help"]
-        for noun in ("producers", "quarantine", "replay", "reset", "tables", "topics", "verify", "worker")
-    ]
-    + [["config"], ["doctor", "--offline"]],
+    [*([noun, "--help"] for noun in COMMANDS), ["config"], ["doctor", "--offline"]],
     ids=" ".join,
 )
 def test_the_command_shows_its_help_and_settings(arguments: list[str], tmp_path: Path) -> None:
@@ -97,6 +79,7 @@ def test_the_command_shows_its_help_and_settings(arguments: list[str], tmp_path:
         (["-A", "shop", "replay", "totals"], "lake"),
         (["-A", "shop", "verify", "totals"], "lake"),
         (["pipeline", "land", "--topics", "orders", "--lake", "x"], "lake"),
+        (["demo", "--embedded"], "worker"),
         (["worker"], "worker"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],

@@ -40,7 +40,7 @@ from holdfast.errors import DemoError, HoldfastError
 
 __all__ = ["DemoOptions", "run_demo"]
 
-NEEDS = ("deltalake", "pyarrow", "alembic")
+NEEDS = ("faust", "deltalake", "pyarrow", "alembic")
 SPARK_NEEDS = ("pyspark", "delta")
 Pointers = list[tuple[str, str]]
 
@@ -98,7 +98,7 @@ def _play(
 
 def _require_packages(options: DemoOptions) -> None:
     for name in NEEDS if options.embedded else (*SPARK_NEEDS, *NEEDS):
-        if importlib.util.find_spec(name) is None:
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
