@@ -230,6 +230,18 @@ def test_the_last_batch_stays_when_nothing_is_left_of_it() -> None:
     assert [(each.base_offset, len(each.records)) for each in batches(log)] == [(0, 1), (1, 0), (2, 1)]
 
 
+def test_what_compaction_took_is_not_deleted_for_its_age() -> None:
+    log = PartitionLog()
+    write(log, (b"a", b"1"))
+    write(log, (b"b", b"1"), producer_id=9, producer_epoch=3, base_sequence=40)
+    for value in (b"2", b"3"):
+        write(log, (b"a", value), (b"b", value))
+    assert log.compact(ALWAYS)
+    assert [(each.base_offset, len(each.records)) for each in batches(log)] == [(1, 0), (2, 2), (4, 2)]
+    assert log.kept_from(since_ms=500, size=None) == 0, "the empty batches have no age of their own"
+    assert log.kept_from(since_ms=502, size=None) == 6, "and go with those after them"
+
+
 @pytest.mark.parametrize("codec", list(Compression))
 def test_a_batch_stays_compressed(codec: Compression) -> None:
     log = PartitionLog()

@@ -189,17 +189,22 @@ class PartitionLog:
         lead(self.rows, Sweep(now_ms=now_ms))
 
     def kept_from(self, *, since_ms: int | None, size: int | None) -> int:
-        """Return from which offset on batches stay that are of *since_ms* or later, or among the last *size* bytes; None
+        """Return from which offset on records stay that are of *since_ms* or later, or among the last *size* bytes; None
         keeps all. What is not yet stable stays too.
         """
-        left, stable = self.size_bytes, self.last_stable_offset
+        kept, left, stable = self.start_offset, self.size_bytes, self.last_stable_offset
         for each in self._batches:
-            old = since_ms is not None and each.max_timestamp_ms < since_ms
             surplus = size is not None and left - len(each.data) >= size
+            has_time = (
+                each.max_timestamp_ms >= 0
+            )  # compaction leaves none to an empty batch: it goes with the next one
+            old = since_ms is not None and each.max_timestamp_ms < since_ms
             if each.last_offset >= stable or not (old or surplus):
-                return each.first_offset
+                break
+            if has_time or surplus:
+                kept = each.last_offset + 1
             left -= len(each.data)
-        return stable
+        return kept
 
     def delete_before(self, offset: int) -> None:
         """Delete the records before *offset*; batches that reach beyond it stay, but are not read from their start."""
