@@ -9,6 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 TOOLS := $(VENV)/tools
+RELEASE_TOOLS := $(VENV)/release-tools
 RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 1
@@ -126,6 +127,16 @@ lock: $(READY) $(TOOLS)/.ready ## write requirements.lock anew, with hashes, fro
 		$(TOOLS)/bin/pip-licenses --python=$(RUN)/python --from=mixed --format=markdown --order=name --with-system \
 			--ignore-packages holdfast pip; } > $(VENV)/LICENSES.md
 	@mv $(VENV)/LICENSES.md docs/LICENSES.md
+
+# What builds and judges a release: in an environment of its own, since only a release needs it.
+$(RELEASE_TOOLS)/.ready: Makefile
+	@"$(PYTHON)" -m venv --clear $(RELEASE_TOOLS)
+	@$(RELEASE_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'build>=1.2,<2' 'twine>=6' 'cyclonedx-bom>=6,<8'
+	@touch $@
+
+.PHONY: release
+release: $(READY) $(RELEASE_TOOLS)/.ready ## sdist, wheel and bill of materials in dist/, tried in empty environments (HOME_URL=https://… PYTHONS='python3.11 python3.12')
+	@PYTHONPATH=. $(RUN)/python -P -m release --tools $(RELEASE_TOOLS)/bin --home "$(HOME_URL)" --pythons "$(or $(PYTHONS),$(PYTHON))"
 
 .PHONY: clean
 clean: ## remove what builds, tests and runs left here (not .venv)
