@@ -42,7 +42,10 @@ def readme(programs: Path, folder: Path, page: str) -> None:
     """Run the shop of *page* (README's text) from `dev up` to `verify`; raise ReleaseError where it fails."""
     write_programs(folder, page)
     port = free_port()
-    settings = {"HOLDFAST_KAFKA__BOOTSTRAP_SERVERS": f"127.0.0.1:{port}", "HOLDFAST_WEB_PORT": str(free_port())}
+    settings = {
+        "HOLDFAST_KAFKA__BOOTSTRAP_SERVERS": f"127.0.0.1:{port}",
+        "HOLDFAST_WEB_PORT": str(free_port()),
+    }
 
     def holdfast(*arguments: str) -> str:
         return told(["holdfast", *arguments], folder, programs=programs, settings=settings)
