@@ -119,7 +119,7 @@ def test_workers_of_the_version_before_write_on_and_what_they_emit_meanwhile_is_
             done = await asyncio.to_thread(bootstrap, second, books.settings, SILENT)
             assert outcomes(done) == [Outcome.WRITTEN] * 2
             row = [(row_key("later"), b"\x90")]
-            await writer.write(Changes(marker=Marker(125, 9, 1), records=1, puts=row), [], TIMEOUT_S)
+            await writer.write(Changes(marker=Marker(125, 9, 1), records=1, puts=[*row]), [], TIMEOUT_S)
 
     asyncio.run(beside())
     assert [each.applied for each in read_live(books.first, books.settings)] == [125, 119]
