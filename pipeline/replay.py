@@ -137,18 +137,14 @@ def replay(
         refused=options.refused,
         later_timeout_s=settings.later_timeout_s,
     )
+    if processor.migrate or options.source == "topic":
+        plan = replace(plan, bases=read_bases(processor, settings))
     if processor.on is not None:
         return _from_several(plan, settings, options)
     if options.until is not None and options.until.sources:
         raise ConfigError(
             f"processor {processor.name} folds one source: --until takes PARTITION:OFFSET of it"
         )
-    if (processor.migrate or options.source == "topic") and (bases := read_bases(processor, settings)):
-        if options.engine == "spark":
-            raise ConfigError(
-                f"table {processor.table} began with rows of an earlier version: use --engine local"
-            )
-        options, plan = replace(options, engine="local"), replace(plan, bases=bases)
     if options.source == "topic" and options.skips is None:
         options = replace(options, skips=read_skips(settings).of_topic(processor.topics[0]))
     if options.skips is not None:
@@ -235,6 +231,10 @@ def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> R
     with _session(plan, options) as session:
 
         def make(sort: bool) -> DataFrame:
+            if plan.bases:  # a partition has a state without any records
+                return on_spark.fold_each(
+                    session, extent.spans, partial(local.fold_topic_named, settings, plan, extent)
+                )
             records, whole = on_spark.topic_records(session, settings, plan, extent)
             return on_spark.fold_records(records, plan, sort=sort or not whole, partitions=len(extent.spans))
 
@@ -291,6 +291,11 @@ def _from_far_bronze(plan: FoldPlan, app: str, options: ReplayOptions, path: str
     """
     from holdfast.pipeline.folds import on_spark
 
+    if plan.bases:
+        raise ConfigError(
+            f"table {plan.processor.table} began with rows of an earlier version, and Spark alone reads {path}: read the topic, "
+            "or a lake that this machine reads"
+        )
     with _session(plan, options) as session:
         table = on_spark.SparkBronze(session, path)
         extent, noted = (
@@ -393,6 +398,7 @@ def _take(
         results=table,
         skipped=skipped(summaries),
         holes=holes,
+        bases={at: each.base for at, each in plan.bases.items()},
     )
 
 

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.merging import Stretch
 from holdfast.errors import ConfigError, PipelineError
 from holdfast.pipeline.bronze.extent import Until
@@ -25,6 +26,14 @@ class ReplayEnd:
     topics: tuple[str, ...]
     last: tuple[int | None, ...]
     at_ms: int | None = None
+
+    def is_behind(self, position: VectorMarker) -> bool:
+        """Return whether everything at *position* comes before the end."""
+        if self.at_ms is not None and max(*position.reached_ms, position.tick_ms) > self.at_ms:
+            return False
+        return all(
+            last is None or done <= last for done, last in zip(position.applied, self.last, strict=True)
+        )
 
     def cut(self, stretches: Iterator[Stretch]) -> Iterator[Stretch]:
         """Yield what of *stretches* comes before; raises PipelineError where a record that *last* names comes later."""

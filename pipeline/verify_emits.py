@@ -15,7 +15,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.declared.streams import Internal
-from holdfast.core.engine.merge.positions import Position, choices_of, offsets_of
+from holdfast.core.engine.merge.positions import Position, choices_of, offsets_of, stored_format
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.errors import ConfigError, LostRecordsError
@@ -163,11 +163,15 @@ def _check_heads(
     processor: Processor[Any, Any], settings: Settings, live: Mapping[int, LivePartition]
 ) -> None:
     """Raise LostRecordsError where a source has lost what was folded of it."""
-    for topic in processor.topics:
+    form = stored_format(processor)
+    bases = {
+        at: offsets_of(form.decode(each.base.position)) for at, each in live.items() if each.base is not None
+    }
+    for number, topic in enumerate(processor.topics):
         with TopicLog(settings, topic) as log:
             spans = log.spans()
         for partition, each in sorted(live.items()):
-            begins = each.lost.get(topic, 0) if each.base is None else each.base.applied + 1
+            begins = bases[partition][number] + 1 if partition in bases else each.lost.get(topic, 0)
             if each.applied != NOTHING_APPLIED and spans[partition].first > begins:
                 raise LostRecordsError(
                     f"topic {topic} partition {partition} begins at offset {spans[partition].first}, and the table was folded from {begins} on: nothing "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,10 +13,11 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.skips import Skips
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of
-from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS
+from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.errors import ConfigError, TopicError
 from holdfast.kafka.reading.skip_log import read_skips
-from holdfast.pipeline.bootstrap.migration import begin, read_earlier
+from holdfast.pipeline.bootstrap.migration import MigratedPartition, check, migrate
+from holdfast.pipeline.bootstrap.migration_on_spark import migrate_on_spark
 from holdfast.pipeline.bootstrap.sink import OUTCOME, BootstrapStep, ChangelogSink, Outcome, emits_to_others
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.folds.folding import FoldSummary, all_emits
@@ -92,7 +93,16 @@ def bootstrap(
     if not wanted:
         return _report(processor, "", kept)
     if options.migrate:
-        return _report(processor, "local", [*kept, *_migrate(processor, settings, wanted, told)])
+        on_spark = options.replay.engine == "spark"
+        found = (
+            migrate_on_spark(processor, settings, wanted, options.replay.spark)
+            if on_spark
+            else _migrate(processor, settings, wanted, told)
+        )
+        done = [
+            BootstrappedPartition(**{**each._asdict(), "outcome": Outcome(each.outcome)}) for each in found
+        ]
+        return _report(processor, "spark" if on_spark else "local", [*kept, *done])
     suppressed = options.emits == "suppress"
     asked = options.replay
     if suppressed and emits_to_others(processor) and asked.until is None:
@@ -121,25 +131,11 @@ def bootstrap(
 def _migrate(
     processor: Processor[Any, Any],
     settings: Settings,
-    partitions: Iterable[int],
+    partitions: Sequence[int],
     told: Callable[[int, BootstrapStep], None] | None,
-) -> list[BootstrappedPartition]:
-    earlier, hears = read_earlier(processor, settings), told or (lambda at, step: None)
-    done = []
-    for at in partitions:
-        outcome, found = begin(processor, settings, at, earlier, hears)
-        rows = sum(key[:1] in ROW_KINDS for key, _ in found.stored)
-        done.append(
-            BootstrappedPartition(
-                partition=at,
-                outcome=outcome,
-                applied=found.position.applied,
-                rows=rows,
-                timers=len(found.stored) - rows,
-                digest=found.base.digest,
-            )
-        )
-    return done
+) -> Iterator[MigratedPartition]:
+    check(processor, settings, partitions)
+    return migrate(processor, settings, partitions, *([] if told is None else [told]))
 
 
 def require_alone(processor: Processor[Any, Any], settings: Settings, *, sends: bool) -> None:

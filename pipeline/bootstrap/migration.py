@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Emit, Processor
-from holdfast.core.engine.merge.positions import stored_format
+from holdfast.core.engine.merge.positions import counted, offsets_of, stored_format
 from holdfast.core.engine.migrating import Beginning, EarlierState, migrated
 from holdfast.core.engine.state.base import BASE, encode_base
-from holdfast.core.engine.state.codec import APPLIED, Marker
+from holdfast.core.engine.state.codec import APPLIED, ROW_KINDS
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, encode_lost_heads
 from holdfast.errors import ConfigError, TopicError
 from holdfast.loop_thread import LoopThread
@@ -31,6 +31,39 @@ class EarlierVersion:
 
     version: int
     partitions: Mapping[int, LivePartition]
+
+
+class MigratedPartition(NamedTuple):
+    """What became of a partition, at the position *applied*; of one that was kept, what it would have been."""
+
+    partition: int
+    outcome: str
+    applied: int
+    rows: int
+    timers: int
+    digest: str
+
+
+def migrate(
+    processor: Processor[Any, Any],
+    settings: Settings,
+    partitions: Iterable[int],
+    told: Callable[[int, BootstrapStep], None] = lambda at, step: None,
+) -> Iterator[MigratedPartition]:
+    """Migrate *partitions* one after the other; call `check` before: rows of several functions must not meet in one table."""
+    for at in partitions:
+        outcome, found = begin(processor, settings, at, read_earlier(processor, settings, [at]), told)
+        rows = sum(key[:1] in ROW_KINDS for key, _ in found.stored)
+        applied = counted(offsets_of(found.position))
+        timers = len(found.stored) - rows
+        yield MigratedPartition(at, outcome.value, applied, rows, timers, found.base.digest)
+
+
+def check(processor: Processor[Any, Any], settings: Settings, partitions: Iterable[int]) -> None:
+    """Raise MigrationError for a row of any of *partitions* that cannot be migrated; writes nothing."""
+    for at in partitions:
+        earlier = read_earlier(processor, settings, [at])
+        _migrated(processor, earlier.partitions.get(at), earlier.version)
 
 
 def begin(
@@ -55,8 +88,10 @@ def begin(
         loop.stop(nothing())
 
 
-def read_earlier(processor: Processor[Any, Any], settings: Settings) -> EarlierVersion:
-    """Return the highest version that *processor* migrates from, of those that have a changelog.
+def read_earlier(
+    processor: Processor[Any, Any], settings: Settings, partitions: Iterable[int] | None = None
+) -> EarlierVersion:
+    """Return the highest version that *processor* migrates from, of those that have a changelog; None means all its *partitions*.
 
     ConfigError where it declares none, TopicError where there is none to begin with.
     """
@@ -68,7 +103,8 @@ def read_earlier(processor: Processor[Any, Any], settings: Settings) -> EarlierV
     for version in sorted(processor.migrate, reverse=True):
         before = replace(processor, version=version, migrate={}, emits_from="beginning")
         if before.changelog(settings.app) in counts:
-            return EarlierVersion(version, {each.partition: each for each in read_live(before, settings)})
+            live = read_live(before, settings, partitions=partitions)
+            return EarlierVersion(version, {each.partition: each for each in live})
     names = ", ".join(map(str, sorted(processor.migrate)))
     raise TopicError(
         f"processor {processor.name} migrates from version {names}, and application {settings.app} has no changelog of that: "
@@ -80,9 +116,7 @@ def _migrated(processor: Processor[Any, Any], earlier: LivePartition | None, ver
     """Return what a partition begins with; *earlier* is None for one that *version* never had."""
     if earlier is None:
         start = stored_format(processor).start
-        assert isinstance(start, Marker), "processors of several sources do not migrate"
         return migrated(processor, EarlierState(version=version, position=start, stored=(), lost={}))
-    assert isinstance(earlier.marker, Marker), "processors of several sources do not migrate"
     state = EarlierState(
         version=version,
         position=earlier.marker,

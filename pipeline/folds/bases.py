@@ -8,6 +8,7 @@ from typing import Any
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.positions import offsets_of
 from holdfast.core.engine.migrating import Beginning, taken_up
 from holdfast.core.engine.state.base import BASE, TableBase, decode_base
 from holdfast.errors import ChangelogError, PipelineError, TopicError
@@ -22,7 +23,7 @@ def read_bases(processor: Processor[Any, Any], settings: Settings) -> dict[int, 
     ChangelogError for a topic that was written to by something else or trimmed.
     """
     topic = processor.base(settings.app)
-    if processor.on is not None or topic not in Admin(settings).partition_counts():
+    if topic not in Admin(settings).partition_counts():
         return {}
     with TopicLog(settings, topic) as log:
         spans = log.spans()
@@ -71,9 +72,9 @@ def check_bases(
             )
 
 
-def first_behind(bases: Mapping[int, Beginning]) -> dict[int, int]:
-    """Return the first offset of the source that is not in what each partition began with."""
-    return {at: each.position.applied + 1 for at, each in bases.items()}
+def first_behind(bases: Mapping[int, Beginning], source: int = 0) -> dict[int, int]:
+    """Return the first offset of the source with that number that is not in what each partition began with."""
+    return {at: offsets_of(each.position)[source] + 1 for at, each in bases.items()}
 
 
 def behind_bases(extent: Extent, bases: Mapping[int, Beginning]) -> Extent:
@@ -81,12 +82,16 @@ def behind_bases(extent: Extent, bases: Mapping[int, Beginning]) -> Extent:
 
     PipelineError where it ends before that: nothing tells what the table was then.
     """
-    spans = dict(extent.spans)
-    for partition, first in first_behind(bases).items():
-        span = spans[partition]
-        if span.end < first:
-            raise PipelineError(
-                f"partition {partition} of the table began behind offset {first - 1}, so it cannot be replayed up to {span.end - 1}"
-            )
-        spans[partition] = Span(first=max(span.first, first), end=span.end)
+    firsts = first_behind(bases)
+    spans = {at: span_behind(span, at, firsts.get(at, 0)) for at, span in extent.spans.items()}
     return Extent(spans=spans, holes=extent.holes)
+
+
+def span_behind(span: Span, partition: int, first: int, topic: str = "") -> Span:
+    """Return what of *span* is left from *first* on, with which a partition went on behind its base, 0 for one without."""
+    if span.end < first:
+        source = f" of {topic}" if topic else ""
+        raise PipelineError(
+            f"partition {partition} of the table began behind offset {first - 1}{source}, so it cannot be replayed up to {span.end - 1}"
+        )
+    return Span(first=max(span.first, first), end=span.end)

@@ -32,6 +32,14 @@ def fold_topic(settings: Settings, plan: FoldPlan, extent: Extent) -> Iterator[p
             )
 
 
+def fold_topic_named(
+    settings: Settings, plan: FoldPlan, extent: Extent, named: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Fold the partitions whose numbers come in: what a Spark task runs when it reads the topic itself."""
+    wanted = [partition for numbers in named for partition in numbers.column(0).to_pylist()]
+    return fold_topic(settings, plan, extent.only(wanted))
+
+
 def fold_bronze(plan: FoldPlan, files: BronzeFiles, extent: Extent) -> Iterator[pa.RecordBatch]:
     """Fold what *extent* names of a bronze table and yield what it tells."""
     for partition, span in sorted(extent.spans.items()):

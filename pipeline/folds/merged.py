@@ -28,7 +28,7 @@ from holdfast.core.engine.merge.choices import (
 from holdfast.core.engine.merge.global_copies import GlobalLog, GlobalReplay, OpenLogs, folded_by
 from holdfast.core.engine.merge.merging import Stretch, replayed
 from holdfast.core.engine.merge.merging_folder import MergingFolder, beginning_upto, start_of
-from holdfast.core.engine.merge.positions import counted
+from holdfast.core.engine.merge.positions import choices_of, counted
 from holdfast.core.engine.state.codec import ROW_KINDS, TIMER_KINDS, digest
 from holdfast.core.engine.state.global_rows import GlobalViews
 from holdfast.core.engine.state.handover import Handover
@@ -94,6 +94,13 @@ class MergedTopics:
 
         return opened
 
+    def _recorded(self, recorder: TopicReader, partition: int) -> Iterator[Choice]:
+        extent = self.extent
+        read = recorder.records(partition, extent.choices[partition])
+        values = (value for records, _ in read for value in records.values)
+        where = f"{recorder.topic} partition {partition}"
+        return choices_upto(values, extent.upto.get(partition), where, first_choice(self.plan, partition))
+
     def _fold(
         self,
         partition: int,
@@ -111,7 +118,7 @@ class MergedTopics:
             self.plan,
             partition,
             logs,
-            _recorded(recorder, partition, extent),
+            self._recorded(recorder, partition),
             [span.end for span in spans],
             extent.stops.get(partition),
             open_end=extent.is_open(partition),
@@ -119,21 +126,25 @@ class MergedTopics:
         )
 
 
-def _recorded(recorder: TopicReader, partition: int, extent: MergedExtent) -> Iterator[Choice]:
-    read = recorder.records(partition, extent.choices[partition])
-    values = (value for records, _ in read for value in records.values)
-    return choices_upto(values, extent.upto.get(partition), f"{recorder.topic} partition {partition}")
+def first_choice(plan: FoldPlan, partition: int) -> int:
+    """Return the number of the first choice that is not in what a partition began with."""
+    base = plan.bases.get(partition)
+    return 0 if base is None else choices_of(base.position)
 
 
-def choices_upto(values: Iterable[bytes | None], upto: VectorMarker | None, where: str) -> Iterator[Choice]:
-    """Yield the choices in *values*, as far as the position *upto* knows of them; raises PipelineError when one of these
+def choices_upto(
+    values: Iterable[bytes | None], upto: VectorMarker | None, where: str, first: int = 0
+) -> Iterator[Choice]:
+    """Yield the choices in *values* from the *first* on, as far as the position *upto* knows of them; raises PipelineError when one of these
     is missing.
     """
-    number = 0
+    number = first
     for value in values:
         if upto is not None and number >= upto.choices:
             return
         choice = decode_choice(value)
+        if choice.number < first:
+            continue
         number = choice.number + 1
         yield choice
     if upto is not None and number < upto.choices:
@@ -180,17 +191,21 @@ def _fold_seeing(
         if plan.tells(each):
             results.transition(partition, each)
 
+    base = plan.bases.get(partition)
+    begins = start_of(plan.processor) if base is None else base.position
+    assert isinstance(begins, VectorMarker), "of several sources"
+    if base is not None:
+        store.apply(base.stored)
     folder = MergingFolder(
         plan.processor,
         store,
+        marker=begins,
         trace=trace if plan.transitions else None,
         views=views,
         handover=plan.handover(partition),
     )
     folder.refused_before = plan.refused.get(partition, ())
-    stretches = replayed(
-        start_of(plan.processor), [sizes.of(log) for log in logs], recorded, ends, open_end=open_end
-    )
+    stretches = replayed(begins, [sizes.of(log) for log in logs], recorded, ends, open_end=open_end)
     if stop is not None:
         stretches = stop.cut(stretches)
     records = refused = 0

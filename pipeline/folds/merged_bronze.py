@@ -19,9 +19,8 @@ from holdfast.pipeline.bronze.extent import Until, extent_of_bronze
 from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path
 from holdfast.pipeline.folds.folding import FoldPlan, without
 from holdfast.pipeline.folds.local import BronzeFiles, open_bronze
-from holdfast.pipeline.folds.merged import choices_upto, fold_merged
-from holdfast.pipeline.folds.merged_extent import MergedExtent, check_partitions, upto_position
-from holdfast.pipeline.stopping import stops
+from holdfast.pipeline.folds.merged import choices_upto, first_choice, fold_merged
+from holdfast.pipeline.folds.merged_extent import MergedExtent, check_partitions, replay_ends, source_span
 from holdfast.pipeline.topic import Span
 
 
@@ -85,9 +84,9 @@ class MergedFiles:
         """Yield the choices of a partition; raises LakeError when the table ends before the last that was landed."""
         read = self.choices.batches(("value",), partition, self.extent.choices[partition])
         values = (value for batch, _ in read for value in batch.columns[0])
-        where, number = f"{self.choices.uri} partition {partition}", 0
+        where, number = f"{self.choices.uri} partition {partition}", first_choice(self.plan, partition)
         upto = self.extent.upto.get(partition)
-        for choice in choices_upto(values, upto, where):
+        for choice in choices_upto(values, upto, where, number):
             number = choice.number + 1
             yield choice
         wanted = self.numbers.get(partition, 0) if upto is None else 0
@@ -136,7 +135,7 @@ def open_several(
         holes += found.holes
         skips[topic] = found.skips
         spans[topic] = {
-            partition: upto_position(f"{topic} in the lake", partition, span, number, upto)
+            partition: source_span(plan, number, partition, span, upto, " in the lake")
             for partition, span in found.spans.items()
         }
     check_partitions(extent.spans, spans, path)
@@ -159,7 +158,7 @@ def open_several(
             },
             choices={partition: span for partition, span in extent.spans.items() if partition in partitions},
             upto=upto,
-            stops=stops(until, processor.topics, spans, processor.name),
+            stops=replay_ends(plan, until, spans),
             holes=tuple(holes),
             globals=known,
         ),

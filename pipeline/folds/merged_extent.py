@@ -14,6 +14,7 @@ from holdfast.core.engine.fold.skips import OffsetRanges, kept
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.errors import BrokerError, LostRecordsError, PipelineError, TopicError
 from holdfast.pipeline.bronze.extent import Until
+from holdfast.pipeline.folds.bases import first_behind, span_behind
 from holdfast.pipeline.folds.folding import FoldPlan, FoldSummary
 from holdfast.pipeline.stopping import ReplayEnd, stops
 from holdfast.pipeline.topic import RETRY_S, Span, TopicLog
@@ -98,7 +99,7 @@ def merged_extent(
         globals=tables,
         spans={
             topic: {
-                partition: upto_position(topic, partition, span, number, upto)
+                partition: source_span(plan, number, partition, span, upto)
                 for partition, span in found.items()
                 if partition in partitions
             }
@@ -106,12 +107,12 @@ def merged_extent(
         },
         choices={partition: span for partition, span in choices.items() if partition in partitions},
         upto=upto,
-        stops=stops(until, processor.topics, spans, processor.name),
+        stops=replay_ends(plan, until, spans),
         holes=tuple(
             f"topic {topic} partition {partition} begins at offset {span.first}: earlier records were deleted"
-            for topic, found in spans.items()
+            for number, (topic, found) in enumerate(spans.items())
             for partition, span in found.items()
-            if partition in partitions and span.first > 0
+            if partition in partitions and span.first > first_behind(plan.bases, number).get(partition, 0)
         )
         + tuple(
             f"topic {topic} partition {partition} begins at offset {span.first}: earlier records were deleted, which the global folds"
@@ -120,6 +121,31 @@ def merged_extent(
             if span.first > 0
         ),
     )
+
+
+def source_span(
+    plan: FoldPlan, number: int, partition: int, span: Span, upto: Mapping[int, VectorMarker], where: str = ""
+) -> Span:
+    """Return what of *span* of source *number* to read: from behind what the partition began with, up to the position in *upto*."""
+    topic, firsts = f"{plan.processor.topics[number]}{where}", first_behind(plan.bases, number)
+    wanted = upto_position(topic, partition, span, number, upto)
+    return span_behind(wanted, partition, firsts.get(partition, 0), topic)
+
+
+def replay_ends(
+    plan: FoldPlan, until: Until | None, spans: Mapping[str, Mapping[int, Span]]
+) -> dict[int, ReplayEnd]:
+    """Return where each partition ends by *until*; PipelineError where that lies before what it began with."""
+    processor = plan.processor
+    found = stops(until, processor.topics, spans, processor.name)
+    for partition, base in plan.bases.items():
+        end = found.get(partition)
+        assert isinstance(base.position, VectorMarker), "of several sources"
+        if end is not None and not end.is_behind(base.position):
+            raise PipelineError(
+                f"partition {partition} of the table began with {base.base.told()}, so it cannot be replayed up to a place before that"
+            )
+    return found
 
 
 def upto_position(

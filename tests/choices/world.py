@@ -155,6 +155,11 @@ class Log:
         cut = slice(start, stop)
         return Batch(self.offsets[cut], self.times_ms[cut], (self.values[cut], self.offsets[cut]))
 
+    def since(self, applied: int) -> Log:
+        """Return the records behind *applied*."""
+        at = self.before(applied)
+        return Log(self.offsets[at:], self.times_ms[at:], self.values[at:])
+
     def before(self, applied: int) -> int:
         """Return how many records lie up to *applied*."""
         return sum(offset <= applied for offset in self.offsets)

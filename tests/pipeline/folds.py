@@ -149,3 +149,15 @@ def records(draw: st.DrawFn, limit: int = 60) -> list[Record]:
 def logs(partitions: int = 3, limit: int = 60) -> st.SearchStrategy[dict[int, list[Record]]]:
     """Draw a log of several partitions."""
     return st.fixed_dictionaries({partition: records(limit) for partition in range(partitions)})
+
+
+def doubled(rows: Rows[Account], key: str, row: Account) -> None:
+    """Migrate a row."""
+    rows[key] = Account(row.total * 2, row.seen_ms, row.fired, row.tags)
+
+
+def failing_sums(rows: Rows[Account], key: str, row: Account) -> None:
+    """Migrate a row, but for some."""
+    if key.startswith("sum/"):
+        raise ValueError("no sums")
+    rows[key] = row

@@ -4,6 +4,7 @@ each change was.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -11,23 +12,46 @@ import pytest
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.merge.choices import Choice, decode_vector_marker, event_ms_of
+from holdfast.core.engine.merge.merging_folder import MergedChanges
+from holdfast.core.engine.migrating import EarlierState, migrated
 from holdfast.core.engine.state.codec import APPLIED, TIMER_KINDS
-from holdfast.errors import ChoicesError
+from holdfast.core.engine.state.rows import Rows
+from holdfast.errors import ChoicesError, MigrationError
 from holdfast.pipeline.folds.folding import FoldPlan, FoldSummary
 from holdfast.pipeline.folds.merged import fold_merged
 from holdfast.pipeline.folds.results import Replayed, gather, schema_of
-from tests.choices.world import Journal, Log, Worker, logs_of, processor_of, recorded_of, written_log
+from tests.choices.world import (
+    Journal,
+    Log,
+    Seen,
+    Worker,
+    logs_of,
+    processor_of,
+    recorded_of,
+    written_log,
+)
 
 WIDTH = 2
 
 
-def lived(seed: int) -> tuple[Journal, list[Log]]:
+def lived(seed: int, live: Journal | None = None) -> tuple[Journal, list[Log]]:
     """Return what a worker made of some logs, and the logs."""
     rng = Random(seed)
     logs = [written_log(rng) for _ in range(WIDTH)]
-    live = Journal()
+    live = Journal() if live is None else live
     Worker(rng, logs, live).run()
     return live, logs
+
+
+@dataclass
+class Diary(Journal):
+    """A journal that knows the state after each transaction."""
+
+    states: list[dict[bytes, bytes]] = field(default_factory=list)
+
+    def commit(self, changes: MergedChanges) -> None:
+        super().commit(changes)
+        self.states.append(dict(self.store))
 
 
 def batches(log: Log) -> list[tuple[Batch, int]]:
@@ -58,6 +82,40 @@ def test_a_replay_comes_to_the_state_and_position_of_the_worker(seed: int) -> No
     assert summary.event_ms == event_ms_of(marker)
     assert summary.timers == sum(key[:1] in TIMER_KINDS for key in live.store)
     assert found.refused(0) == live.refused
+
+
+def unchanged(rows: Rows[Seen], key: str, row: Seen) -> None:
+    rows[key] = row
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_version_that_begins_with_rows_of_any_moment_comes_to_the_state_that_these_lead_to(
+    seed: int,
+) -> None:
+    live = Diary()
+    _, logs = lived(seed, live)
+    second = replace(processor_of(WIDTH, 2), migrate={1: unchanged})
+    whole = folded(logs_of(live, logs), recorded_of(live)).partitions[0]
+    for state in Random(seed).sample(live.states, min(4, len(live.states))):
+        marker = decode_vector_marker(state[APPLIED])
+        stored = sorted((key, value) for key, value in state.items() if key != APPLIED)
+        base = migrated(second, EarlierState(version=1, position=marker, stored=stored, lost={}))
+        assert dict(base.base.sources) == dict(zip(second.topics, marker.applied, strict=True))
+        left = [log.since(applied) for log, applied in zip(logs_of(live, logs), marker.applied, strict=True)]
+        recorded = [each for each in recorded_of(live) if each.number >= marker.choices]
+        (found,) = folded(left, recorded, bases={0: base}).partitions
+        assert (found.digest, found.sources, found.choices) == (whole.digest, whole.sources, whole.choices)
+        assert (found.stream_ms, found.event_ms) == (whole.stream_ms, whole.event_ms)
+
+
+def test_a_version_of_other_sources_does_not_begin_with_these_rows() -> None:
+    live = Diary()
+    lived(3, live)
+    other = replace(processor_of(WIDTH, 2), migrate={1: unchanged})
+    other = replace(other, on=dict(reversed([*(other.on or {}).items()])))
+    marker = decode_vector_marker(live.states[-1][APPLIED])
+    with pytest.raises(MigrationError, match="its sources, or the globals that it reads, were others"):
+        migrated(other, EarlierState(version=1, position=marker, stored=(), lost={}))
 
 
 def test_what_changed_tells_its_topic_and_a_tick_none() -> None:

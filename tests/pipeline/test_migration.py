@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer
@@ -14,27 +15,27 @@ from holdfast.core.engine.state.base import BASE
 from holdfast.core.engine.state.codec import digest
 from holdfast.core.engine.state.rows import Rows
 from holdfast.embedded.kafka import EmbeddedKafka
-from holdfast.errors import ChangelogError, ConfigError, LostRecordsError, MigrationError, TopicError
+from holdfast.errors import (
+    ChangelogError,
+    ConfigError,
+    LostRecordsError,
+    MigrationError,
+    SparkError,
+    TopicError,
+)
 from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.bootstrap.migration import read_earlier
 from holdfast.pipeline.bootstrap.sink import BootstrapStep, Outcome
 from holdfast.pipeline.replay import replay
 from holdfast.pipeline.verify import read_live, verify
 from holdfast.pipeline.verify_emits import verify_emits
-from tests.pipeline.folds import Account, Op
+from tests.pipeline.folds import Account, Op, doubled, failing_sums
 from tests.pipeline.test_bootstrap import LOCAL, PARTITIONS, SEND, Books, Crash, outcomes
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 MIGRATE = BootstrapOptions(replay=LOCAL, migrate=True)
-
-
-def doubled(rows: Rows[Account], key: str, row: Account) -> None:
-    rows[key] = Account(row.total * 2, row.seen_ms, row.fired, row.tags)
-
-
-def failing(rows: Rows[Account], key: str, row: Account) -> None:
-    if key.startswith("sum/"):
-        raise ValueError("no sums")
-    rows[key] = row
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_a_partition_that_the_earlier_version_never_had_begins_with_nothing(
     second = books.version(2, migrate={1: doubled})
     earlier = read_earlier(second, books.settings)
     fewer = replace(earlier, partitions={0: earlier.partitions[0]})
-    monkeypatch.setattr("holdfast.pipeline.bootstrap.bootstrap.read_earlier", lambda *_: fewer)
+    monkeypatch.setattr("holdfast.pipeline.bootstrap.migration.read_earlier", lambda *_: fewer)
     done = bootstrap(second, books.settings, MIGRATE)
     assert [(each.outcome, each.applied, bool(each.rows)) for each in done.partitions] == [
         (Outcome.WRITTEN, 119, True),
@@ -105,7 +106,7 @@ def test_a_partition_that_the_earlier_version_never_had_begins_with_nothing(
 
 
 def test_a_function_that_raises_names_the_row_and_nothing_is_written(books: Books) -> None:
-    second = books.version(2, migrate={1: failing})
+    second = books.version(2, migrate={1: failing_sums})
     with pytest.raises(MigrationError, match=r"accounts version 2 migrates from version 1.*'sum/.*no sums"):
         bootstrap(second, books.settings, MIGRATE)
     assert books.messages(second.changelog(books.name)) == []
@@ -162,7 +163,40 @@ def test_without_what_it_needs_it_is_refused(books: Books) -> None:
     later: Processor[Op, Account] = books.version(9, migrate={8: doubled})
     with pytest.raises(TopicError, match="no changelog of that"):
         bootstrap(later, books.settings, MIGRATE)
-    second = books.version(2, migrate={1: doubled})
-    bootstrap(second, books.settings, MIGRATE)
-    with pytest.raises(ConfigError, match="--engine local"):
-        replay(second, books.settings, replace(LOCAL, engine="spark"))
+
+
+def test_a_row_that_fails_in_one_partition_leaves_all_as_they_are(books: Books) -> None:
+    def failing_later(rows: Rows[Account], key: str, row: Account) -> None:
+        if key in seen:
+            raise ValueError("once more")
+        seen.add(key)
+
+    seen: set[str] = set()  # the partitions have the same keys, so the second fails
+    with pytest.raises(MigrationError, match="once more"):
+        bootstrap(books.version(2, migrate={1: failing_later}), books.settings, MIGRATE)
+    assert books.messages(books.version(2).changelog(books.name)) == []
+
+
+def test_spark_migrates_and_verifies_as_this_process_does(books: Books, spark: SparkSession) -> None:
+    on_spark = replace(LOCAL, engine="spark")
+    second, third = (books.version(number, migrate={1: doubled}) for number in (2, 3))
+    here = bootstrap(second, books.settings, MIGRATE)
+    there = bootstrap(third, books.settings, BootstrapOptions(replay=on_spark, migrate=True))
+    assert there.engine == "spark"
+    assert there.partitions == here.partitions
+    live = read_live(third, books.settings)
+    assert [each.digest for each in live] == [each.digest for each in here.partitions]
+    verdict = verify(third, books.settings, on_spark)
+    assert (verdict.equal, verdict.engine, verdict.records) == (True, "spark", 0), "and of no record"
+    assert verify_emits(third, books.settings, on_spark).equal
+    assert outcomes(bootstrap(third, books.settings, BootstrapOptions(replay=on_spark, migrate=True))) == (
+        [Outcome.KEPT] * PARTITIONS
+    )
+    books.write(20, first=120)
+    onward = [replay(third, books.settings, options) for options in (LOCAL, on_spark)]
+    assert onward[0].partitions == onward[1].partitions
+    assert onward[0].records == 20 * PARTITIONS
+    failed = books.version(4, migrate={1: failing_sums})
+    with pytest.raises(SparkError, match="no sums"):
+        bootstrap(failed, books.settings, BootstrapOptions(replay=on_spark, migrate=True))
+    assert books.messages(failed.changelog(books.name)) == []

@@ -103,9 +103,9 @@ def bootstrap(
     if source is None and chosen_source is BeginName.VERSION:
         note("begins with the rows of an earlier version (--from version), as migrate= declares")
     migrates = chosen_source is BeginName.VERSION
-    if migrates and (until is not None or engine is EngineName.SPARK or emits is EmitsName.SEND):
+    if migrates and (until is not None or emits is EmitsName.SEND):
         raise ConfigError(
-            "--from version takes no --until, --engine spark or --emits send: it begins where the earlier version stands"
+            "--from version takes no --until or --emits send: it begins where the earlier version stands"
         )
     options = ReplayOptions(
         engine=engine.value,

@@ -17,14 +17,14 @@ from holdfast.core.engine.declared.migrations import Migration
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.fold.stepping import Written
-from holdfast.core.engine.merge.positions import position_format
+from holdfast.core.engine.merge.choices import VectorMarker
+from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
 from holdfast.core.engine.state.base import BASE_FORMAT, TableBase
 from holdfast.core.engine.state.codec import (
     EVENT,
     ROW_KINDS,
     TICK,
     WAKE,
-    Marker,
     RowCodec,
     decode_untyped,
     digest,
@@ -46,7 +46,7 @@ class EarlierState:
     """A partition of an earlier version: rows and timers in key order, and what its notes tell."""
 
     version: int
-    position: Marker
+    position: Position
     stored: Iterable[tuple[bytes, bytes]]
     lost: LostHeads
     base: TableBase | None = None
@@ -57,7 +57,7 @@ class Beginning:
     """What a partition begins with: rows and timers in key order, at a position. *lost* is what they do not tell of."""
 
     base: TableBase
-    position: Marker
+    position: Position
     stored: Sequence[tuple[bytes, bytes]]
     lost: LostHeads
 
@@ -84,10 +84,11 @@ def migrated(processor: Processor[Any, Any], earlier: EarlierState) -> Beginning
         format=BASE_FORMAT,
         version=earlier.version,
         position=position_format(processor).encode(position),
-        applied=position.applied,
+        applied=counted(offsets_of(position)),
         entries=len(found),
         digest=digest(found),
         before=earlier.base,
+        sources=_sources(processor, position),
     )
     return Beginning(base=base, position=position, stored=found, lost=earlier.lost)
 
@@ -102,8 +103,11 @@ def taken_up(
             "was written to or trimmed: raise the version"
         )
     position = position_format(processor).decode(base.position)
-    assert isinstance(position, Marker), "processors of several sources do not migrate"
     return Beginning(base=base, position=position, stored=stored, lost={})
+
+
+def _sources(processor: Processor[Any, Any], position: Position) -> tuple[tuple[str, int], ...]:
+    return () if processor.on is None else tuple(zip(processor.topics, offsets_of(position), strict=True))
 
 
 class _Work:
@@ -116,7 +120,7 @@ class _Work:
             for table in migration.functions
         }
 
-    def position(self, earlier: Marker) -> Marker:
+    def position(self, earlier: Position) -> Position:
         """Return the position of an earlier version as the new one's."""
         form = position_format(self._processor)
         try:
@@ -129,7 +133,10 @@ class _Work:
             raise self._wrong(
                 f"where it stood is no position of this one ({error}): leave out migrate="
             ) from error
-        assert isinstance(moved, Marker), "processors of several sources do not migrate"
+        if isinstance(moved, VectorMarker) and moved.sources != self._processor.signature:
+            raise self._wrong(
+                "its sources, or the globals that it reads, were others or in another order: leave out migrate="
+            )
         return moved
 
     def folder(self, store: DictStore, stream_ms: int) -> Folder[Any]:

@@ -171,10 +171,6 @@ class Processor(Generic[E, R]):
             raise self._wrong(why)
         if self.migrate and self.stateless:
             raise self._wrong("migrate= on a step, which keeps no rows: leave it out")
-        if self.migrate and self.on is not None:
-            raise self._wrong(
-                "migrate= is for processors of one source: leave it out, which folds all sources from the beginning"
-            )
         if self.migrate and (inner := [str(topic) for topic in self.emits if isinstance(topic, Internal)]):
             raise self._wrong(
                 f"migrate= with the internal topic {inner[0]}: whoever reads that in this version would get nothing of what came before. Leave it out, which "

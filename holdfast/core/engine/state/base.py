@@ -23,8 +23,9 @@ BASE_FORMAT = 1
 class TableBase(msgspec.Struct, frozen=True, array_like=True):
     """What a partition began with: the rows of *version*, migrated.
 
-    *position* is the marker of the table's beginning as stored, *applied* the last offset of the source that is in it, -1 for none, *entries* how many
-    rows and timers it has and *digest* what these are. *before* is what the earlier version itself began with.
+    *position* is the marker of the table's beginning as stored, *applied* the last offset of the source that is in it, -1 for none (of several sources
+    how many of their offsets are, less one), *entries* how many rows and timers it has and *digest* what these are. *before* is what the earlier
+    version itself began with. *sources* has topic and last offset of each of several sources.
     """
 
     format: int
@@ -34,6 +35,7 @@ class TableBase(msgspec.Struct, frozen=True, array_like=True):
     entries: Annotated[int, Meta(ge=0)]
     digest: str
     before: TableBase | None = None
+    sources: tuple[tuple[str, Annotated[int, Meta(ge=-1)]], ...] = ()
 
     def told(self) -> str:
         """Return what the table began with, for people.
@@ -41,8 +43,12 @@ class TableBase(msgspec.Struct, frozen=True, array_like=True):
         >>> first = TableBase(1, 1, b"", 17, 3, "")
         >>> first.told(), TableBase(1, 2, b"", 40, 3, "", first).told()
         ('3 rows and timers of version 1 behind offset 17', '3 rows and timers of version 2 behind offset 40, which began with 3 rows and timers of version 1 behind offset 17')
+        >>> TableBase(1, 1, b"", 21, 3, "", sources=(("orders", 17), ("customers", 3))).told()
+        '3 rows and timers of version 1 behind the offsets orders 17, customers 3'
         """
-        own = f"{self.entries} rows and timers of version {self.version} behind offset {self.applied}"
+        places = ", ".join(f"{topic} {offset}" for topic, offset in self.sources)
+        place = f"the offsets {places}" if places else f"offset {self.applied}"
+        own = f"{self.entries} rows and timers of version {self.version} behind {place}"
         return own if self.before is None else f"{own}, which began with {self.before.told()}"
 
 

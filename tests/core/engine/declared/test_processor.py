@@ -15,7 +15,6 @@ import pytest
 
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.declared.serdes import Text
-from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.errors import ConfigError
 
@@ -348,10 +347,6 @@ def of_two(rows: Any, key: str) -> None: ...
         (
             {"emits": (Internal("words-by-length", Text(), version=2),)},
             "internal topic .* would get nothing of what came before",
-        ),
-        (
-            {"source": "", "decode": None, "fold": None, "on": {Source("words", Text()): fold_nothing}},
-            "migrate= is for processors of one source",
         ),
     ],
 )
