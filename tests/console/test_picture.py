@@ -104,17 +104,29 @@ def test_positions_that_do_not_move_though_records_wait_are_stalled() -> None:
     assert look(3 * STALLED_S, 6, 0) == "served"
 
 
+def claim_group(
+    name: str, state: str = "Stable", held: int = 8, resets: tuple[str, ...] = ()
+) -> GroupDescription:
+    return GroupDescription(
+        group=name,
+        kind=GroupKind.CLAIM,
+        state=state,
+        members=2,
+        partitions_held=held,
+        partitions=8,
+        resets=resets,
+    )
+
+
 def test_groups_that_wait_are_findings() -> None:
     seen = picture([claims(1, 1, active=[0])], {url(1): report(1, held(0))})
-    common = {"kind": GroupKind.CLAIM, "members": 2, "partitions": 8}
-    found = told(
-        seen,
-        GroupDescription(group="a", state="Stable", partitions_held=8, **common),
-        GroupDescription(group="b", state="Paused", partitions_held=0, paused_until_s=9, **common),
-        GroupDescription(group="c", state="Resetting", partitions_held=8, resets=("reset-1",), **common),
-        GroupDescription(group="d", state="Stable", partitions_held=5, **common),
+    groups = (
+        claim_group("a"),
+        claim_group("b", "Paused", held=0),
+        claim_group("c", "Resetting", resets=("reset-1",)),
+        claim_group("d", held=5),
     )
-    assert found == [
+    assert told(seen, *groups) == [
         (Urgency.WARNING, "Claim group b is paused"),
         (Urgency.WARNING, "Claim group c is being reset (reset-1)"),
         (Urgency.WARNING, "Claim group d works on 5 of 8 partitions: 3 are held by nobody"),
