@@ -72,6 +72,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     },
     "embedded": {
         "settings": frozenset(),
+        "security": frozenset({"settings"}),
         "protocol": frozenset(),
         "configs": frozenset({"settings"}),
         "faults": frozenset(),
@@ -83,13 +84,23 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "transactions": frozenset({"faults", "groups", "internal_log", "logs", "settings", "topics"}),
         "upkeep": frozenset({"configs", "logs", "settings", "topics"}),
         "cluster": frozenset(
-            {"upkeep", "faults", "fetch_sessions", "groups", "settings", "topics", "transactions"}
+            {"upkeep", "faults", "fetch_sessions", "groups", "security", "settings", "topics", "transactions"}
         ),
         "apis": frozenset(
-            {"cluster", "configs", "fetch_sessions", "groups", "internal_log", "logs", "protocol", "topics"}
+            {
+                "cluster",
+                "configs",
+                "fetch_sessions",
+                "groups",
+                "internal_log",
+                "logs",
+                "protocol",
+                "security",
+                "topics",
+            }
         ),
-        "serving": frozenset({"apis", "cluster", "faults", "protocol", "settings"}),
-        "kafka": frozenset({"apis", "cluster", "faults", "serving", "settings", "topics"}),
+        "serving": frozenset({"apis", "cluster", "faults", "protocol", "security", "settings"}),
+        "kafka": frozenset({"apis", "cluster", "faults", "security", "serving", "settings", "topics"}),
     },
     "kafka": {
         "codes": frozenset(),
@@ -142,7 +153,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "signals": frozenset(),
         "waits": frozenset(),
         "memory_tables": frozenset(),
-        "embedded_process": frozenset({"processes", "signals"}),
+        "embedded_process": frozenset({"broker", "processes", "signals"}),
         "broker": frozenset({"parent_death", "ports", "processes"}),
         "fixtures": frozenset({"broker"}),
         "databases": frozenset({"parent_death", "ports", "processes"}),
@@ -269,7 +280,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema", "msgspec", "referencing"}),
     "streams": frozenset(),
     "models": frozenset({"msgspec"}),
-    "embedded": frozenset({"google_crc32c", "msgspec"}),
+    "embedded": frozenset({"cryptography", "google_crc32c", "msgspec"}),
     "kafka": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "google_crc32c"}),
     "tables": frozenset({"confluent_kafka", "msgspec", "rocksdict"}),
     "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "psycopg", "sqlalchemy"}),
@@ -319,6 +330,7 @@ IMPURE = frozenset(
 )
 INSIDE_FUNCTIONS_ONLY: Mapping[str, frozenset[str]] = {
     "outbox": frozenset({"psycopg"}),
+    "embedded": frozenset({"cryptography"}),
     "pipeline": frozenset({"pyspark", "delta"}),
     "jars": frozenset({"pyspark"}),
     "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema", "referencing"}),
