@@ -46,7 +46,8 @@ def test_a_worker_that_cannot_have_its_exporter_says_so_in_one_line(tmp_path: Pa
     printed = (tmp_path / "printed").read_text()
     assert "Traceback" not in printed, printed
     assert (
-        "no exporter 'zipkin' is installed" in [line for line in printed.splitlines() if "CRITICAL" in line][-1]
+        "no exporter 'zipkin' is installed"
+        in [line for line in printed.splitlines() if "CRITICAL" in line][-1]
     ), printed
 
 
