@@ -24,6 +24,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "extras": frozenset(),
     "logs": frozenset(),
     "loop_thread": frozenset({"errors"}),
+    "tracing": frozenset({"core", "errors"}),
     "config": frozenset({"errors"}),
     "jars": frozenset({"clock", "errors"}),
     "core": frozenset({"errors"}),
@@ -33,10 +34,22 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "embedded": frozenset({"models", "core", "clock", "errors", "loop_thread"}),
     "kafka": frozenset({"core", "config", "clock", "errors"}),
     "tables": frozenset({"kafka", "core", "clock", "errors"}),
-    "outbox": frozenset({"kafka", "core", "config", "clock", "errors"}),
-    "clients": frozenset({"kafka", "schemas", "core", "config", "clock", "errors", "loop_thread"}),
+    "outbox": frozenset({"kafka", "core", "config", "clock", "errors", "tracing"}),
+    "clients": frozenset({"kafka", "schemas", "core", "config", "clock", "errors", "loop_thread", "tracing"}),
     "agents": frozenset(
-        {"tables", "outbox", "clients", "kafka", "schemas", "core", "config", "logs", "clock", "errors"}
+        {
+            "tables",
+            "outbox",
+            "clients",
+            "kafka",
+            "schemas",
+            "core",
+            "config",
+            "logs",
+            "clock",
+            "errors",
+            "tracing",
+        }
     ),
     "pipeline": frozenset(
         {"clients", "tables", "kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}
@@ -210,8 +223,9 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "emits": frozenset(),
         "query_wire": frozenset(),
         "state": frozenset(),
+        "trace_context": frozenset({"emits"}),
         "declared": frozenset({"batches", "emits", "state"}),
-        "fold": frozenset({"batches", "declared", "emits", "state"}),
+        "fold": frozenset({"batches", "declared", "emits", "state", "trace_context"}),
         "merge": frozenset({"batches", "declared", "emits", "fold", "state"}),
         "upgrades": frozenset({"declared"}),
         "migrating": frozenset({"batches", "declared", "fold", "merge", "state"}),
@@ -265,6 +279,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "extras": frozenset(),
     "logs": frozenset(),
     "loop_thread": frozenset(),
+    "tracing": frozenset({"opentelemetry"}),
     "config": frozenset({"msgspec"}),
     "jars": frozenset({"pyspark"}),
     "core": frozenset({"cramjam", "datasketches", "google_crc32c", "msgspec"}),
@@ -323,6 +338,7 @@ INSIDE_FUNCTIONS_ONLY: Mapping[str, frozenset[str]] = {
     "outbox": frozenset({"psycopg"}),
     "pipeline": frozenset({"pyspark", "delta"}),
     "jars": frozenset({"pyspark"}),
+    "tracing": frozenset({"opentelemetry"}),
     "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema", "referencing"}),
 }
 
