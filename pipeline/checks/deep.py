@@ -21,7 +21,7 @@ GAPS_TOLD = 10
 
 
 @dataclass(slots=True)
-class _SegmentRows:
+class SegmentRows:
     """What the rows of a segment come to."""
 
     rows: int = 0
@@ -51,9 +51,8 @@ def deep_faults(
 ) -> Iterator[LakeFault]:
     """Read all rows of a partition and yield where they are not those that were landed."""
     told = segments(chain, partition)
-    found = [_SegmentRows(reached=each.first) for each in told]
     try:
-        _read(reader, files, told, found)
+        found = rows_of_segments(reader, files, told)
     except LakeError as error:
         kind: FaultKind = "twice" if isinstance(error, RepeatedOffsetError) else "unreadable"
         yield LakeFault(kind=kind, table=reader.where, partition=partition, told=str(error))
@@ -63,9 +62,9 @@ def deep_faults(
         yield from _judged(reader.where, partition, segment, each, files)
 
 
-def _read(
-    reader: FileReader, files: Sequence[File], told: Sequence[Segment], found: Sequence[_SegmentRows]
-) -> None:
+def rows_of_segments(reader: FileReader, files: Sequence[File], told: Sequence[Segment]) -> list[SegmentRows]:
+    """Read the rows of *files* and return what those of each segment come to; rows behind the last segment are left out."""
+    found = [SegmentRows(reached=each.first) for each in told]
     ends = [each.end for each in told]
     for rows in in_order(reader, files, DIGESTED):
         offsets, hashes = rows.column("offset").to_numpy(), hashes_in(rows)
@@ -77,10 +76,11 @@ def _read(
             if stop:
                 found[at].take(offsets[:stop], hashes[:stop], told[at].digest_first)
             offsets, hashes, at = offsets[stop:], hashes[stop:], at + 1
+    return found
 
 
 def _judged(
-    where: str, partition: int, segment: Segment, found: _SegmentRows, files: Sequence[File]
+    where: str, partition: int, segment: Segment, found: SegmentRows, files: Sequence[File]
 ) -> Iterator[LakeFault]:
     place = f"{where} offsets {segment.first} to {segment.end - 1}"
     if segment.rows is not None and found.rows != segment.rows:
@@ -110,7 +110,7 @@ def _judged(
     )
 
 
-def _gaps(segment: Segment, found: _SegmentRows) -> str:
+def _gaps(segment: Segment, found: SegmentRows) -> str:
     """Say which offsets have no row: those that are missing, and those that had none when they were landed."""
     assert segment.rows is not None
     before = segment.end - segment.first - segment.rows
