@@ -9,6 +9,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 TOOLS := $(VENV)/tools
+RELEASE_TOOLS := $(VENV)/release-tools
+SITE_TOOLS := $(VENV)/site-tools
 RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 1
@@ -77,7 +79,7 @@ $(TOOLS)/.ready: requirements.lock
 	@touch $@
 
 .PHONY: check
-check: $(READY) ## lint, format, types, import rules, packaging, documents, known vulnerabilities
+check: $(READY) ## lint, format, types, import rules, packaging, documents and their site, known vulnerabilities
 	@echo "== ruff check"
 	@$(RUN)/ruff check .
 	@echo "== ruff format"
@@ -88,6 +90,8 @@ ifeq ($(TESTED),)
 	@echo "== rooms and documents"
 	@$(RUN)/python -P -m pytest -q tests/test_imports.py tests/test_docs.py
 endif
+	@echo "== site"
+	@$(MAKE) --silent $(SITE_TOOLS)/.ready 2>/dev/null && NO_MKDOCS_2_WARNING=1 $(SITE_TOOLS)/bin/mkdocs build --quiet --strict || { [ -x $(SITE_TOOLS)/bin/mkdocs ] && exit 1; echo "not built: mkdocs cannot be installed here"; }
 	@echo "== known vulnerabilities"
 	@$(MAKE) --silent $(TOOLS)/.ready 2>/dev/null && .ci/audit $(TOOLS)/bin/pip-audit || { [ -x $(TOOLS)/bin/pip-audit ] && exit 1; echo "not checked: pip-audit cannot be installed here"; }
 
@@ -126,6 +130,25 @@ lock: $(READY) $(TOOLS)/.ready ## write requirements.lock anew, with hashes, fro
 		$(TOOLS)/bin/pip-licenses --python=$(RUN)/python --from=mixed --format=markdown --order=name --with-system \
 			--ignore-packages holdfast pip; } > $(VENV)/LICENSES.md
 	@mv $(VENV)/LICENSES.md docs/LICENSES.md
+
+$(SITE_TOOLS)/.ready: Makefile
+	@"$(PYTHON)" -m venv --clear $(SITE_TOOLS)
+	@$(SITE_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs>=1.6,<2' 'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=0.29,<2'
+	@touch $@
+
+.PHONY: docs
+docs: $(SITE_TOOLS)/.ready ## the documentation as a site: built, and served until Ctrl-C (DOCS_PORT=8000)
+	@NO_MKDOCS_2_WARNING=1 $(SITE_TOOLS)/bin/mkdocs serve --strict --dev-addr 127.0.0.1:$(or $(DOCS_PORT),8000)
+
+# What builds and judges a release: in an environment of its own, since only a release needs it.
+$(RELEASE_TOOLS)/.ready: Makefile
+	@"$(PYTHON)" -m venv --clear $(RELEASE_TOOLS)
+	@$(RELEASE_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'build>=1.2,<2' 'twine>=6' 'cyclonedx-bom>=6,<8'
+	@touch $@
+
+.PHONY: release
+release: $(READY) $(RELEASE_TOOLS)/.ready ## sdist, wheel and bill of materials in dist/, tried in empty environments (HOME_URL=https://… PYTHONS='python3.11 python3.12')
+	@PYTHONPATH=. $(RUN)/python -P -m release --tools $(RELEASE_TOOLS)/bin --home "$(HOME_URL)" --pythons "$(or $(PYTHONS),$(PYTHON))"
 
 .PHONY: clean
 clean: ## remove what builds, tests and runs left here (not .venv)

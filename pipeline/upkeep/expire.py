@@ -36,7 +36,7 @@ from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
 from holdfast.pipeline.bronze.lake import LAST_TIME_MS, Expired, Landed, bronze_path
 from holdfast.pipeline.bronze.layout import Segment, segments
 from holdfast.pipeline.bronze.ordered import in_order, overlapping
-from holdfast.pipeline.checks.deep import rows_of_segments
+from holdfast.pipeline.bronze.segment_rows import rows_of_segments
 from holdfast.pipeline.landing.bronze_file import BronzeFile
 from holdfast.pipeline.landing.columns import PARTITIONED_BY
 from holdfast.pipeline.upkeep.sound import SoundTable, check_there, open_sound, version_of

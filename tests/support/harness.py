@@ -212,7 +212,11 @@ class Worker:
         does at the moment.
         """
         before = self._text().splitlines()
-        out = [f"--- {self.name}, the end of its log ---", *before[-lines:]]
+        troubles = [
+            line for line in before[:-lines] if re.search(r"\[(ERROR|CRITICAL)\]|^\w[\w.]*Error: ", line)
+        ]
+        out = [f"--- {self.name}, errors earlier in its log ---", *troubles[-lines:]] if troubles else []
+        out += [f"--- {self.name}, the end of its log ---", *before[-lines:]]
         if self.running and self.said(r"\[\^Worker\]: Ready"):
             out += ["--- its readiness ---", *map(str, self.ask("/health/ready")), str(self.applied())]
             self.signal(signal.SIGUSR1)  # of which Faust makes the stacks of all threads and tasks

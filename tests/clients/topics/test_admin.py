@@ -29,6 +29,7 @@ from holdfast.core.engine.state.rows import Rows
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError, TopicError
+from tests.support.harness import wait_for
 
 DEADLINE_S = 60.0
 
@@ -355,6 +356,10 @@ def test_a_topic_deleted_while_it_is_looked_at_is_left_out(
     metadata = admin._metadata(DEADLINE_S)
     client = AdminClient({**settings.client()})
     client.delete_topics([orders.source])[orders.source].result(DEADLINE_S)
+    # The controller has deleted it. The broker that is asked for its settings may hear so a moment later.
+    wait_for(
+        "the topic to be gone", lambda: orders.source not in client.list_topics(timeout=DEADLINE_S).topics, 60
+    )
     monkeypatch.setattr(admin, "_metadata", lambda timeout_s: metadata)
     assert orders.source not in admin.cluster([orders.source]).topics
 
