@@ -240,7 +240,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "topic": frozenset(),
         "bronze": frozenset({"topic"}),
         "stopping": frozenset({"bronze", "topic"}),
-        "folds": frozenset({"bronze", "spark", "stopping", "topic"}),
+        "folds": frozenset({"bronze", "checks", "spark", "stopping", "topic"}),
         "landing": frozenset({"bronze", "folds", "spark", "topic"}),
         "checks": frozenset({"bronze", "topic"}),
         "upkeep": frozenset({"bronze", "landing"}),

@@ -21,7 +21,7 @@ from holdfast.cli.pipeline.pipeline import (
     MemoryOption,
     spark_options,
 )
-from holdfast.cli.pipeline.replay import EngineOption, LakeOption, SourceName, SourceOption
+from holdfast.cli.pipeline.replay import EngineOption, LakeOption, SourceOption, chosen_source
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.errors import ConfigError
 
@@ -44,7 +44,7 @@ def verify(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The processor.")],
     engine: EngineOption = EngineName.AUTO,
-    source: SourceOption = SourceName.TOPIC,
+    source: SourceOption = None,
     lake: LakeOption = None,
     master: MasterOption = None,
     memory: MemoryOption = None,
@@ -85,7 +85,7 @@ def verify(
         raise ConfigError("--emits compares what was emitted, --store the rows: ask for one of them")
     options = ReplayOptions(
         engine=engine.value,
-        source=source.value,
+        source=chosen_source(source, lake),
         lake=None if lake is None else absolute(lake),
         spark=spark_options(chosen.settings(), master, memory, conf, quick=True),
     )

@@ -471,6 +471,15 @@ class Processor(Generic[E, R]):
         """Return the id whose epoch fences older owners; one for each partition of a writer."""
         return f"{self.writer(app)}.{partition}"
 
+    def builder_id(self, app: str, partition: int) -> str:
+        """Return the id by which this version's first state is written beside workers of earlier ones: none of these has it."""
+        return f"{app}.{self.name}.v{self.version}.{partition}"
+
+    @property
+    def builds_beside(self) -> bool:
+        """Return whether its first state may be written while workers of earlier versions go on: what they still emit, this one will not."""
+        return self.version > 1 and (self.writes_alone or self.hands_over)
+
     def common_id(self, app: str, partition: int) -> str | None:
         """Return the id by which 0.1.0 writes this version, as it does all versions; None where it is `transactional_id`."""
         return f"{app}.{self.name}.{partition}" if self._is_apart else None
