@@ -20,9 +20,11 @@ EXTRAS = {
     "pandas": "spark",
     "pyspark": "spark",
     "datasketches": "sketches",
+    "cryptography": "tls",
     "fastavro": "avro",
     "google.protobuf": "protobuf",
     "jsonschema": "jsonschema",
+    "opentelemetry": "otel",
 }
 """Extras by the packages that they bring, as these are imported."""
 
