@@ -19,6 +19,7 @@ from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show
 from holdfast.cli.pipeline.check import check
 from holdfast.cli.pipeline.lakes import absolute, names_of
+from holdfast.cli.pipeline.trim import trim
 from holdfast.cli.pipeline.upkeep import compact, expire, vacuum
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
@@ -68,6 +69,10 @@ app.command(
 app.command(
     help="Remove files of a lake's tables that no version needs any more, and those that killed landings left."
 )(vacuum)
+app.command(
+    help="Show what may be deleted from the application's sources: records that the lake holds, record for record, and that all tables behind have in their state. "
+    "With --yes, delete it."
+)(trim)
 
 
 @app.callback()
