@@ -24,6 +24,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "extras": frozenset(),
     "logs": frozenset(),
     "loop_thread": frozenset({"errors"}),
+    "tracing": frozenset({"core", "errors"}),
     "config": frozenset({"errors"}),
     "jars": frozenset({"clock", "errors"}),
     "core": frozenset({"errors"}),
@@ -33,14 +34,27 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "embedded": frozenset({"models", "core", "clock", "errors", "loop_thread"}),
     "kafka": frozenset({"core", "config", "clock", "errors"}),
     "tables": frozenset({"kafka", "core", "clock", "errors"}),
-    "outbox": frozenset({"kafka", "core", "config", "clock", "errors"}),
-    "clients": frozenset({"kafka", "schemas", "core", "config", "clock", "errors", "loop_thread"}),
+    "outbox": frozenset({"kafka", "core", "config", "clock", "errors", "tracing"}),
+    "clients": frozenset({"kafka", "schemas", "core", "config", "clock", "errors", "loop_thread", "tracing"}),
     "agents": frozenset(
-        {"tables", "outbox", "clients", "kafka", "schemas", "core", "config", "logs", "clock", "errors"}
+        {
+            "tables",
+            "outbox",
+            "clients",
+            "kafka",
+            "schemas",
+            "core",
+            "config",
+            "logs",
+            "clock",
+            "errors",
+            "tracing",
+        }
     ),
     "pipeline": frozenset(
         {"clients", "tables", "kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}
     ),
+    "console": frozenset({"clients", "core", "config", "clock", "errors"}),
     "cli": None,
     "dev": None,
     "testing": None,
@@ -72,6 +86,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     },
     "embedded": {
         "settings": frozenset(),
+        "security": frozenset({"settings"}),
         "protocol": frozenset(),
         "configs": frozenset({"settings"}),
         "faults": frozenset(),
@@ -83,13 +98,23 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "transactions": frozenset({"faults", "groups", "internal_log", "logs", "settings", "topics"}),
         "upkeep": frozenset({"configs", "logs", "settings", "topics"}),
         "cluster": frozenset(
-            {"upkeep", "faults", "fetch_sessions", "groups", "settings", "topics", "transactions"}
+            {"upkeep", "faults", "fetch_sessions", "groups", "security", "settings", "topics", "transactions"}
         ),
         "apis": frozenset(
-            {"cluster", "configs", "fetch_sessions", "groups", "internal_log", "logs", "protocol", "topics"}
+            {
+                "cluster",
+                "configs",
+                "fetch_sessions",
+                "groups",
+                "internal_log",
+                "logs",
+                "protocol",
+                "security",
+                "topics",
+            }
         ),
-        "serving": frozenset({"apis", "cluster", "faults", "protocol", "settings"}),
-        "kafka": frozenset({"apis", "cluster", "faults", "serving", "settings", "topics"}),
+        "serving": frozenset({"apis", "cluster", "faults", "protocol", "security", "settings"}),
+        "kafka": frozenset({"apis", "cluster", "faults", "security", "serving", "settings", "topics"}),
     },
     "kafka": {
         "codes": frozenset(),
@@ -142,7 +167,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "signals": frozenset(),
         "waits": frozenset(),
         "memory_tables": frozenset(),
-        "embedded_process": frozenset({"processes", "signals"}),
+        "embedded_process": frozenset({"broker", "processes", "signals"}),
         "broker": frozenset({"parent_death", "ports", "processes"}),
         "fixtures": frozenset({"broker"}),
         "databases": frozenset({"parent_death", "ports", "processes"}),
@@ -154,7 +179,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "application": frozenset(),
         "asked": frozenset(),
         "asking": frozenset(),
-        "output": frozenset(),
+        "status_line": frozenset(),
+        "output": frozenset({"status_line"}),
         "tails": frozenset(),
         "context": frozenset({"output"}),
         "demo": frozenset({"output"}),
@@ -165,11 +191,27 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "doctor": frozenset({"application", "context", "output"}),
         "logs": frozenset({"application", "context", "output"}),
         "outbox": frozenset({"asked", "context", "output"}),
-        "pipeline": frozenset({"application", "asked", "context", "output"}),
+        "pipeline": frozenset({"application", "asked", "context", "output", "status_line"}),
         "tables": frozenset({"application", "asking", "context", "output"}),
         "topics": frozenset({"application", "context", "output"}),
         "worker": frozenset({"application", "context", "output"}),
+        "console": frozenset({"application", "context", "output"}),
         "groups": frozenset({"application", "asking", "context", "logs", "output", "tails"}),
+    },
+    "console": {
+        "reports": frozenset(),
+        "rendering": frozenset(),
+        "access": frozenset(),
+        "group_desk": frozenset(),
+        "paging": frozenset({"access"}),
+        "picture": frozenset({"reports"}),
+        "findings": frozenset({"picture"}),
+        "history": frozenset({"picture"}),
+        "watch": frozenset({"group_desk", "history", "picture", "reports"}),
+        "desk": frozenset({"watch"}),
+        "pages": frozenset({"access", "desk", "findings", "paging", "picture", "rendering"}),
+        "live": frozenset({"access", "desk", "history", "pages", "rendering"}),
+        "server": frozenset({"access", "desk", "group_desk", "live", "pages", "rendering", "watch"}),
     },
     "dev.demo": {
         "narrator": frozenset(),
@@ -209,8 +251,9 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "emits": frozenset(),
         "query_wire": frozenset(),
         "state": frozenset(),
+        "trace_context": frozenset({"emits"}),
         "declared": frozenset({"batches", "emits", "state"}),
-        "fold": frozenset({"batches", "declared", "emits", "state"}),
+        "fold": frozenset({"batches", "declared", "emits", "state", "trace_context"}),
         "merge": frozenset({"batches", "declared", "emits", "fold", "state"}),
         "upgrades": frozenset({"declared"}),
         "migrating": frozenset({"batches", "declared", "fold", "merge", "state"}),
@@ -236,16 +279,18 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "consumer": frozenset({"balanced", "base", "claiming", "messages", "settings"}),
     },
     "pipeline": {
+        "progress": frozenset(),
         "spark": frozenset(),
         "topic": frozenset(),
         "bronze": frozenset({"topic"}),
         "stopping": frozenset({"bronze", "topic"}),
-        "folds": frozenset({"bronze", "spark", "stopping", "topic"}),
+        "folds": frozenset({"bronze", "checks", "progress", "spark", "stopping", "topic"}),
         "landing": frozenset({"bronze", "folds", "spark", "topic"}),
         "checks": frozenset({"bronze", "topic"}),
         "upkeep": frozenset({"bronze", "landing"}),
+        "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),
-        "replay": frozenset({"bronze", "folds", "output", "spark", "topic"}),
+        "replay": frozenset({"bronze", "folds", "output", "progress", "spark", "topic"}),
         "audit": frozenset({"bronze", "folds", "replay", "spark", "topic"}),
         "verify": frozenset({"bronze", "folds", "replay", "topic"}),
         "verify_store": frozenset({"folds", "replay", "verify"}),
@@ -263,13 +308,14 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "extras": frozenset(),
     "logs": frozenset(),
     "loop_thread": frozenset(),
+    "tracing": frozenset({"opentelemetry"}),
     "config": frozenset({"msgspec"}),
     "jars": frozenset({"pyspark"}),
     "core": frozenset({"cramjam", "datasketches", "google_crc32c", "msgspec"}),
     "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema", "msgspec", "referencing"}),
     "streams": frozenset(),
     "models": frozenset({"msgspec"}),
-    "embedded": frozenset({"google_crc32c", "msgspec"}),
+    "embedded": frozenset({"cryptography", "google_crc32c", "msgspec"}),
     "kafka": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "google_crc32c"}),
     "tables": frozenset({"confluent_kafka", "msgspec", "rocksdict"}),
     "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "psycopg", "sqlalchemy"}),
@@ -290,6 +336,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "pipeline": frozenset(
         {"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}
     ),
+    "console": frozenset({"aiohttp", "jinja2", "msgspec"}),
 }
 # A fold may see nothing but its arguments, so what it is made of may not even name these.
 IMPURE = frozenset(
@@ -319,8 +366,10 @@ IMPURE = frozenset(
 )
 INSIDE_FUNCTIONS_ONLY: Mapping[str, frozenset[str]] = {
     "outbox": frozenset({"psycopg"}),
+    "embedded": frozenset({"cryptography"}),
     "pipeline": frozenset({"pyspark", "delta"}),
     "jars": frozenset({"pyspark"}),
+    "tracing": frozenset({"opentelemetry"}),
     "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema", "referencing"}),
 }
 

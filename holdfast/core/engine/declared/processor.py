@@ -265,6 +265,11 @@ class Processor(Generic[E, R]):
                 )
                 raise self._wrong(f"{topic!r:.200} is not a valid Kafka topic name{hint}")
         for topic in self.emits:
+            if topic in self._sources and not isinstance(topic, Internal):
+                raise self._wrong(
+                    f"emits to {str(topic)!r:.200}, which it folds itself: whatever folds that anew, such as a next version, would emit all of it again, and fold "
+                    f"it twice. Emit to Internal('{topic}-again', serde, version={self.version}) instead, and fold that as one more source of on="
+                )
             if isinstance(topic, Internal) and topic.version != self.version:
                 raise self._wrong(
                     f"version {self.version} emits to {str(topic)!r}, an internal topic of version {topic.version}: its name bears the "
