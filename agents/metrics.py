@@ -260,7 +260,7 @@ class _Page(Collector):
             if (earlier := self._serving.earlier(replica.processor.name, replica.partition)) is not None
         ]
         yield from self._replicas([*replicas, *kept])
-        yield self._building(replicas)
+        yield from self._building(replicas)
         yield from book_families(replicas)
         yield from global_families(self._serving.global_tables().values())
         yield from self._metrics.counters()
@@ -313,17 +313,24 @@ class _Page(Collector):
         yield offset
         yield lag
 
-    def _building(self, replicas: Iterable[Replica]) -> Metric:
+    def _building(self, replicas: Iterable[Replica]) -> Iterator[Metric]:
         building = GaugeMetricFamily(
             "holdfast_building",
             "1 while this version of a partition has not caught up with the current one, and is not read",
+            labels=("table", "partition", "version"),
+        )
+        waiting = GaugeMetricFamily(
+            "holdfast_waiting",
+            "1 while this version of a partition has folded all there is, and waits for partitions that old workers have",
             labels=("table", "partition", "version"),
         )
         for replica in replicas:
             name, number = replica.processor.name, replica.partition
             labels = (name, str(number), str(replica.processor.version))
             building.add_metric(labels, int(self._serving.building(name, number) is not None))
-        return building
+            waiting.add_metric(labels, int(self._serving.waiting(name, number)))
+        yield building
+        yield waiting
 
     def _replicas(self, replicas: Iterable[Replica]) -> Iterator[Metric]:
         labels = ("table", "partition", "role")

@@ -234,6 +234,10 @@ class Serving(Protocol):
         """
         ...
 
+    def waiting(self, table: str, partition: int) -> bool:
+        """Return whether a partition that is not read yet has folded all there is, and waits for partitions that old workers have."""
+        ...
+
     def owner(self, table: str, partition: int) -> str | None:
         """Return the URL of the worker that folds the partition, this one's own included, as far as this
         worker knows.

@@ -295,7 +295,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "verify": frozenset({"bronze", "folds", "replay", "topic"}),
         "verify_store": frozenset({"folds", "replay", "verify"}),
         "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
-        "bootstrap": frozenset({"bronze", "folds", "replay", "topic", "verify"}),
+        "bootstrap": frozenset({"bronze", "folds", "replay", "spark", "topic", "verify"}),
     },
 }
 # Modules of the import root that are one topic with another.

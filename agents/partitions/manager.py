@@ -366,6 +366,9 @@ class PartitionManager:
     def building(self, table: str, partition: int) -> str | None:
         return self.upgrading.building(table, partition)
 
+    def waiting(self, table: str, partition: int) -> bool:
+        return self.upgrading.waiting(table, partition)
+
     def partitions(self, table: str) -> int:
         return 0 if self._cluster is None else self._cluster.partitions[table]
 

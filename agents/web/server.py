@@ -285,6 +285,7 @@ class _Tables:
             if replica is not None
         ]
         built = [at for at in range(partitions) if self._serving.building(name, at) is not None]
+        waiting = [at for at in built if self._serving.waiting(name, at)]
         return {
             "version": processor.version,
             **(
@@ -295,6 +296,7 @@ class _Tables:
             **({"tables": list(processor.tables)} if processor.tables else {}),
             "partitions": partitions,
             **({"building": built} if built else {}),
+            **({"waiting": waiting} if waiting else {}),
             "held": [
                 {
                     "partition": replica.partition,

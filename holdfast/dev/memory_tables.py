@@ -194,6 +194,7 @@ class MemoryWorker:
         self.owners: dict[tuple[str, int], str] = {}
         self.earlier_replicas: dict[tuple[str, int], MemoryReplica] = {}
         self.built: dict[tuple[str, int], str] = {}
+        self.waits: set[tuple[str, int]] = set()
         self.cause: str | None = None
         self.metrics = Metrics(settings.app, clock)
         for name, processor in self._processors.items():
@@ -258,6 +259,7 @@ class MemoryWorker:
                     at for (table, at), held in self.replicas.items() if table == name and not held.active
                 ),
                 building=sorted(at for table, at in self.built if table == name),
+                waiting=sorted(at for table, at in self.waits if table == name),
                 earlier=self._earlier_claims(name),
             )
             for name, processor in self._processors.items()
@@ -298,6 +300,9 @@ class MemoryWorker:
 
     def building(self, table: str, partition: int) -> str | None:
         return self.built.get((table, partition))
+
+    def waiting(self, table: str, partition: int) -> bool:
+        return (table, partition) in self.waits
 
     def owner(self, table: str, partition: int) -> str | None:
         return self.owners.get((table, partition))

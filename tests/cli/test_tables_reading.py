@@ -132,9 +132,26 @@ def test_each_partition_is_listed_with_who_serves_it(announced: MemoryWorker, ru
             "owner": announced.url,
             "standbys": [],
             "partial": False,
+            "stage": None,
         }
         for each in range(PARTITIONS)
     ]
+
+
+def test_partitions_of_a_next_version_that_build_and_that_wait_are_told_apart(
+    broker: SessionBroker, settings: Settings, announced: MemoryWorker, run: Run
+) -> None:
+    announced.built = {("totals", 0): "it is built", ("totals", 1): "it waits"}
+    announced.waits = {("totals", 1)}
+    producer = Producer(broker.client_config())
+    producer.produce(settings.workers_topic, key=announced.url, value=encode_json(announced.claims(2)))
+    assert producer.flush(DEADLINE_S) == 0
+    code, out, said = run("list", "--output", "json")
+    assert code == 0
+    stages = [each["stage"] for each in json.loads(out)]
+    assert stages == ["building", "waiting", *[None] * (PARTITIONS - 2)]
+    assert "1 partitions are being built" in said
+    assert "1 partitions have folded all there is, and wait" in said
 
 
 def test_named_tables_are_listed_and_steps_which_have_none_are_not(
@@ -154,7 +171,10 @@ def test_named_tables_are_listed_and_steps_which_have_none_are_not(
 
 def test_a_table_that_nobody_serves_is_said(worker: MemoryWorker, run: Run) -> None:
     code, out, said = run("list")
-    assert (code, out.split()) == (0, ["TABLE", "VERSION", "PARTITION", "OWNER", "STANDBYS", "PARTIAL"])
+    assert (code, out.split()) == (
+        0,
+        ["TABLE", "VERSION", "PARTITION", "OWNER", "STANDBYS", "PARTIAL", "STAGE"],
+    )
     assert "no worker has announced totals version 1" in said
 
 

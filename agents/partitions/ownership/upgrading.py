@@ -131,7 +131,16 @@ class Upgrading:
         if not self._is_building(table, partition):
             return None
         current, own = self.current(table), self._processors[table].version
+        if self.waiting(table, partition):
+            writers = ", ".join(name for name in self._writers(table) if not self._is_complete(name))
+            return f"version {own} of {table} has folded all there is, and waits for partitions of {writers} that old workers have; version {current} is the current one"
         return f"version {own} of {table} is being built and has not caught up with version {current}, which is the current one"
+
+    def waiting(self, table: str, partition: int) -> bool:
+        """Tell whether a partition that is being built waits for partitions of its writers that no worker has in this version."""
+        held = (table, partition)
+        owned = self._holdings.owned.get(held)
+        return owned is not None and self._held_up.get(held) is owned and self._is_building(table, partition)
 
     def _is_building(self, table: str, partition: int) -> bool:
         """Tell whether a partition, owned or stood by for, is built while an earlier version is current."""
@@ -161,18 +170,16 @@ class Upgrading:
         return [
             f"{self.building(table, built[0])}: partitions {', '.join(map(str, built))}"
             for table in self._processors
-            if (built := [number for number in self.built(table) if not self._is_held_up((table, number))])
+            if (built := [number for number in self.built(table) if not self.waiting(table, number)])
         ]
-
-    def _is_held_up(self, held: Held) -> bool:
-        owned = self._holdings.owned.get(held)
-        return owned is not None and self._held_up.get(held) is owned
 
     def announced(self, table: str) -> dict[str, Any]:
         """Return what is announced of a table on its way; nothing of others."""
         told: dict[str, Any] = {}
         if built := self.built(table):
             told["building"] = built
+            if waiting := [number for number in built if self.waiting(table, number)]:
+                told["waiting"] = waiting
         if (version := self.earlier_version(table)) is not None:
             told["earlier"] = {"version": version, "partitions": self._readable(table, version)}
         return told

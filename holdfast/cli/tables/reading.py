@@ -28,7 +28,11 @@ from holdfast.core.engine.query_wire import AtOffset
 from holdfast.core.streams.windowing.rows import WindowResult, why_no_range
 from holdfast.errors import ConfigError
 
-PLACES = ("table", "version", "partition", "owner", "standbys", "partial")
+PLACES = ("table", "version", "partition", "owner", "standbys", "partial", "stage")
+STAGES = {
+    "building": "are being built: the version before is read until they have caught up",
+    "waiting": "have folded all there is, and wait for partitions of their writers that old workers have: replace these",
+}
 ROWS = ("key", "partition", "as_of_offset", "role", "value")
 WINDOWS = ("key", "start", "end", "partition", "as_of_offset", "role", "value")
 LIMIT_ROWS = 100
@@ -78,6 +82,9 @@ def list_tables(context: typer.Context, timeout: TimeoutOption = TIMEOUT_S) -> N
             note(f"no worker has announced {each.name} version {each.version}: start one")
     if partial := sum(record["partial"] is True for record in records):
         note(f"{partial} partitions are partial: records of their sources were deleted before they began")
+    for stage, text in STAGES.items():
+        if count := sum(record["stage"] == stage for record in records):
+            note(f"{count} partitions {text}")
     if unserved := sum(record["owner"] is None for record in records):
         note(f"{unserved} partitions are not served: start workers, or wait until they have restored")
 
@@ -97,6 +104,7 @@ async def _places(application: Application, timeout_s: float) -> list[dict[str, 
             "owner": workers.owner(each.name, each.version, partition),
             "standbys": workers.standbys(each.name, each.version, partition),
             "partial": workers.is_partial(each.name, each.version, partition),
+            "stage": workers.stage(each.name, each.version, partition),
         }
         for each in application.processors
         for table in _tables_of(each)

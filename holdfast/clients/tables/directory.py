@@ -59,12 +59,14 @@ class Workers:
         "_partitions",
         "_standbys",
         "_switches",
+        "_waiting",
         "urls",
     )
 
     def __init__(self, claims: Iterable[WorkerClaims] = (), switches: Iterable[Switch] = ()) -> None:
         self._switches = {switch.table: switch for switch in switches}
         self._building: set[tuple[str, str, int, int]] = set()
+        self._waiting: set[tuple[str, str, int, int]] = set()
         # Ascending, so that what is written last into the maps is the newest claim.
         self._by_age = sorted(claims, key=lambda worker: (worker.generation, worker.at_ms, worker.url))
         self._standbys: dict[tuple[str, int, int], list[str]] = {}
@@ -84,6 +86,7 @@ class Workers:
             self._standbys.setdefault((table, held.version, partition), []).insert(0, url)
         self._partial.update((table, held.version, partition) for partition in held.partial)
         self._building.update((url, table, held.version, partition) for partition in held.building)
+        self._waiting.update((url, table, held.version, partition) for partition in held.waiting)
         if (earlier := held.earlier) is not None:
             self._partitions[table, earlier.version] = held.partitions
             for partition in earlier.partitions:
@@ -102,6 +105,15 @@ class Workers:
         """Return the URL of the worker with the newest claim on the partition, and whether it says that it is being built."""
         url = self.owner(table, version, partition)
         return None if url is None else (url, (url, table, version, partition) in self._building)
+
+    def stage(self, table: str, version: int, partition: int) -> str | None:
+        """Return how far the owner of a partition is with a version that is not read yet: it is "building" it, or that is "waiting" for partitions of its
+        writers that old workers have; None for one that is read, or that nobody owns.
+        """
+        place = (self.owner(table, version, partition) or "", table, version, partition)
+        if place not in self._building:
+            return None
+        return "waiting" if place in self._waiting else "building"
 
     def answering(self, table: str, versions: Sequence[int]) -> int:
         """Return which of *versions* a question is to be asked of: the current one, or another while no worker serves that.
@@ -164,7 +176,7 @@ def read_claims(url: str, value: bytes) -> WorkerClaims:
         if not 0 < held.partitions <= LIMIT_PARTITIONS:
             raise ValueError(f"table {table[:80]!a} of {held.partitions} partitions")
         earlier = () if held.earlier is None else held.earlier.partitions
-        claimed = (*held.active, *held.standby, *held.building, *held.partial, *earlier)
+        claimed = (*held.active, *held.standby, *held.building, *held.waiting, *held.partial, *earlier)
         if any(not 0 <= each < held.partitions for each in claimed):
             raise ValueError(
                 f"table {table[:80]!a} has partitions 0 to {held.partitions - 1}, and others are claimed"

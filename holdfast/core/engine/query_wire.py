@@ -252,7 +252,8 @@ class EarlierClaims(msgspec.Struct, frozen=True, kw_only=True):
 
 class TableClaims(msgspec.Struct, frozen=True, kw_only=True):
     """The partitions of one table that one worker says it holds. Those of *active* that are *building* have not caught up
-    with the version that is current, and do not answer yet; *partial* are those which began behind a hole in a source.
+    with the version that is current, and do not answer yet; those of these that are *waiting* have folded all that there is, and wait for partitions of
+    their writers that old workers have. *partial* are those which began behind a hole in a source.
     """
 
     version: int
@@ -262,6 +263,7 @@ class TableClaims(msgspec.Struct, frozen=True, kw_only=True):
     building: list[int] = []
     earlier: EarlierClaims | None = None
     partial: list[int] = []
+    waiting: list[int] = []
 
 
 class WorkerClaims(msgspec.Struct, frozen=True, kw_only=True):

@@ -134,9 +134,13 @@ def test_a_worker_is_ready_when_only_partitions_that_old_workers_have_are_missin
         "but it may not be read: it lacks what comes of the rest"
     )
     assert way.upgrading.announced("sums")["building"] == [0]
+    assert way.upgrading.announced("sums")["waiting"] == [0]
+    why = way.upgrading.building("sums", 0) or ""
+    assert "has folded all there is, and waits for partitions of met that old workers have" in why
     way.announce_all(keyed=[0, 1], met=[0, 1], sums=[0])
     way.looked()
     assert way.upgrading.building("sums", 0) is None
+    assert not way.upgrading.waiting("sums", 0)
 
 
 def test_a_worker_is_not_ready_while_there_is_something_left_for_it_to_fold(tmp_path: Path) -> None:
