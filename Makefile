@@ -92,6 +92,8 @@ ifeq ($(TESTED),)
 endif
 	@echo "== site"
 	@$(MAKE) --silent $(SITE_TOOLS)/.ready 2>/dev/null && NO_MKDOCS_2_WARNING=1 $(SITE_TOOLS)/bin/mkdocs build --quiet --strict || { [ -x $(SITE_TOOLS)/bin/mkdocs ] && exit 1; echo "not built: mkdocs cannot be installed here"; }
+	@echo "== alert rules"
+	@if command -v promtool >/dev/null; then promtool test rules docs/alerts-test.yml; else echo "not tried: promtool is not installed (the tests parse the rules all the same)"; fi
 	@echo "== known vulnerabilities"
 	@$(MAKE) --silent $(TOOLS)/.ready 2>/dev/null && .ci/audit $(TOOLS)/bin/pip-audit || { [ -x $(TOOLS)/bin/pip-audit ] && exit 1; echo "not checked: pip-audit cannot be installed here"; }
 

@@ -182,7 +182,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "tables": frozenset({"application", "asking", "context", "output"}),
         "topics": frozenset({"application", "context", "output"}),
         "worker": frozenset({"application", "context", "output"}),
-        "groups": frozenset({"application", "asking", "context", "logs", "output", "tails"}),
+        "groups": frozenset({"application", "asked", "asking", "context", "logs", "output", "tails"}),
     },
     "dev.demo": {
         "narrator": frozenset(),
