@@ -36,6 +36,7 @@ from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
 from holdfast.pipeline.folds.results import Replayed, gather
 from holdfast.pipeline.output import Format, Writer, written_by_spark
+from holdfast.pipeline.progress import begin
 from holdfast.pipeline.spark.pickling import modules_of
 from holdfast.pipeline.spark.session import SparkOptions, cores_of, import_pyspark, open_session
 from holdfast.pipeline.topic import TopicLog
@@ -179,6 +180,7 @@ def _from_several(plan: FoldPlan, settings: Settings, options: ReplayOptions) ->
     topics = MergedTopics(settings=settings, plan=plan, extent=extent, skips=by_topic)
     partitions, skipped = extent.partitions, partial(extent.skipped, by_topic)
     if options.engine != "spark":
+        begin(f"replay of {processor.name}", extent.offsets)
         return _told(plan, options, "local", topics.fold(partitions), partitions, skipped, extent.holes)
     what = f"topics {', '.join(processor.topics)}"
     return _on_spark(plan, options, what, topics.fold_named, partitions, skipped, extent.holes)
@@ -196,6 +198,7 @@ def _from_several_tables(plan: FoldPlan, settings: Settings, options: ReplayOpti
     check_holes(extent.holes, allow_holes=options.allow_holes)
     partitions, skipped = extent.partitions, partial(extent.skipped, files.skips)
     if options.engine != "spark":
+        begin(f"replay of {plan.processor.name}", extent.offsets)
         batches = (batch for partition in partitions for batch in files.fold(partition))
         return _told(plan, options, "local", batches, partitions, skipped, extent.holes)
     return _on_spark(plan, options, files.choices.uri, files.fold_named, partitions, skipped, extent.holes)
@@ -227,6 +230,7 @@ def _session(plan: FoldPlan, options: ReplayOptions) -> AbstractContextManager[S
     """Give a Spark session; SparkError, before a JVM starts, when the processor cannot be sent to its workers."""
     import_pyspark()
     modules_of(plan.processor)
+    begin(f"replay of {plan.processor.name} on Spark", None)
     return open_session(options.spark)
 
 
@@ -361,6 +365,7 @@ def _engine(options: ReplayOptions, extent: Extent) -> Literal["local", "spark"]
 def _finish(
     plan: FoldPlan, options: ReplayOptions, extent: Extent, engine: str, batches: Iterable[pa.RecordBatch]
 ) -> Replayed:
+    begin(f"replay of {plan.processor.name}", extent.offsets)
     return _told(plan, options, engine, batches, extent.spans, lambda _: _skipped(plan, extent), extent.holes)
 
 

@@ -39,6 +39,16 @@ class MergedExtent:
     def partitions(self) -> list[int]:
         return sorted(self.choices)
 
+    @property
+    def offsets(self) -> int:
+        """How many offsets of the sources there are to fold, at most."""
+        return sum(
+            span.end - span.first
+            for spans in self.spans.values()
+            for at, span in spans.items()
+            if at in self.choices
+        )
+
     def is_open(self, partition: int) -> bool:
         """Tell whether a partition ends where its sources do, though choices may know of later records."""
         return partition not in self.upto

@@ -17,6 +17,7 @@ from holdfast.cli.pipeline.pipeline import (
     MemoryOption,
     spark_options,
 )
+from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.cli.pipeline.replay import EngineOption, LakeOption
 from holdfast.errors import ConfigError
 
@@ -142,7 +143,8 @@ def outbox(
         by_key=by_key,
         spark=spark_options(settings_of(context), master, memory, conf),
     )
-    report = run(settings_of(context), options)
+    with shown_progress():
+        report = run(settings_of(context), options)
     _show(report, output_of(context))
     if not report.is_clean:
         raise typer.Exit(1)

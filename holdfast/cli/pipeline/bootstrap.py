@@ -19,6 +19,7 @@ from holdfast.cli.pipeline.pipeline import (
     MemoryOption,
     spark_options,
 )
+from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.cli.pipeline.replay import EngineOption, LakeOption, SourceName, chosen_source
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.errors import ConfigError
@@ -116,12 +117,13 @@ def bootstrap(
         until=None if until is None else parse_until(until),
         spark=spark_options(chosen.settings(), master, memory, conf),
     )
-    done = run(
-        processor,
-        application.settings,
-        BootstrapOptions(replay=options, emits=emits.value, migrate=migrates),
-        told=_tell,
-    )
+    with shown_progress():
+        done = run(
+            processor,
+            application.settings,
+            BootstrapOptions(replay=options, emits=emits.value, migrate=migrates),
+            told=_tell,
+        )
     if output_of(context) is Output.JSON:
         show_json(done.document())
         return

@@ -18,6 +18,7 @@ from holdfast.cli.pipeline.pipeline import (
     MemoryOption,
     spark_options,
 )
+from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ def replay(
         allow_holes=allow_holes,
         spark=spark_options(chosen.settings(), master, memory, conf),
     )
-    replayed = run(application.processor(name), application.settings, options)
+    with shown_progress():
+        replayed = run(application.processor(name), application.settings, options)
     document = replayed.document()
     if output_of(context) is Output.JSON:
         show_json(document)
