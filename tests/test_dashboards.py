@@ -20,8 +20,8 @@ from prometheus_client.core import Metric
 
 from holdfast.agents.books_metrics import book_families
 from holdfast.agents.services.harvester_page import HarvesterPage
-from holdfast.cli.groups.lag import PartitionLag
 from holdfast.cli.groups.lag_page import LagPage
+from holdfast.cli.groups.partition_lag import PartitionLag
 from holdfast.cli.pipeline.landing_status import LandingPage
 from holdfast.core.broker_logs.lag import LagStanding
 from holdfast.core.producers.ledger import BookRow

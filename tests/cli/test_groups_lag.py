@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from holdfast.cli.groups import lag
 from holdfast.cli.groups.lag_page import LagPage
+from holdfast.cli.groups.partition_lag import PartitionLag
 from holdfast.clients.topics.admin import Admin
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
@@ -40,8 +41,8 @@ def test_a_topic_that_is_deleted_meanwhile_is_left_out(monkeypatch: pytest.Monke
         assert [each.place for each in lag.lags(settings)] == [("kept", 0)]
 
 
-def told(group: str, partition: int, standing: LagStanding, behind: int) -> lag.PartitionLag:
-    return lag.PartitionLag(
+def told(group: str, partition: int, standing: LagStanding, behind: int) -> PartitionLag:
+    return PartitionLag(
         group=group,
         place=("t", partition),
         standing=standing,
@@ -109,7 +110,7 @@ def test_watching_tells_changes_and_a_cluster_that_is_away_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = ManualClock(now_ms=0)
-    answers: list[list[lag.PartitionLag] | BrokerError] = [
+    answers: list[list[PartitionLag] | BrokerError] = [
         [told("a", 0, LagStanding.OK, 3)],
         BrokerError("broker away"),
         BrokerError("broker away"),
@@ -117,7 +118,7 @@ def test_watching_tells_changes_and_a_cluster_that_is_away_once(
         [told("a", 0, LagStanding.STOP, 9), told("b", 0, LagStanding.WARN, 1)],
     ]
 
-    def asked(settings: Settings, *, clock: ManualClock) -> list[lag.PartitionLag]:
+    def asked(settings: Settings, *, clock: ManualClock) -> list[PartitionLag]:
         answer = answers.pop(0)
         if isinstance(answer, BrokerError):
             raise answer

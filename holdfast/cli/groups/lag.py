@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -12,6 +11,7 @@ import typer
 from holdfast.cli.asked import stopped_by_signals
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.groups.lag_page import LagPage, serve
+from holdfast.cli.groups.partition_lag import PartitionLag
 from holdfast.cli.logs.broker_logs import rows_of
 from holdfast.cli.output import OutputRow, note, show, utc
 from holdfast.clients.topics.admin import Admin
@@ -44,25 +44,6 @@ PARTITION_COLUMNS = (
 )
 WATCH_S = 30.0
 Committed = Mapping[tuple[str, Place], Sequence[CommitMade]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionLag:
-    """How far a group is in one partition, and how it stands there."""
-
-    group: str
-    place: Place
-    standing: LagStanding
-    committed: int
-    end: int
-    commits: int
-    """How many commits the rules have looked at."""
-    committed_at_ms: int
-
-    @property
-    def lag(self) -> int:
-        """Return how many offsets lie between what is committed and the end of what is stable."""
-        return max(0, self.end - self.committed)
 
 
 def lags(settings: Settings, *, clock: Clock = system_clock) -> list[PartitionLag]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from holdfast.cli.groups.partition_lag import PartitionLag
 from holdfast.core.broker_logs.lag import of_group
 from holdfast.errors import ConfigError
-
-if TYPE_CHECKING:
-    from holdfast.cli.groups.lag import PartitionLag
 
 GROUP, PLACE = ("consumergroup",), ("consumergroup", "topic", "partition")
 
