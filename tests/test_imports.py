@@ -196,7 +196,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "topics": frozenset({"application", "context", "output"}),
         "worker": frozenset({"application", "context", "output"}),
         "console": frozenset({"application", "context", "output"}),
-        "groups": frozenset({"application", "asking", "context", "logs", "output", "tails"}),
+        "groups": frozenset({"application", "asked", "asking", "context", "logs", "output", "tails"}),
     },
     "console": {
         "reports": frozenset(),
