@@ -19,7 +19,8 @@ from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show
 from holdfast.cli.pipeline.check import check
 from holdfast.cli.pipeline.lakes import absolute, names_of
-from holdfast.cli.pipeline.upkeep import compact, vacuum
+from holdfast.cli.pipeline.trim import trim
+from holdfast.cli.pipeline.upkeep import compact, expire, vacuum
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
@@ -63,8 +64,15 @@ app.command(
     help="Join small files of a lake's tables, in the order of offsets. No row changes, and landings go on."
 )(compact)
 app.command(
+    help="Remove the records of a lake's tables that are older than a time, for good. Checks, replays and landings know of it, and go on."
+)(expire)
+app.command(
     help="Remove files of a lake's tables that no version needs any more, and those that killed landings left."
 )(vacuum)
+app.command(
+    help="Show what may be deleted from the application's sources: records that the lake holds, record for record, and that all tables behind have in their state. "
+    "With --yes, delete it."
+)(trim)
 
 
 @app.callback()
