@@ -1,4 +1,4 @@
-"""What a table began with, in place of nothing: the rows of an earlier version, at a position.
+"""What a table began with, in place of nothing: the rows of an earlier version, or of a table of Faust's, at a position.
 
 A note on the changelog, `00 base`, in the table's first transaction. The same transaction writes the rows, and last the note, to a topic
 `{app}-{table}-base`, which keeps them: a changelog forgets a row when it changes. Replays begin with them, so a table with a base is a function of these rows and
@@ -21,7 +21,7 @@ BASE_FORMAT = 1
 
 
 class TableBase(msgspec.Struct, frozen=True, array_like=True):
-    """What a partition began with: the rows of *version*, migrated.
+    """What a partition began with: the rows of *version*, migrated, or those of *origin*.
 
     *position* is the marker of the table's beginning as stored, *applied* the last offset of the source that is in it, -1 for none (of several sources
     how many of their offsets are, less one), *entries* how many rows and timers it has and *digest* what these are. *before* is what the earlier
@@ -35,7 +35,12 @@ class TableBase(msgspec.Struct, frozen=True, array_like=True):
     entries: Annotated[int, Meta(ge=0)]
     digest: str
     before: TableBase | None = None
+<<<<<<< HEAD
     sources: tuple[tuple[str, Annotated[int, Meta(ge=-1)]], ...] = ()
+=======
+    origin: str = ""
+    """Of which table the rows are where they are of no earlier version: then *version* is that of the table itself."""
+>>>>>>> main
 
     def told(self) -> str:
         """Return what the table began with, for people.
@@ -46,9 +51,14 @@ class TableBase(msgspec.Struct, frozen=True, array_like=True):
         >>> TableBase(1, 1, b"", 21, 3, "", sources=(("orders", 17), ("customers", 3))).told()
         '3 rows and timers of version 1 behind the offsets orders 17, customers 3'
         """
+<<<<<<< HEAD
         places = ", ".join(f"{topic} {offset}" for topic, offset in self.sources)
         place = f"the offsets {places}" if places else f"offset {self.applied}"
         own = f"{self.entries} rows and timers of version {self.version} behind {place}"
+=======
+        of = self.origin or f"version {self.version}"
+        own = f"{self.entries} rows and timers of {of} behind offset {self.applied}"
+>>>>>>> main
         return own if self.before is None else f"{own}, which began with {self.before.told()}"
 
 
