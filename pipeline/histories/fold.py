@@ -26,7 +26,7 @@ from holdfast.errors import ConfigError, LakeError
 from holdfast.pipeline.bronze.extent import check_holes, extent_of_bronze
 from holdfast.pipeline.bronze.files import File
 from holdfast.pipeline.bronze.lake import bronze_path, share
-from holdfast.pipeline.folds.bases import read_bases
+from holdfast.pipeline.folds.bases import first_behind, read_bases
 from holdfast.pipeline.folds.folding import FoldPlan
 from holdfast.pipeline.folds.local import open_bronze
 from holdfast.pipeline.histories.fold_commit import (
@@ -307,7 +307,7 @@ class _TableFold:
     def _begins(self, base: FoldCommit | None) -> dict[int, int]:
         """Return the first offset of each partition that is not folded yet."""
         begins = dict.fromkeys(self._landed.end, 0)
-        begins |= {at: each.position.applied + 1 for at, each in self._bases.items()}
+        begins |= first_behind(self._bases)
         if base is not None:
             begins |= {at: offsets_of(each)[0] + 1 for at, each in base.positions(self._processor).items()}
         return begins

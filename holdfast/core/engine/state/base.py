@@ -35,12 +35,9 @@ class TableBase(msgspec.Struct, frozen=True, array_like=True):
     entries: Annotated[int, Meta(ge=0)]
     digest: str
     before: TableBase | None = None
-<<<<<<< HEAD
-    sources: tuple[tuple[str, Annotated[int, Meta(ge=-1)]], ...] = ()
-=======
     origin: str = ""
     """Of which table the rows are where they are of no earlier version: then *version* is that of the table itself."""
->>>>>>> main
+    sources: tuple[tuple[str, Annotated[int, Meta(ge=-1)]], ...] = ()
 
     def told(self) -> str:
         """Return what the table began with, for people.
@@ -51,14 +48,10 @@ class TableBase(msgspec.Struct, frozen=True, array_like=True):
         >>> TableBase(1, 1, b"", 21, 3, "", sources=(("orders", 17), ("customers", 3))).told()
         '3 rows and timers of version 1 behind the offsets orders 17, customers 3'
         """
-<<<<<<< HEAD
+        of = self.origin or f"version {self.version}"
         places = ", ".join(f"{topic} {offset}" for topic, offset in self.sources)
         place = f"the offsets {places}" if places else f"offset {self.applied}"
-        own = f"{self.entries} rows and timers of version {self.version} behind {place}"
-=======
-        of = self.origin or f"version {self.version}"
-        own = f"{self.entries} rows and timers of {of} behind offset {self.applied}"
->>>>>>> main
+        own = f"{self.entries} rows and timers of {of} behind {place}"
         return own if self.before is None else f"{own}, which began with {self.before.told()}"
 
 
