@@ -14,7 +14,7 @@ from holdfast.core.engine.migrating import Beginning, EarlierState, migrated
 from holdfast.core.engine.state.base import BASE, encode_base
 from holdfast.core.engine.state.codec import APPLIED, ROW_KINDS
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, encode_lost_heads
-from holdfast.errors import ConfigError, TopicError
+from holdfast.errors import ChangelogError, ConfigError, MigrationError, TopicError
 from holdfast.loop_thread import LoopThread
 from holdfast.pipeline.bootstrap.fencing import FENCE_S, TRANSACTION_S, fenced_writer
 from holdfast.pipeline.bootstrap.sink import BootstrapStep, ChangelogSink, Outcome, has_state, nothing
@@ -103,7 +103,13 @@ def read_earlier(
     for version in sorted(processor.migrate, reverse=True):
         before = replace(processor, version=version, migrate={}, emits_from="beginning")
         if before.changelog(settings.app) in counts:
-            live = read_live(before, settings, partitions=partitions)
+            try:
+                live = read_live(before, settings, partitions=partitions)
+            except ChangelogError as error:
+                raise MigrationError(
+                    f"processor {processor.name} version {processor.version} migrates from version {version}, whose changelog does not read as one of this "
+                    f"declaration ({error}). If version {version} had other sources, or another time, leave out migrate="
+                ) from error
             return EarlierVersion(version, {each.partition: each for each in live})
     names = ", ".join(map(str, sorted(processor.migrate)))
     raise TopicError(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
 
 from holdfast.clients.topics.admin import Admin
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Bytes
+from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.state.base import BASE
 from holdfast.core.engine.state.codec import digest
 from holdfast.core.engine.state.rows import Rows
@@ -163,6 +165,20 @@ def test_without_what_it_needs_it_is_refused(books: Books) -> None:
     later: Processor[Op, Account] = books.version(9, migrate={8: doubled})
     with pytest.raises(TopicError, match="no changelog of that"):
         bootstrap(later, books.settings, MIGRATE)
+
+
+def test_a_version_that_had_one_source_where_this_has_several_is_not_read(books: Books) -> None:
+    def folded(rows: Rows[Account], event: bytes, at_ms: int) -> None: ...
+
+    several: Processor[Any, Account] = Processor(
+        name="accounts",
+        on={Source(books.source, Bytes()): folded, Source(f"{books.name}-large", Bytes()): folded},
+        row=Account,
+        version=2,
+        migrate={1: doubled},
+    )
+    with pytest.raises(MigrationError, match=r"had other sources, or another time, leave out migrate="):
+        read_earlier(several, books.settings)
 
 
 def test_a_row_that_fails_in_one_partition_leaves_all_as_they_are(books: Books) -> None:
