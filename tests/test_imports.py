@@ -95,7 +95,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "logs": frozenset({"configs", "protocol"}),
         "topics": frozenset({"configs", "logs", "protocol", "settings"}),
         "internal_log": frozenset({"protocol", "topics"}),
-        "groups": frozenset({"internal_log", "settings", "topics"}),
+        "groups": frozenset({"internal_log", "protocol", "settings", "topics"}),
         "transactions": frozenset({"faults", "groups", "internal_log", "logs", "settings", "topics"}),
         "upkeep": frozenset({"configs", "logs", "settings", "topics"}),
         "cluster": frozenset(
@@ -197,7 +197,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "topics": frozenset({"application", "context", "output"}),
         "worker": frozenset({"application", "context", "output"}),
         "console": frozenset({"application", "context", "output"}),
-        "groups": frozenset({"application", "asking", "context", "logs", "output", "tails"}),
+        "groups": frozenset({"application", "asked", "asking", "context", "logs", "output", "tails"}),
     },
     "console": {
         "reports": frozenset(),
@@ -293,6 +293,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "landing": frozenset({"bronze", "folds", "spark", "topic"}),
         "checks": frozenset({"bronze", "topic"}),
         "upkeep": frozenset({"bronze", "landing"}),
+        "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),
         "replay": frozenset({"bronze", "folds", "output", "progress", "spark", "topic"}),
         "audit": frozenset({"bronze", "folds", "replay", "spark", "topic"}),
