@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 import pyarrow as pa
@@ -78,6 +78,14 @@ def all_emits(
     return EmitsWanted(handovers=upto if internal_alone else {}, due=upto)
 
 
+class FoldedPartition(Protocol):
+    """The fold of one partition, which is given its records in order and then tells what came of them."""
+
+    def feed(self, batch: Batch, size_bytes: int) -> None: ...
+
+    def finish(self) -> Iterator[pa.RecordBatch]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldPlan:
     """What to fold and what to tell of it.
@@ -99,6 +107,12 @@ class FoldPlan:
     later_timeout_s: float = 600.0
     bases: Mapping[int, Beginning] = field(default_factory=dict)
     """What partitions begin with in place of nothing."""
+    begin: Callable[[FoldPlan, int, Results], FoldedPartition] | None = None
+    """What folds a partition, in place of `PartitionFold`."""
+
+    def fold_of(self, partition: int, results: Results) -> FoldedPartition:
+        """Return the fold of one partition, at its beginning."""
+        return (self.begin or PartitionFold)(self, partition, results)
 
     def handover(self, partition: int) -> Handover | None:
         """Return up to where a partition's emits are not told."""
@@ -198,7 +212,7 @@ class Results:
         rows, self._rows = self._rows, []
         for start in range(0, len(rows), OUT_ROWS):
             chunk = rows[start : start + OUT_ROWS]
-            yield _result(dict(zip(RESULT.names, zip(*chunk, strict=True), strict=False)), len(chunk))
+            yield result_batch(chunk)
 
 
 def encode_headers(headers: Headers) -> str:
@@ -359,6 +373,11 @@ def summary_batch(summary: FoldSummary) -> pa.RecordBatch:
     )
 
 
+def result_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Return rows, with the columns of RESULT or the first of them, as Arrow has them."""
+    return _result(dict(zip(RESULT.names, zip(*rows, strict=True), strict=False)), len(rows))
+
+
 def _result(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
     arrays = [
         pa.array(columns[each.name], each.type) if each.name in columns else pa.nulls(rows, each.type)
@@ -425,12 +444,12 @@ def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
     to mapInArrow.
     """
     results = Results()
-    folds: dict[int, PartitionFold] = {}
+    folds: dict[int, FoldedPartition] = {}
     for records in batches:
         for partition, batch in split(records, plan.processor.columns):
             fold = folds.get(partition)
             if fold is None:
-                fold = folds[partition] = PartitionFold(plan, partition, results)
+                fold = folds[partition] = plan.fold_of(partition, results)
             fold.feed(batch, records.nbytes * len(batch.offsets) // records.num_rows)
             yield from results.take()
     for partition in sorted(folds):
@@ -442,7 +461,7 @@ def fold_partition(
 ) -> Iterator[pa.RecordBatch]:
     """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last."""
     results = Results()
-    fold = PartitionFold(plan, partition, results)
+    fold = plan.fold_of(partition, results)
     reached: int | None = None
     for batch, size_bytes in batches:
         fold.feed(batch, size_bytes)
