@@ -54,6 +54,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "pipeline": frozenset(
         {"clients", "tables", "kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}
     ),
+    "console": frozenset({"clients", "core", "config", "clock", "errors"}),
     "cli": None,
     "dev": None,
     "testing": None,
@@ -194,7 +195,23 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "tables": frozenset({"application", "asking", "context", "output"}),
         "topics": frozenset({"application", "context", "output"}),
         "worker": frozenset({"application", "context", "output"}),
+        "console": frozenset({"application", "context", "output"}),
         "groups": frozenset({"application", "asking", "context", "logs", "output", "tails"}),
+    },
+    "console": {
+        "reports": frozenset(),
+        "rendering": frozenset(),
+        "access": frozenset(),
+        "group_desk": frozenset(),
+        "paging": frozenset({"access"}),
+        "picture": frozenset({"reports"}),
+        "findings": frozenset({"picture"}),
+        "history": frozenset({"picture"}),
+        "watch": frozenset({"group_desk", "history", "picture", "reports"}),
+        "desk": frozenset({"watch"}),
+        "pages": frozenset({"access", "desk", "findings", "paging", "picture", "rendering"}),
+        "live": frozenset({"access", "desk", "history", "pages", "rendering"}),
+        "server": frozenset({"access", "desk", "group_desk", "live", "pages", "rendering", "watch"}),
     },
     "dev.demo": {
         "narrator": frozenset(),
@@ -320,6 +337,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "pipeline": frozenset(
         {"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}
     ),
+    "console": frozenset({"aiohttp", "jinja2", "msgspec"}),
 }
 # A fold may see nothing but its arguments, so what it is made of may not even name these.
 IMPURE = frozenset(
