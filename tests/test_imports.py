@@ -94,7 +94,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "logs": frozenset({"configs", "protocol"}),
         "topics": frozenset({"configs", "logs", "protocol", "settings"}),
         "internal_log": frozenset({"protocol", "topics"}),
-        "groups": frozenset({"internal_log", "settings", "topics"}),
+        "groups": frozenset({"internal_log", "protocol", "settings", "topics"}),
         "transactions": frozenset({"faults", "groups", "internal_log", "logs", "settings", "topics"}),
         "upkeep": frozenset({"configs", "logs", "settings", "topics"}),
         "cluster": frozenset(
@@ -196,7 +196,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "topics": frozenset({"application", "context", "output"}),
         "worker": frozenset({"application", "context", "output"}),
         "console": frozenset({"application", "context", "output"}),
-        "groups": frozenset({"application", "asking", "context", "logs", "output", "tails"}),
+        "groups": frozenset({"application", "asked", "asking", "context", "logs", "output", "tails"}),
     },
     "console": {
         "reports": frozenset(),
@@ -288,6 +288,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "landing": frozenset({"bronze", "folds", "spark", "topic"}),
         "checks": frozenset({"bronze", "topic"}),
         "upkeep": frozenset({"bronze", "landing"}),
+        "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),
         "replay": frozenset({"bronze", "folds", "output", "progress", "spark", "topic"}),
         "pages": frozenset({"bronze"}),
@@ -297,6 +298,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "verify_store": frozenset({"folds", "replay", "verify"}),
         "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
         "bootstrap": frozenset({"bronze", "folds", "replay", "topic", "verify"}),
+        "histories": frozenset({"bronze", "folds", "landing", "progress", "replay", "spark", "topic"}),
     },
 }
 # Modules of the import root that are one topic with another.

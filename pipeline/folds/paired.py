@@ -115,10 +115,8 @@ class PairedFold:
         theirs: Transition[Any] | None,
     ) -> None:
         known = self._parted.get(place)
-        if known is not None:
-            before = (known.mine, known.theirs)
-        else:
-            before = (readable(first.before),) * 2  # they were equal, so either tells
+        # A row that never differed is the same in both, so either tells what it was.
+        before = (readable(first.before),) * 2 if known is None else (known.mine, known.theirs)
         now = (
             before[0] if mine is None else readable(mine.after),
             before[1] if theirs is None else readable(theirs.after),

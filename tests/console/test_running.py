@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,62 +11,13 @@ import pytest
 
 from holdfast import by_key
 from holdfast.clients.claims.blocking import BlockingClaimConsumer
-from holdfast.clients.topics.application import create_topics
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from holdfast.embedded.kafka import EmbeddedKafka
 from tests.agents.fleet import Fleet, Writer
-from tests.console.shop import totals
-from tests.support import fork_server
-from tests.support.harness import wait_for
-from tests.support.places import ROOT
+from tests.console.running import DEADLINE_S, PARTITIONS, RunningConsole, running_fleet
 
 pytestmark = pytest.mark.process
-
-DEADLINE_S = 60.0
-PARTITIONS = 4
-
-
-class RunningConsole:
-    """`holdfast console` as a process of its own."""
-
-    def __init__(self, fleet: Fleet, folder: Path, *more: str) -> None:
-        self.url = f"http://127.0.0.1:{(port := free_ports(1)[0])}"
-        self.log = folder / "console.log"
-        command = [*fork_server.INTERPRETER, fork_server.COMMAND, "-A", "tests.console.shop:totals_of"]
-        environment = {**os.environ, **fleet.environment, "PYTHONPATH": str(ROOT)}
-        with self.log.open("ab") as out:
-            self.process = fork_server.start(
-                [*command, "console", "--port", str(port), *more], env=environment, cwd=ROOT, out=out
-            )
-
-    def get(self, path: str) -> str:
-        """Return a page, "" while nothing answers."""
-        try:
-            with urllib.request.urlopen(self.url + path, timeout=10) as reply:
-                return str(reply.read().decode())
-        except urllib.error.HTTPError as error:
-            with error:
-                return str(error.read().decode())
-        except OSError:
-            return ""
-
-    def wait_shown(self, path: str, *wanted: str) -> str:
-        """Return a page once it has all of *wanted* in it."""
-
-        def look() -> str | None:
-            assert self.process.poll() is None, self.log.read_text()
-            text = re.sub(r"<[^>]*>", "", self.get(path))
-            return text if text and all(each in text for each in wanted) else None
-
-        return wait_for(
-            f"{path} shows {wanted}", look, DEADLINE_S, lambda: self.get(path) + self.log.read_text()
-        )
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(DEADLINE_S)
 
 
 @pytest.fixture(scope="module")
@@ -80,23 +28,8 @@ def broker() -> Iterator[SessionBroker]:
 
 @pytest.fixture
 def fleet(broker: SessionBroker, tmp_path: Path) -> Iterator[Fleet]:
-    source = broker.create_topic(
-        "orders", partitions=PARTITIONS, config={"message.timestamp.type": "LogAppendTime"}
-    )
-    found = Fleet(
-        broker,
-        tmp_path,
-        app="console",
-        partitions=PARTITIONS,
-        module="tests.console.shop",
-        declare=lambda settings: [totals(source)],
-        standbys=1,
-    )
-    found.environment["CONSOLE_SOURCE"] = source
-
-    create_topics(found.settings, found.processors, partitions=PARTITIONS)
-    yield found
-    found.close()
+    with running_fleet(broker, tmp_path) as found:
+        yield found
 
 
 @pytest.fixture

@@ -11,15 +11,16 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, note, show, show_json
-from holdfast.cli.pipeline.lakes import absolute
-from holdfast.cli.pipeline.pipeline import (
+from holdfast.cli.pipeline.engines import (
     ConfOption,
     EngineName,
+    EngineOption,
     MasterOption,
     MemoryOption,
     spark_options,
 )
-from holdfast.cli.pipeline.replay import EngineOption, LakeOption, SourceOption, chosen_source
+from holdfast.cli.pipeline.lakes import absolute
+from holdfast.cli.pipeline.replay import LakeOption, SourceOption, chosen_source
 from holdfast.errors import ConfigError
 
 app = typer.Typer(rich_markup_mode=None)
