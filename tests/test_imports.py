@@ -296,6 +296,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),
         "replay": frozenset({"bronze", "folds", "output", "progress", "spark", "topic"}),
+        "pages": frozenset({"bronze"}),
+        "comparing": frozenset({"folds", "pages", "replay"}),
         "audit": frozenset({"bronze", "folds", "replay", "spark", "topic"}),
         "verify": frozenset({"bronze", "folds", "replay", "topic"}),
         "verify_store": frozenset({"folds", "replay", "verify"}),
