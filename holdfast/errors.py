@@ -365,6 +365,10 @@ class DevBrokerError(HoldfastError):
     """The local development broker could not be set up or started."""
 
 
+class BrokerFolderError(DevBrokerError):
+    """The folder of an embedded Kafka cannot be read or written, is damaged, or is another's."""
+
+
 class DemoError(HoldfastError):
     """Something the demo shows did not hold, or could not be shown."""
 

@@ -3,13 +3,16 @@
     with EmbeddedKafka() as kafka:
         producer = Producer(kafka.client_config())
 
-It is for development and tests: production is Apache Kafka. Nothing it holds outlives it.
+It is for development and tests: production is Apache Kafka. Without a folder, nothing it holds outlives it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -19,13 +22,15 @@ from holdfast.embedded.faults import EVERY_API, Fault, FaultKind, RequestedFault
 from holdfast.embedded.serving.server import EmbeddedServer
 from holdfast.embedded.settings import HOST, EmbeddedSettings
 from holdfast.embedded.topics.registry import TopicRefusal
-from holdfast.errors import DevBrokerError
+from holdfast.errors import BrokerFolderError, DevBrokerError
 from holdfast.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
 
 NOTICE = "an embedded Kafka for development and tests: production is Apache Kafka"
 START_DEADLINE_S = CALL_DEADLINE_S = 10.0
+FOLDER_DEADLINE_S = 600.0
+"""A folder is read before it listens; one of some GB takes its time."""
 
 T = TypeVar("T")
 
@@ -34,15 +39,35 @@ class EmbeddedKafka:
     """Brokers on loopback. `with` runs them in a thread of their own, `async with` on the running loop.
 
     *nodes* is 1 or 3; *port* that of the first broker, the others have the next ones (0: free ports). What is left to
-    chance, as ids of topics, follows from *seed*. Other settings are those of `EmbeddedSettings`.
+    chance, as ids of topics, follows from *seed*. With a *folder* it keeps there what it holds, and goes on with it when
+    started again; with *fsync* that outlives a power cut too, and not only the process. Other settings are those of
+    `EmbeddedSettings`.
     """
 
-    def __init__(self, *, nodes: int = 1, port: int = 0, seed: int | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        nodes: int = 1,
+        port: int = 0,
+        seed: int | None = None,
+        folder: Path | str | None = None,
+        fsync: bool = False,
+        **settings: Any,
+    ) -> None:
         if nodes not in (1, 3):
             raise DevBrokerError(
                 f"an embedded Kafka of {nodes!r} nodes: choose 1, or 3 so that one of them may die"
             )
-        self.cluster = EmbeddedCluster(EmbeddedSettings(nodes=nodes, **settings), seed=seed)
+        if fsync and folder is None:
+            raise DevBrokerError(
+                "an embedded Kafka with fsync and no folder: there is nothing to sync; give it a folder"
+            )
+        kept_in = None if folder is None else Path(folder).absolute()
+        told = EmbeddedSettings(nodes=nodes, folder=kept_in, fsync=fsync, **settings)
+        self.cluster = EmbeddedCluster(told, seed=seed)
+        self.failure: BrokerFolderError | None = None
+        """Why its folder could not be written any more: it has stopped then, and every call raises this."""
+        self.failed = threading.Event()
         self._port = port
         self._server = EmbeddedServer(self.cluster)
         self._thread: LoopThread | None = None
@@ -187,18 +212,34 @@ class EmbeddedKafka:
         async def done() -> T:
             return do()
 
+        if self.failure is not None:
+            raise self.failure
         return do() if self._thread is None else self._thread.wait(done(), CALL_DEADLINE_S)
 
     async def open(self) -> None:
         """Start on the running loop, which must live until `aclose`."""
-        await self._server.open(self._port)
+        try:
+            self.cluster.open(self._fail)
+            await self._server.open(self._port)
+        except BaseException:
+            self.cluster.close()
+            raise
         self.cluster.start()
         logger.info("%(notice)s, on %(bootstrap)s", {"notice": NOTICE, "bootstrap": self.bootstrap})
 
+    def _fail(self, failure: BrokerFolderError) -> None:
+        """Stop, as a broker of Kafka does whose log directories have failed."""
+        logger.critical("%(failure)s; it stops", {"failure": failure})
+        self.failure = failure
+        self.cluster.pause()
+        self._stopping = asyncio.ensure_future(self._server.close())
+        self.failed.set()
+
     async def aclose(self) -> None:
         """Stop what `open` started."""
-        self.cluster.close()
+        self.cluster.pause()
         await self._server.close()
+        self.cluster.close()
 
     def start(self) -> Self:
         """Start in a thread of its own, until `stop`. DevBrokerError when it runs already."""
@@ -207,7 +248,7 @@ class EmbeddedKafka:
         self._thread = LoopThread("embedded-kafka")
         self._thread.start()
         try:
-            self._thread.wait(self.open(), START_DEADLINE_S)
+            self._thread.wait(self.open(), self._deadline_s)
         except BaseException:
             self.stop()
             raise
@@ -217,7 +258,11 @@ class EmbeddedKafka:
         """Stop what `start` started; a second time does nothing."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            thread.stop(self.aclose())
+            thread.stop(self.aclose(), self._deadline_s)
+
+    @property
+    def _deadline_s(self) -> float:
+        return START_DEADLINE_S if self.cluster.settings.folder is None else FOLDER_DEADLINE_S
 
     def __enter__(self) -> Self:
         return self.start()
