@@ -143,12 +143,21 @@ docs: $(SITE_TOOLS)/.ready ## the documentation as a site: built, and served unt
 # What builds and judges a release: in an environment of its own, since only a release needs it.
 $(RELEASE_TOOLS)/.ready: Makefile
 	@"$(PYTHON)" -m venv --clear $(RELEASE_TOOLS)
-	@$(RELEASE_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'build>=1.2,<2' 'twine>=6' 'cyclonedx-bom>=6,<8'
+	@$(RELEASE_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'build>=1.2,<2' 'twine>=6' 'cyclonedx-bom>=6,<8' 'kubernetes-validate>=1.31'
 	@touch $@
 
 .PHONY: release
 release: $(READY) $(RELEASE_TOOLS)/.ready ## sdist, wheel and bill of materials in dist/, tried in empty environments (HOME_URL=https://… PYTHONS='python3.11 python3.12')
 	@PYTHONPATH=. $(RUN)/python -P -m release --tools $(RELEASE_TOOLS)/bin --home "$(HOME_URL)" --pythons "$(or $(PYTHONS),$(PYTHON))"
+
+MANIFESTS := deploy/kubernetes/holdfast.yaml
+.PHONY: manifests
+manifests: $(RELEASE_TOOLS)/.ready ## deploy/kubernetes from the chart in deploy/helm, judged by Kubernetes' schemas (needs helm)
+	@helm lint --strict --quiet deploy/helm/holdfast
+	@helm template shop deploy/helm/holdfast --namespace shop --kube-version 1.31 > $(MANIFESTS)
+	@for each in 1.27 1.31 1.34; do $(RELEASE_TOOLS)/bin/kubernetes-validate --strict --quiet -k $$each $(MANIFESTS) || exit 1; done
+	@for each in 1.27 1.31 1.34; do helm template shop deploy/helm/holdfast --kube-version 1.31 --set autoscaling.enabled=true,storage.className=fast | \
+		$(RELEASE_TOOLS)/bin/kubernetes-validate --strict --quiet -k $$each /dev/stdin || exit 1; done
 
 .PHONY: clean
 clean: ## remove what builds, tests and runs left here (not .venv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -34,6 +35,7 @@ from holdfast.core.engine.declared.processor import Processor, by_name
 from holdfast.core.engine.declared.retention import retentions
 from holdfast.errors import ConfigError
 from holdfast.schemas import registry
+from holdfast.tracing.exporting import Exporting
 
 if TYPE_CHECKING:
     from holdfast.agents.services.harvester import HarvesterService
@@ -74,6 +76,7 @@ class App(FaustParts):
     manager: PartitionManager
     harvesting: HarvesterService | None = None
     """What harvests the outbox in this worker."""
+    _exporting: Exporting | None = None
     bound: str
     """Faust's web_bind as it was before its command line was read."""
 
@@ -115,12 +118,17 @@ class App(FaustParts):
 
     async def on_first_start(self) -> None:
         make_data_dir(self.settings.data_dir)  # Faust makes only the last folder of the path
+        self._exporting = Exporting(self.settings.app)
+        self._exporting.start()
         await super().on_first_start()
         quiet_the_collector()
 
     async def stop(self) -> None:
         exit_within(self.settings.commit_timeout_s + self.settings.rebalance_timeout_s, STUCK_EXIT_CODE)
         await super().stop()
+        exporting, self._exporting = self._exporting, None
+        if exporting is not None:
+            await asyncio.to_thread(exporting.stop)
 
     async def _on_partitions_revoked(self, revoked: set[Any]) -> None:
         await super()._on_partitions_revoked(revoked)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from holdfast.core.engine.declared.serdes import Bytes, Json, Msgpack, Text
     from holdfast.core.engine.declared.sources import FoldWith, Source
     from holdfast.core.engine.declared.streams import Internal, Stream
+    from holdfast.core.engine.fold.traced import traced
     from holdfast.core.engine.state.rows import Rows
     from holdfast.errors import HoldfastError
     from holdfast.outbox.writer.outbox_writer import OutboxRecord, OutboxWriter
@@ -75,6 +76,7 @@ __all__ = [
     "by_key",
     "create_app",
     "settings_from_environment",
+    "traced",
 ]
 
 _HOMES = {
@@ -108,6 +110,7 @@ _HOMES = {
     "by_key": "core.engine.declared.partitioners",
     "create_app": "agents.app",
     "settings_from_environment": "config",
+    "traced": "core.engine.fold.traced",
 }
 
 

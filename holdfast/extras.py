@@ -22,6 +22,7 @@ EXTRAS = {
     "fastavro": "avro",
     "google.protobuf": "protobuf",
     "jsonschema": "jsonschema",
+    "opentelemetry": "otel",
 }
 """Extras by the packages that they bring, as these are imported."""
 

@@ -27,6 +27,7 @@ from holdfast.pipeline.bronze.extent import (
     extent_of_bronze,
     extent_of_topic,
 )
+from holdfast.pipeline.bronze.files import is_local
 from holdfast.pipeline.bronze.lake import Landed, bronze_path
 from holdfast.pipeline.folds import local
 from holdfast.pipeline.folds.bases import behind_bases, first_behind, read_bases
@@ -35,6 +36,7 @@ from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
 from holdfast.pipeline.folds.results import Replayed, gather
 from holdfast.pipeline.output import Format, Writer, written_by_spark
+from holdfast.pipeline.progress import begin
 from holdfast.pipeline.spark.pickling import modules_of
 from holdfast.pipeline.spark.session import SparkOptions, cores_of, import_pyspark, open_session
 from holdfast.pipeline.topic import TopicLog
@@ -44,14 +46,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ReplayEngine = Literal["auto", "local", "spark"]
-Source = Literal["topic", "bronze"]
+Source = Literal["topic", "bronze", "history"]
+"""Where records are read: in the topic, in its bronze table, or as one history: in the table up to its end, and in the topic from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
     """What to replay, and how.
 
-    *source* "bronze" needs *lake*. *until* None means all there is. *transitions* tells every change of a row (with *of_key*, table and key, of one
+    *source* "bronze" and "history" need *lake*. *until* None means all there is. *transitions* tells every change of a row (with *of_key*, table and key, of one
     row), *rows* False only digests. *partitions* limits the replay to some. *out* is a folder to write the tables to, which must
     not exist; without it they are in memory. *allow_holes* folds a log whose beginning was deleted. *skips*
     None: what the application skips of the source, by its topic, or for bronze by what the last landing
@@ -78,21 +81,21 @@ class ReplayOptions:
     spark: SparkOptions = field(default_factory=SparkOptions)
 
     def __post_init__(self) -> None:
-        if self.source == "bronze" and self.lake is None:
-            raise ConfigError("replay from bronze needs the lake: --lake DIR")
+        if self.source != "topic" and self.lake is None:
+            raise ConfigError(f"replay from {self.source} needs the lake: --lake DIR")
         if self.until is not None and self.positions is not None:
             raise ConfigError("until and positions both say where to stop: give one")
 
 
 SPARK_START_S = 8.0
 """From a cold start to the first record folded, with the class archive in place."""
-LOCAL_US: Mapping[Source, float] = {"topic": 2.5, "bronze": 1.3}
-SPARK_US: Mapping[Source, float] = {"topic": 6.3, "bronze": 1.5}
+LOCAL_US: Mapping[Source, float] = {"topic": 2.5, "bronze": 1.3, "history": 1.3}
+SPARK_US: Mapping[Source, float] = {"topic": 6.3, "bronze": 1.5, "history": 1.5}
 """Core time for one record, a cheap fold included: measured by bench/spark_replay.py, and for the topic with
 Spark's connector.
 
 A task that reads the bronze table's files itself costs little more than this process; through the connector,
-records cross the JVM.
+records cross the JVM. Of one history most is in the table.
 """
 MARGIN = 1.25
 
@@ -143,27 +146,29 @@ def replay(
         raise ConfigError(
             f"processor {processor.name} folds one source: --until takes PARTITION:OFFSET of it"
         )
-    if (processor.migrate or options.source == "topic") and (bases := read_bases(processor, settings)):
+    if (processor.migrate or options.source != "bronze") and (bases := read_bases(processor, settings)):
         if options.engine == "spark":
             raise ConfigError(
                 f"table {processor.table} began with rows of an earlier version: use --engine local"
             )
         options, plan = replace(options, engine="local"), replace(plan, bases=bases)
-    if options.source == "topic" and options.skips is None:
+    if options.source != "bronze" and options.skips is None:
         options = replace(options, skips=read_skips(settings).of_topic(processor.topics[0]))
     if options.skips is not None:
         plan = replace(plan, skips=options.skips)
-    return (
-        _from_topic(plan, settings, options)
-        if options.source == "topic"
-        else _from_bronze(plan, settings.app, options)
-    )
+    match options.source:
+        case "topic":
+            return _from_topic(plan, settings, options)
+        case "history":
+            return _from_history(plan, settings, options)
+        case _:
+            return _from_bronze(plan, settings.app, options)
 
 
 def _from_several(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
     """Fold several sources in the order of the recorded choices, on Spark where that is asked for."""
     processor = plan.processor
-    if options.source == "bronze":
+    if options.source != "topic":
         return _from_several_tables(plan, settings, options)
     skips = read_skips(settings)
     by_topic = {
@@ -175,20 +180,25 @@ def _from_several(plan: FoldPlan, settings: Settings, options: ReplayOptions) ->
     topics = MergedTopics(settings=settings, plan=plan, extent=extent, skips=by_topic)
     partitions, skipped = extent.partitions, partial(extent.skipped, by_topic)
     if options.engine != "spark":
+        begin(f"replay of {processor.name}", extent.offsets)
         return _told(plan, options, "local", topics.fold(partitions), partitions, skipped, extent.holes)
     what = f"topics {', '.join(processor.topics)}"
     return _on_spark(plan, options, what, topics.fold_named, partitions, skipped, extent.holes)
 
 
 def _from_several_tables(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
-    from holdfast.pipeline.folds.merged_bronze import open_several
+    from holdfast.pipeline.folds.merged_bronze import open_joined, open_several
 
-    positions = options.positions or {}
-    files = open_several(plan, settings.app, str(options.lake), positions, options.partitions, options.until)
+    lake, wanted = str(options.lake), (options.positions or {}, options.partitions, options.until)
+    if options.source == "history":
+        files = open_joined(plan, settings, lake, *wanted)
+    else:
+        files = open_several(plan, settings.app, lake, *wanted)
     extent = files.extent
     check_holes(extent.holes, allow_holes=options.allow_holes)
     partitions, skipped = extent.partitions, partial(extent.skipped, files.skips)
     if options.engine != "spark":
+        begin(f"replay of {plan.processor.name}", extent.offsets)
         batches = (batch for partition in partitions for batch in files.fold(partition))
         return _told(plan, options, "local", batches, partitions, skipped, extent.holes)
     return _on_spark(plan, options, files.choices.uri, files.fold_named, partitions, skipped, extent.holes)
@@ -220,6 +230,7 @@ def _session(plan: FoldPlan, options: ReplayOptions) -> AbstractContextManager[S
     """Give a Spark session; SparkError, before a JVM starts, when the processor cannot be sent to its workers."""
     import_pyspark()
     modules_of(plan.processor)
+    begin(f"replay of {plan.processor.name} on Spark", None)
     return open_session(options.spark)
 
 
@@ -280,6 +291,35 @@ def _from_bronze(plan: FoldPlan, app: str, options: ReplayOptions) -> Replayed:
         )
 
 
+def _from_history(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
+    from holdfast.pipeline.folds.joined import join
+
+    topic, lake = plan.processor.topics[0], str(options.lake)
+    joined = join(settings, topic, lake, plan.skips, first_behind(plan.bases))
+    log, extent = joined.log, _wanted(behind_bases(joined.upto(options.until), plan.bases), options)
+    if _engine(options, extent) == "local":
+        return _finish(plan, options, extent, "local", log.fold(plan, extent.spans))
+    from holdfast.pipeline.folds import on_spark
+
+    with _session(plan, options) as session:
+
+        def make(sort: bool) -> DataFrame:
+            if options.spark.in_one_jvm and is_local(log.files.uri):
+                return on_spark.fold_each(session, extent.spans, partial(log.fold_named, plan, extent.spans))
+            records = on_spark.joined_records(session, settings, plan, log, extent)
+            return on_spark.fold_records(records, plan, sort=True, partitions=len(extent.spans))
+
+        return on_spark.run(
+            session,
+            plan,
+            log.uri,
+            make,
+            lambda results: _take(
+                plan, options, extent.spans, results, lambda _: _skipped(plan, extent), extent.holes
+            ),
+        )
+
+
 def _noted(plan: FoldPlan, app: str, options: ReplayOptions, landed: Landed | None) -> FoldPlan:
     """Return the plan with what the last landing says is skipped, unless the options do."""
     return plan if options.skips is not None or landed is None else replace(plan, skips=landed.skips(app))
@@ -325,6 +365,7 @@ def _engine(options: ReplayOptions, extent: Extent) -> Literal["local", "spark"]
 def _finish(
     plan: FoldPlan, options: ReplayOptions, extent: Extent, engine: str, batches: Iterable[pa.RecordBatch]
 ) -> Replayed:
+    begin(f"replay of {plan.processor.name}", extent.offsets)
     return _told(plan, options, engine, batches, extent.spans, lambda _: _skipped(plan, extent), extent.holes)
 
 

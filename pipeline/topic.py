@@ -285,5 +285,5 @@ def _as_pipeline_error(place: Place, span: Span) -> Iterator[None]:
     except OutOfRangeError as error:
         raise LostRecordsError(
             f"{place[0]} partition {place[1]}: records from offset {span.first} on were deleted (retention, or the topic was made again); "
-            "replay from bronze"
+            "give the lake that holds them (--lake DIR)"
         ) from error

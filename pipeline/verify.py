@@ -59,8 +59,9 @@ class LivePartition:
 
     @property
     def has_begun(self) -> bool:
-        """Return whether anything was written to it: a state, or a base that is empty."""
-        return bool(self.stored) or self.applied != NOTHING_APPLIED or self.base is not None
+        """Return whether anything was written to it: a state, a base that is empty, or that a worker has begun it."""
+        has_state = bool(self.stored) or self.applied != NOTHING_APPLIED
+        return has_state or self.base is not None or self.handover is not None
 
     @property
     def applied(self) -> int:

@@ -39,13 +39,13 @@ from holdfast.core.engine.merge.positions import (
 from holdfast.core.engine.state.base import BASE
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED, key_in_table
 from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, encode_row_types, evolved
-from holdfast.core.engine.state.handover import HANDOVER, Handover, encode_handover
+from holdfast.core.engine.state.handover import HANDOVER, HANDOVER_FORMAT, Handover, encode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_lost_heads
 from holdfast.core.engine.state.passing_refusals import refusal_note
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ChangelogError, ConfigError, OutOfRangeError
 from holdfast.kafka.transactions.transactional_producer import ProducerFactory
-from holdfast.tables.changelog import ChangelogWriter
+from holdfast.tables.changelog import ChangelogPart, ChangelogWriter
 from holdfast.tables.pins import PinnedState
 from holdfast.tables.rocks import Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
@@ -274,19 +274,43 @@ class Partition:
         """Become the only owner whose writes the broker accepts; with *by_common_id* also shut out a worker of an older release, which writes every version
         by one id. It must not be in use by an earlier version.
 
-        Must come before the restore, else an old owner could still write.
+        Must come before the restore, else an old owner could still write, or a bootstrap's transaction be open.
         """
         common_id = self.processor.common_id(self._env.app, self.partition) if by_common_id else None
-        if common_id is not None:
-            older = self._writer_by(common_id)
+        older = [] if common_id is None else [self._writer_by(common_id)]
+        if self.processor.hands_over and not self.has_begun:
+            older.append(self.builder())
+        for each in older:
             try:
-                await older.fence(timeout_s)
+                await each.fence(timeout_s)
             finally:
-                await older.close()
+                await each.close()
         writer = self._writer_by(self.processor.transactional_id(self._env.app, self.partition))
         self._writer, self._lost = writer, True
         await writer.fence(timeout_s)
         self._lost = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether it has a state, a base that may be empty, or a note of the handover."""
+        store = self._store
+        return self.applied != NOTHING_APPLIED or store.handover is not None or store.get(BASE) is not None
+
+    @property
+    def is_to_begin(self) -> bool:
+        """Return whether a worker has to begin it before it folds, since a bootstrap may still write its first state beside workers of earlier versions."""
+        return self.processor.hands_over and not self.processor.migrate and not self.has_begun
+
+    def builder(self) -> ChangelogWriter:
+        """Return the writer that a bootstrap has; whoever fences it shuts the other out."""
+        return self._writer_by(self.processor.builder_id(self._env.app, self.partition))
+
+    async def begin(self, builder: ChangelogWriter, timeout_s: float) -> None:
+        """Write that a worker has begun it, which a bootstrap will find; follow with a restore. *builder* is fenced, and nothing was there behind that."""
+        marker = self._store.marker
+        note = encode_handover(Handover(HANDOVER_FORMAT, offsets_of(marker), choices_of(marker)))
+        last = ChangelogPart([(HANDOVER, note), (APPLIED, self._positions.encode(marker))], [])
+        await builder.write_parts(lambda: (last,), timeout_s)
 
     def _writer_by(self, transactional_id: str) -> ChangelogWriter:
         producer = self._env.producer(transactional_id)
@@ -295,7 +319,7 @@ class Partition:
     def _check_migrated(self) -> None:
         """Raise ConfigError for an empty table that is declared to begin with an earlier version's rows."""
         processor = self.processor
-        if not processor.migrate or self.applied != NOTHING_APPLIED or self._store.get(BASE) is not None:
+        if not processor.migrate or self.has_begun:
             return
         raise ConfigError(
             f"table {processor.table} partition {self.partition} is empty, and migrate= says that it begins with rows of an earlier version: run "

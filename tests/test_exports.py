@@ -71,6 +71,7 @@ FACE = [
     "by_key",
     "create_app",
     "settings_from_environment",
+    "traced",
 ]
 NEEDS = {"by_key": set(), "Processor": {"msgspec"}, "ClaimConsumer": {"msgspec", "confluent_kafka"}}
 """Of some names, which of the packages below their import brings."""

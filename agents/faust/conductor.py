@@ -56,6 +56,11 @@ class SharingConductor(Conductor):
         self.shared: frozenset[TP] = frozenset()
         super().__init__(app, **options)
 
+    @property
+    def wanted(self) -> frozenset[str]:
+        """Every topic that an agent, a stream or a processor of this worker reads."""
+        return frozenset(topic for channel in self for topic in channel.topics)
+
     async def _update_indices(self) -> Iterable[str]:
         # Before they are subscribed to: a topic that is made later would be nobody's until metadata are old.
         for channel in self.app.derived:

@@ -36,6 +36,16 @@ class FaustGroup:
         """Forget a message that nobody will acknowledge."""
         cast(Any, self._app.consumer).discard(message)
 
+    def awaited(self) -> list[str]:
+        """Return the topics that this worker reads and that were not there when the group shared out partitions."""
+        assignor = self._assignor
+        of_members = [
+            *assignor.external_topics_metadata().values(),
+            *assignor.tables_metadata().values(),
+        ]
+        shared = {topic for topics in of_members for topic in topics}
+        return sorted(cast(Any, self._app.topics).wanted - shared)
+
     def who_owns(self, table: str, partition: int) -> str | None:
         """Return the URL of the worker that the group gave the partition."""
         return self._given(self._processors[table].changelog(self._settings.app), partition)

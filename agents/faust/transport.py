@@ -18,6 +18,7 @@ from aiokafka.errors import CommitFailedError
 from aiokafka.structs import TopicPartition as AioTP
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
+from mode import Service
 
 from holdfast.agents.faust.conductor import BATCHES, SharingConductor, batches_of
 from holdfast.agents.faust.declared_topics import DeclaringProducer
@@ -31,6 +32,8 @@ from holdfast.kafka.fetching.source_fetcher import Fetched
 logger = logging.getLogger(__name__)
 
 WAIT_S = 0.1
+LOOK_S = 2.0
+"""How often topics are looked for that are not there yet."""
 LIMIT_INSTANCE = 240
 
 
@@ -43,6 +46,14 @@ def static_member(instance: str, topics: Iterable[str]) -> str:
     return (
         f"{instance[:LIMIT_INSTANCE]}.{blake2s(','.join(sorted(topics)).encode(), digest_size=4).hexdigest()}"
     )
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leave out what aiokafka says each time that it looks for a topic in vain: here it is said once, with what becomes of it."""
+    return "not found in cluster metadata" not in str(record.msg)
+
+
+logging.getLogger("aiokafka.cluster").addFilter(_is_news)
 
 
 class GroupThread(driver.AIOKafkaConsumerThread):
@@ -126,6 +137,14 @@ class GroupThread(driver.AIOKafkaConsumerThread):
     async def rejoin(self) -> None:
         """Have the group assign everything anew."""
         self._ensure_consumer()._coordinator.request_rejoin()
+
+    async def look_for_missing(self) -> None:
+        """Ask the brokers for topics that are not there yet, whose answer has the group's leader share them out; aiokafka asks every
+        five minutes.
+        """
+        client = self._ensure_consumer()._client
+        if not all(map(client.cluster.partitions_for_topic, client._topics)):
+            client.force_metadata_update()
 
     def alive(self) -> None:
         """Tell aiokafka that records are being processed; it sees no fetches of ours and would leave the
@@ -243,6 +262,20 @@ class BatchConsumer(driver.Consumer):
     def stay_in_group(self) -> None:
         """Count as a live member, although nothing is fetched."""
         self._thread.alive()
+
+    @Service.task
+    async def _await_topics(self) -> None:
+        told: set[str] = set()
+        while not self.should_stop:
+            await self.sleep(LOOK_S)
+            awaited = {*self.manager.awaited()}
+            if awaited - told:
+                logger.warning(
+                    "%(topics)s: no such topic, which this worker reads; it is taken up when it is made, and the worker is not ready until then",
+                    {"topics": ", ".join(sorted(awaited - told))},
+                )
+            told = awaited
+            await self._thread.call_thread(self._thread.look_for_missing)
 
     async def rejoin(self) -> None:
         """Ask the group for a new assignment, as after a heartbeat that tells of a rebalance."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -390,7 +390,12 @@ class PartitionManager:
             standby_failure=self.standby_failure,
             behind=self.globals.behind(),
             building=self.upgrading.causes(),
+            awaited=self.awaited(),
         )
+
+    def awaited(self) -> Sequence[str]:
+        """Return the topics that this worker reads and that were not there when the group shared out partitions; none while it does."""
+        return self._group.awaited() if self.gate.open else ()
 
     def touch(self) -> None:
         """Note in the stores that they are current, so that one left by a SIGKILL months from now is not

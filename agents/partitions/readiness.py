@@ -10,6 +10,8 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.kafka.fetching.source_fetcher import SourceFetcher
 
+NO_TOPIC = "topic {} does not exist, which this worker reads: make it, and it is taken up within seconds"
+
 
 class Readiness:
     """Gathers the reasons from those who know them.
@@ -34,9 +36,10 @@ class Readiness:
         standby_failure: Exception | None,
         behind: Sequence[str] = (),
         building: Sequence[str] = (),
+        awaited: Sequence[str] = (),
     ) -> str | None:
         """Return why this worker is not ready, None when it is. *behind* are the causes of global tables that are not caught up,
-        *building* those of tables whose version here has not caught up with the current one.
+        *building* those of tables whose version here has not caught up with the current one, *awaited* topics that are not there.
         """
         if standby_failure is not None:
             return f"standby failed: {standby_failure}"
@@ -51,6 +54,7 @@ class Readiness:
             *building,
             *self.held.values(),
             *map(self._unreadable, self._feed.standing.values()),
+            *map(NO_TOPIC.format, awaited),
         ]:
             return "; ".join(standing)
         return f"lost to a newer owner: {sorted(lost)}" if lost else None

@@ -5,7 +5,7 @@ of the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -84,6 +84,10 @@ class GroupClient(Protocol):
 
     def discard(self, message: object) -> None:
         """Forget a message that nobody will acknowledge."""
+        ...
+
+    def awaited(self) -> Sequence[str]:
+        """Return the topics that this worker reads and that were not there when the group shared out partitions."""
         ...
 
     def who_folds(self, changelog: str, partition: int) -> str | None:

@@ -49,6 +49,7 @@ from holdfast.core.engine.state.codec import RowCodec, decode_untyped
 from holdfast.core.engine.state.lost_heads import told_lost
 from holdfast.core.streams.windowing.rows import holds_windows
 from holdfast.errors import ConfigError, StoreError
+from holdfast.tracing.spans import handling
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +249,8 @@ class _Tables:
             self._in_flight += 1
             began_s = self._clock.monotonic_s()
             try:
-                response = await handler(request)
+                with handling(f"{verb} {table or 'unknown'}", "SERVER", (request.headers.items(),)):
+                    response = await handler(request)
                 outcome = "ok"
                 return response
             except RequestRefused as refused:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from holdfast.cli.status_line import erase
+
 Cell = str | int | float | bool | None | Sequence["Cell"] | Mapping[str, "Cell"]
 OutputRow = Mapping[str, Cell]
 
@@ -41,6 +43,7 @@ def show_json(value: Cell) -> None:
 
 def note(message: str) -> None:
     """Tell the person at the terminal something that is not part of the result."""
+    erase()
     print(message, file=sys.stderr)
 
 

@@ -30,6 +30,7 @@ from holdfast.outbox.harvest.limits import TopicLimits
 from holdfast.outbox.harvest.publisher import Aborted, Publisher, PublishStopped, RowsRefused, read_progress
 from holdfast.outbox.harvest.refusals import Refusals
 from holdfast.outbox.harvest.shard import Term
+from holdfast.outbox.harvest.traced_rows import tell_published
 from holdfast.outbox.harvest.worker_thread import Pending
 from holdfast.outbox.schema.layouts import OutboxRow
 
@@ -233,7 +234,9 @@ class FencedTerm:
             self._settle_deleted()
             self._stats.in_flight = len(rows)
             try:
+                began_ms = self._clock.now_ms()
                 count = publisher.publish(rows, meanwhile)
+                tell_published(self._settings.name, rows[:count], began_ms, self._clock.now_ms())
                 self._published(rows[:count])
                 return count
             except Aborted as error:

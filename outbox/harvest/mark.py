@@ -40,6 +40,7 @@ from holdfast.outbox.harvest.publisher import LIMIT_MESSAGE_BYTES, SLICE_S, Publ
 from holdfast.outbox.harvest.refusals import Refusals
 from holdfast.outbox.harvest.row_types import ShardEpoch
 from holdfast.outbox.harvest.shard import Term
+from holdfast.outbox.harvest.traced_rows import tell_published
 from holdfast.outbox.harvest.worker_thread import Pending
 from holdfast.outbox.schema.layouts import OutboxRow
 
@@ -225,9 +226,11 @@ class MarkTerm:
             return self._refusals.failed(plan, flaws)
         if self._signals.stopping():
             raise PublishStopped
-        rows = plan.parts[0].rows
+        rows, began_ms = plan.parts[0].rows, self._clock.now_ms()
         failed = self._send(rows)
         left = [row for row in rows if row.id in self._lost]
+        delivered = [row for row in rows if row.id not in self._lost] if left else rows
+        tell_published(self._settings.name, delivered, began_ms, self._clock.now_ms())
         self._count(rows, left)
         plan = plan.first(left)
         return self._lost_some(plan, len(rows), failed) if left else plan

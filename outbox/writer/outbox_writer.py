@@ -14,7 +14,7 @@ sqlite3. On Postgres the same statement tells a listening harvester.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, Unpack
 
 from sqlalchemy.dialects import mysql, postgresql, sqlite
@@ -26,6 +26,7 @@ from holdfast.outbox.schema.tables import outbox_tables
 from holdfast.outbox.schema.wakeup import channel_of
 from holdfast.outbox.writer.records import LIMIT_BYTES, Encoder, OutboxRecord, RecordFields, prepared
 from holdfast.outbox.writer.targets import opened, opened_async
+from holdfast.tracing.spans import sending
 
 __all__ = ["Encoder", "OutboxRecord", "OutboxWriter"]
 
@@ -89,7 +90,8 @@ class OutboxWriter:
         """Write one record on *target*, in its transaction; *value* None is a tombstone.
 
         *headers* keep order and duplicates. *partition* and *timestamp_ms* go to Kafka as they are. *trace* is a W3C traceparent, or the
-        carrier that a tracer filled (traceparent, tracestate, baggage), and becomes headers. *event_id* and *event_type* exist in
+        carrier that a tracer filled (traceparent, tracestate, baggage), and becomes headers; without it, that of the current span of
+        OpenTelemetry does, and "" is for none. *event_id* and *event_type* exist in
         Debezium's layout. Raises OutboxRecordError before anything is sent to the database, OutboxSchemaError
         where that lacks the table.
         """
@@ -99,12 +101,16 @@ class OutboxWriter:
         """Write *records* on *target* in their order, in one statement (large ones in several), and return
         how many there were.
         """
-        encoded = self._encoded(records)
-        execute, kind, style = opened(target)
-        for sql, parameters in self._calls(encoded, kind, style):
-            with self._telling():
-                execute(sql, parameters)
+        with self._span():
+            encoded = self._encoded(records)
+            execute, kind, style = opened(target)
+            for sql, parameters in self._calls(encoded, kind, style):
+                with self._telling():
+                    execute(sql, parameters)
         return len(encoded)
+
+    def _span(self) -> AbstractContextManager[Any]:
+        return sending(f"create {self.table}", "PRODUCER", {"messaging.system": "kafka"})
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -130,11 +136,12 @@ class OutboxWriter:
 
     async def write_many_async(self, target: Any, records: Iterable[OutboxRecord]) -> int:
         """Write *records* as `write_many` does, on an async target."""
-        encoded = self._encoded(records)
-        execute, kind, style = await opened_async(target)
-        for sql, parameters in self._calls(encoded, kind, style):
-            with self._telling():
-                await execute(sql, parameters)
+        with self._span():
+            encoded = self._encoded(records)
+            execute, kind, style = await opened_async(target)
+            for sql, parameters in self._calls(encoded, kind, style):
+                with self._telling():
+                    await execute(sql, parameters)
         return len(encoded)
 
     # --- from records to values ----------------------------------------------------------------------------------------------------

@@ -10,8 +10,10 @@ from typing import Any, Final, TypedDict
 
 import msgspec
 
+from holdfast.core.engine.trace_context import is_traceparent
 from holdfast.errors import OutboxRecordError
 from holdfast.outbox.schema.layouts import LIMIT_TOPIC, Header, PreparedRecord
+from holdfast.tracing.spans import record_headers
 
 LIMIT_BYTES: Final = 1_000_000  # of one record: message.max.bytes of Kafka's clients
 RESERVED: Final = frozenset({"holdfast-producer", "holdfast-epoch", "holdfast-sequence", "holdfast-digest"})
@@ -20,7 +22,6 @@ Encoder = Callable[[Any], bytes]
 HeadersLike = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
 
 _TOPIC = re.compile(rf"[A-Za-z0-9._-]{{1,{LIMIT_TOPIC}}}")
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class RecordFields(TypedDict, total=False):
@@ -67,7 +68,7 @@ def prepared(
         topic=topic,
         key=_bytes(record.key, key_encoder, "key", topic),
         value=_bytes(record.value, value_encoder, "value", topic),
-        headers=[*_headers(record.headers, topic), *_trace(record.trace, topic)],
+        headers=_with_trace(_headers(record.headers, topic), record.trace, topic),
         partition=_number(record.partition, "partition", topic, limit=2**31 - 1),
         timestamp_ms=_number(record.timestamp_ms, "timestamp_ms", topic, limit=2**63 - 1),
         event_id=record.event_id,
@@ -142,7 +143,12 @@ def _headers(given: HeadersLike, topic: str) -> list[Header]:
     return headers
 
 
-def _trace(trace: str | Mapping[str, str] | None, topic: str) -> list[Header]:
+def _with_trace(headers: list[Header], trace: str | Mapping[str, str] | None, topic: str) -> list[Header]:
+    """Return *headers* with *trace*, or with that which the writing is a part of if it is None."""
+    return [*headers, *(record_headers(headers) if trace is None else _trace(trace, topic))]
+
+
+def _trace(trace: str | Mapping[str, str], topic: str) -> list[Header]:
     """Return the headers of a trace context.
 
     >>> _trace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "orders")
@@ -152,7 +158,7 @@ def _trace(trace: str | Mapping[str, str] | None, topic: str) -> list[Header]:
         return []
     carrier = {"traceparent": trace} if isinstance(trace, str) else dict(trace)
     parent = carrier.get("traceparent")
-    if parent is not None and not _TRACEPARENT.fullmatch(parent):
+    if parent is not None and not is_traceparent(parent.encode()):
         raise OutboxRecordError(
             f"trace for {topic}: {parent!r} is not a W3C traceparent (version-traceid-parentid-flags, lower-case hex)"
         )

@@ -85,7 +85,7 @@ def bootstrap(
     """
     options = options or BootstrapOptions()
     _check_options(options)
-    require_alone(processor, settings)
+    require_alone(processor, settings, sends=options.emits == "send")
     live = _live(processor, settings)
     kept = [_kept(each) for each in live if each.has_begun]
     wanted = sorted({each.partition for each in live} - {each.partition for each in kept})
@@ -142,11 +142,11 @@ def _migrate(
     return done
 
 
-def require_alone(processor: Processor[Any, Any], settings: Settings) -> None:
-    """Raise GroupError while workers run whose partitions the fence would take: those of a version that shares its writers with
-    another one, or is the first.
+def require_alone(processor: Processor[Any, Any], settings: Settings, *, sends: bool) -> None:
+    """Raise GroupError while workers run whose partitions the fence would take, or who would emit what this *sends*: those of a version that
+    shares its writers with another one, or is the first.
     """
-    if processor.version == 1 or not processor.writes_alone:
+    if not processor.builds_beside or (sends and processor.hands_over):
         BrokerGroups(settings, timeout_s=settings.request_timeout_s).require_stopped(settings.app)
 
 

@@ -100,7 +100,7 @@ async def _write(
     found: Beginning,
     told: Callable[[int, BootstrapStep], None],
 ) -> Outcome:
-    async with fenced_writer(processor, settings, partition) as writer:
+    async with fenced_writer(processor, settings, partition, beside=processor.builds_beside) as writer:
         told(partition, BootstrapStep.FENCED)
         if has_state(processor, settings, partition):
             return Outcome.KEPT

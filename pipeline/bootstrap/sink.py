@@ -191,7 +191,8 @@ class _Writing:
 
     async def run(self) -> Outcome:
         sink, partition = self._sink, self._partition
-        async with fenced_writer(sink.processor, sink.settings, partition) as writer:
+        beside = sink.suppressed and sink.processor.builds_beside
+        async with fenced_writer(sink.processor, sink.settings, partition, beside=beside) as writer:
             sink.told(partition, BootstrapStep.FENCED)
             if has_state(sink.processor, sink.settings, partition):
                 return Outcome.KEPT

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from holdfast.core.engine.fold.skips import kept
+from holdfast.core.engine.fold.skips import OffsetRanges, kept
 from holdfast.errors import ConfigError, LakeError, LostRecordsError, PipelineError
 from holdfast.pipeline.bronze.lake import Landed
 from holdfast.pipeline.topic import Span, TopicLog
@@ -110,7 +110,7 @@ def check_holes(holes: Sequence[str], *, allow_holes: bool) -> None:
     """Refuse to fold logs with *holes*, unless holes are allowed."""
     if holes and not allow_holes:
         raise LostRecordsError(
-            f"{'; '.join(holes)}. Replay from bronze if it reaches further back, or fold what is left: --allow-holes"
+            f"{'; '.join(holes)}. Give a lake that reaches further back (--lake DIR), or fold what is left: --allow-holes"
         )
 
 
@@ -156,12 +156,20 @@ def _ending(span: Span, end: int | None) -> Span:
 
 
 def extent_of_bronze(
-    landed: Landed | None, until: Until | None, path: str, first_after: Mapping[int, int], app: str
+    landed: Landed | None,
+    until: Until | None,
+    path: str,
+    first_after: Mapping[int, int],
+    app: str,
+    *,
+    skips: Mapping[int, OffsetRanges] | None = None,
+    begin: Mapping[int, int] = MappingProxyType({}),
 ) -> Extent:
     """Return what of a bronze table to read. *first_after* holds the first offset later than `until.at_ms`
     where there is one.
 
-    What other applications than *app* skip is missing where they have landed.
+    What other applications than *app* skip is missing where they have landed; *skips* are its own, None: as far as the landings tell. What
+    lies before the offsets in *begin*, by partition, is not needed.
     """
     if landed is None:
         raise LakeError(f"{path}: nothing was landed yet (`holdfast pipeline land`)")
@@ -172,23 +180,24 @@ def extent_of_bronze(
     holes = [
         f"{path} partition {p} begins at offset {span.first}"
         for p, span in sorted(spans.items())
-        if span.first > 0
+        if span.first > begin.get(p, 0)
     ]
     holes += [
         f"{path} partition {p} lacks offsets {a} to {b - 1}"
         for p, ranges in sorted(landed.lost.items())
         for a, b in ranges
+        if b > begin.get(p, 0)
     ]
     holes += [
         f"{path} partition {p} lacks {count} rows that were removed from it by hand"
         for p, count in sorted(landed.removed.items())
     ]
-    own = landed.skips(app)
+    own = landed.skips(app) if skips is None else skips
     holes += [
         f"{path} partition {p} lacks offsets {first} to {last}, which the application that landed them skips"
         for p, ranges in sorted(landed.left_out.items())
         for first, last in ranges
-        if kept(own.get(p, ()), first, last + 1)
+        if last >= begin.get(p, 0) and kept(own.get(p, ()), first, last + 1)
     ]
     if until is not None and until.at_ms is not None:
         spans = {partition: _ending(span, first_after.get(partition)) for partition, span in spans.items()}

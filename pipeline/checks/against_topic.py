@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from holdfast.config import Settings
 from holdfast.errors import LakeError
+from holdfast.kafka.fetching.records import Records
 from holdfast.pipeline.bronze.commits import LastLanding
 from holdfast.pipeline.bronze.digests import DIGESTED, hashes_in, hashes_of
 from holdfast.pipeline.bronze.faults import FaultKind, LakeFault
@@ -52,16 +53,24 @@ def topic_faults(
                 continue
             first = max(kept.first, landed.begins.get(partition, 0))
             span = Span(first=first, end=max(first, min(end, kept.end)))
-            live = (
-                (np.asarray(records.offsets), hashes_of(records))
-                for records, _ in reader.records(partition, span)
+            held = reader.records(partition, span)
+            yield from differences(
+                table, partition, held, readers.get(partition), files.get(partition, ()), span
             )
-            rows = (
-                _rows(readers[partition], files.get(partition, ()), span)
-                if partition in readers
-                else iter(())
-            )
-            yield from _compared(table, partition, live, rows)
+
+
+def differences(
+    table: str,
+    partition: int,
+    held: Iterable[tuple[Records, int]],
+    reader: FileReader | None,
+    files: Sequence[File],
+    span: Span,
+) -> Iterator[LakeFault]:
+    """Yield where the rows of *files* in *span*, which *reader* reads, are not the records that a topic holds of it, by ascending offset."""
+    live = ((np.asarray(records.offsets), hashes_of(records)) for records, _ in held)
+    rows = iter(()) if reader is None else _rows(reader, files, span)
+    yield from _compared(table, partition, live, rows)
 
 
 def _cut_off(table: str, topic: str, partition: int, ends: int, landed: int) -> LakeFault:

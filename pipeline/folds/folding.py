@@ -30,6 +30,7 @@ from holdfast.core.engine.state.timers import NEVER
 from holdfast.errors import OrderError
 from holdfast.pipeline.bronze.files import whole_ms
 from holdfast.pipeline.folds.waiting import fold_whole, waiting
+from holdfast.pipeline.progress import advance
 
 TRANSACTION_RECORDS = 50_000
 TRANSACTION_BYTES = 32 << 20
@@ -442,7 +443,17 @@ def fold_partition(
     """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last."""
     results = Results()
     fold = PartitionFold(plan, partition, results)
+    reached: int | None = None
     for batch, size_bytes in batches:
         fold.feed(batch, size_bytes)
+        reached = told_progress(batch, reached)
         yield from results.take()
     yield from fold.finish()
+
+
+def told_progress(batch: Batch, reached: int | None) -> int | None:
+    """Say how far a partition is behind *batch*, markers and what is left out included; return its last offset."""
+    if not batch.offsets:
+        return reached
+    advance(batch.offsets[-1] - (batch.offsets[0] - 1 if reached is None else reached))
+    return batch.offsets[-1]

@@ -47,6 +47,7 @@ from holdfast.pipeline.folds.folding import (
 from holdfast.pipeline.folds.merged_extent import MergedExtent
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.folds.waiting import fold_whole, waiting
+from holdfast.pipeline.progress import advance
 from holdfast.pipeline.stopping import ReplayEnd
 from holdfast.pipeline.topic import TopicReader
 
@@ -204,7 +205,9 @@ def _fold_seeing(
             if plan.emits is not None:
                 results.emitted(partition, changes.emits, is_due=is_due)
             records, refused = records + changes.records, refused + len(changes.refused)
+            before = counted(folder.marker.applied)
             folder.commit()
+            advance(counted(folder.marker.applied) - before)
             yield from results.take()
     yield from results.take(1)
     if plan.rows:

@@ -1,28 +1,48 @@
-"""Replaying a processor of several sources from the lake: the task of a partition reads the files of each
-source's table, and of the choices'. Spark's tasks run this as it is.
+"""Replaying a processor of several sources from the lake, or from the lake and the topics behind it: the task of a partition reads the
+files of each source's table, and of the choices'. Spark's tasks run this as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
+from holdfast.config import Settings
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.declared.processor import Input
 from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.core.engine.merge.choices import Choice, VectorMarker
 from holdfast.core.engine.merge.global_copies import GlobalLog, folded_by
 from holdfast.errors import LakeError, LostRecordsError
+from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bronze.extent import Until, extent_of_bronze
 from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path
 from holdfast.pipeline.folds.folding import FoldPlan, without
-from holdfast.pipeline.folds.local import BronzeFiles, open_bronze
+from holdfast.pipeline.folds.joined import join
+from holdfast.pipeline.folds.local import open_bronze
 from holdfast.pipeline.folds.merged import choices_upto, fold_merged
-from holdfast.pipeline.folds.merged_extent import MergedExtent, check_partitions, upto_position
+from holdfast.pipeline.folds.merged_extent import (
+    MergedExtent,
+    check_partitions,
+    settle_choices,
+    upto_position,
+)
 from holdfast.pipeline.stopping import stops
 from holdfast.pipeline.topic import Span
+
+
+class PartitionedLog(Protocol):
+    """The records of one topic, wherever they lie. Can be pickled."""
+
+    @property
+    def uri(self) -> str:
+        """Return where they lie, for people."""
+
+    def batches(self, inputs: Sequence[Input], partition: int, span: Span) -> Iterator[tuple[Batch, int]]:
+        """Yield the records of one partition in offset order, each batch with its size in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +54,12 @@ class MergedFiles:
     """
 
     plan: FoldPlan
-    sources: tuple[BronzeFiles, ...]
-    choices: BronzeFiles
+    sources: tuple[PartitionedLog, ...]
+    choices: PartitionedLog
     extent: MergedExtent
     numbers: Mapping[int, int]
     skips: Mapping[str, Mapping[int, OffsetRanges]]
-    tables: Mapping[str, BronzeFiles] = field(default_factory=dict)
+    tables: Mapping[str, PartitionedLog] = field(default_factory=dict)
 
     def fold(self, partition: int) -> Iterator[pa.RecordBatch]:
         """Fold one partition and yield what it tells."""
@@ -124,48 +144,89 @@ def open_several(
     cut = _cut_of(landed, path, processor.name)
     extent = extent_of_bronze(landed, None, path, {}, app)
     if extent.holes:
-        raise LostRecordsError(
-            f"{'; '.join(extent.holes)}: in which order the sources were folded is not known any more"
-        )
-    partitions = set(extent.spans if wanted is None else wanted)
-    sources, spans, holes = [], dict[str, dict[int, Span]](), list[str]()
-    skips: dict[str, dict[int, OffsetRanges]] = {}
-    for number, topic in enumerate(processor.topics):
-        found = _source(bronze_path(lake, topic), topic, cut, app)
-        sources.append(found.files)
-        holes += found.holes
-        skips[topic] = found.skips
-        spans[topic] = {
+        raise _choices_lost(extent.holes)
+    sources = {topic: _source(bronze_path(lake, topic), topic, cut, app) for topic in processor.topics}
+    tables = {topic: _table(bronze_path(lake, topic), app) for topic in _global_topics(plan)}
+    return _merged(plan, sources, tables, choices, extent.spans, cut.numbers, upto, wanted, until)
+
+
+def open_joined(
+    plan: FoldPlan,
+    settings: Settings,
+    lake: str,
+    upto: Mapping[int, VectorMarker],
+    wanted: Iterable[int] | None,
+    until: Until | None,
+) -> MergedFiles:
+    """Return what to fold of the lake up to its end and of the topics from there; otherwise as `open_several`.
+
+    Sources first, as `merged_extent` has it. Raises what `join` does.
+    """
+    processor, skips = plan.processor, read_skips(settings)
+    sources = {topic: _joined(settings, topic, lake, skips.of_topic(topic)) for topic in processor.topics}
+    settle_choices(settings, processor)
+    choices = _joined(settings, processor.choices(settings.app), lake, {})
+    if choices.holes:
+        raise _choices_lost(choices.holes)
+    tables = {topic: _joined(settings, topic, lake, skips.of_topic(topic)) for topic in _global_topics(plan)}
+    return _merged(plan, sources, tables, choices.files, choices.spans, {}, upto, wanted, until)
+
+
+def _merged(
+    plan: FoldPlan,
+    sources: Mapping[str, _Source],
+    tables: Mapping[str, _Source],
+    choices: PartitionedLog,
+    chosen: Mapping[int, Span],
+    numbers: Mapping[int, int],
+    upto: Mapping[int, VectorMarker],
+    wanted: Iterable[int] | None,
+    until: Until | None,
+) -> MergedFiles:
+    """Return what to fold of *sources*, as far as *upto* and *until* have it; *chosen* are the spans of *choices*."""
+    topics = plan.processor.topics
+    spans = {
+        topic: {
             partition: upto_position(f"{topic} in the lake", partition, span, number, upto)
-            for partition, span in found.spans.items()
+            for partition, span in sources[topic].spans.items()
         }
-    check_partitions(extent.spans, spans, path)
-    tables, known = dict[str, BronzeFiles](), dict[str, Mapping[int, Span]]()
-    for topic in dict.fromkeys(each.topic for each in processor.reads):
-        table_path = bronze_path(lake, topic)
-        tables[topic], last = open_bronze(table_path)
-        whole = extent_of_bronze(last, None, table_path, {}, app)
-        assert last is not None, "extent_of_bronze() refuses what was never landed"
-        known[topic], skips[topic] = whole.spans, last.skips(app)
-        holes += whole.holes
+        for number, topic in enumerate(topics)
+    }
+    check_partitions(chosen, spans, choices.uri)
+    partitions = set(chosen if wanted is None else wanted)
     return MergedFiles(
         plan=plan,
-        sources=tuple(sources),
+        sources=tuple(sources[topic].files for topic in topics),
         choices=choices,
         extent=MergedExtent(
             spans={
                 topic: {partition: span for partition, span in found.items() if partition in partitions}
                 for topic, found in spans.items()
             },
-            choices={partition: span for partition, span in extent.spans.items() if partition in partitions},
+            choices={partition: span for partition, span in chosen.items() if partition in partitions},
             upto=upto,
-            stops=stops(until, processor.topics, spans, processor.name),
-            holes=tuple(holes),
-            globals=known,
+            stops=stops(until, topics, spans, plan.processor.name),
+            holes=tuple(hole for each in (*sources.values(), *tables.values()) for hole in each.holes),
+            globals={topic: each.spans for topic, each in tables.items()},
         ),
-        numbers=cut.numbers,
-        skips=skips,
-        tables=tables,
+        numbers=numbers,
+        skips={topic: each.skips for topic, each in {**tables, **sources}.items()},
+        tables={topic: each.files for topic, each in tables.items()},
+    )
+
+
+def _global_topics(plan: FoldPlan) -> list[str]:
+    return list(dict.fromkeys(each.topic for each in plan.processor.reads))
+
+
+def _joined(settings: Settings, topic: str, lake: str, skips: Mapping[int, OffsetRanges]) -> _Source:
+    found = join(settings, topic, lake, skips)
+    return _Source(found.log, dict(found.whole.spans), dict(skips), found.whole.holes)
+
+
+def _choices_lost(holes: Iterable[str]) -> LostRecordsError:
+    return LostRecordsError(
+        f"{'; '.join(holes)}: in which order the sources were folded is not known any more"
     )
 
 
@@ -181,7 +242,7 @@ def _cut_of(landed: Landed | None, path: str, name: str) -> Cut:
 class _Source(NamedTuple):
     """The table of one source: how much of it to read, and what is skipped and missing."""
 
-    files: BronzeFiles
+    files: PartitionedLog
     spans: dict[int, Span]
     skips: dict[int, OffsetRanges]
     holes: tuple[str, ...]
@@ -208,3 +269,11 @@ def _source(path: str, topic: str, cut: Cut, app: str) -> _Source:
             )
         spans[partition] = Span(first=min(reached.first, end), end=end)
     return _Source(files, spans, landed.skips(app), extent.holes)
+
+
+def _table(path: str, app: str) -> _Source:
+    """Return the table of a global, all of it."""
+    files, landed = open_bronze(path)
+    extent = extent_of_bronze(landed, None, path, {}, app)
+    assert landed is not None, "extent_of_bronze() refuses what was never landed"
+    return _Source(files, dict(extent.spans), landed.skips(app), extent.holes)

@@ -7,9 +7,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.skips import OffsetRanges, kept
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.errors import BrokerError, LostRecordsError, PipelineError, TopicError
@@ -36,6 +38,16 @@ class MergedExtent:
     @property
     def partitions(self) -> list[int]:
         return sorted(self.choices)
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets of the sources there are to fold, at most."""
+        return sum(
+            span.end - span.first
+            for spans in self.spans.values()
+            for at, span in spans.items()
+            if at in self.choices
+        )
 
     def is_open(self, partition: int) -> bool:
         """Tell whether a partition ends where its sources do, though choices may know of later records."""
@@ -76,11 +88,8 @@ def merged_extent(
     for topic in processor.topics:
         with TopicLog(settings, topic) as log:
             spans[topic] = log.spans()
+    settle_choices(settings, processor)
     with TopicLog(settings, processor.choices(settings.app)) as log:
-        if not settled(log, settings.request_timeout_s):
-            raise BrokerError(
-                f"topic {log.topic}: a transaction is open for more than {settings.request_timeout_s:g} s"
-            )
         choices = log.spans()
     check_partitions(choices, spans, processor.choices(settings.app))
     partitions = set(choices) if wanted is None else set(wanted)
@@ -120,6 +129,15 @@ def merged_extent(
             if span.first > 0
         ),
     )
+
+
+def settle_choices(settings: Settings, processor: Processor[Any, Any]) -> None:
+    """Wait until all choices that are written now are committed or aborted; BrokerError where that takes too long."""
+    with TopicLog(settings, processor.choices(settings.app)) as log:
+        if not settled(log, settings.request_timeout_s):
+            raise BrokerError(
+                f"topic {log.topic}: a transaction is open for more than {settings.request_timeout_s:g} s"
+            )
 
 
 def upto_position(

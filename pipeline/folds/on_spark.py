@@ -13,8 +13,9 @@ from holdfast.core.engine.fold.skips import OffsetRanges, kept
 from holdfast.errors import LakeError, PipelineError
 from holdfast.pipeline.bronze.commits import HISTORY_LIMIT, check_rows, commit_of, last_landing
 from holdfast.pipeline.bronze.extent import Extent, Until, extent_of_bronze
-from holdfast.pipeline.bronze.lake import COLUMNS
+from holdfast.pipeline.bronze.lake import COLUMNS, bronze_path
 from holdfast.pipeline.folds.folding import RESULT_DDL, FoldPlan, columns_needed, fold_batches
+from holdfast.pipeline.folds.joined import JoinedLog
 from holdfast.pipeline.folds.local import BronzeFiles, fold_named
 from holdfast.pipeline.spark.errors import causes, explained, failed
 from holdfast.pipeline.spark.java_client import java_properties
@@ -171,6 +172,23 @@ class SparkBronze:
 
         at = F.unix_millis("timestamp")
         return F.coalesce(F.col("timestamp_ms"), at) if self._tells_ms else at
+
+
+def joined_records(
+    session: SparkSession, settings: Settings, plan: FoldPlan, log: JoinedLog, extent: Extent
+) -> DataFrame:
+    """Return the records of one history, those of the topic behind the table's through the connector, in no order to rely on."""
+    from pyspark.sql import functions as F
+
+    split = {partition: log.parts(partition, span) for partition, span in extent.spans.items()}
+    landed = Extent(spans={partition: parts[0] for partition, parts in split.items()})
+    rest = Extent(spans={partition: parts[1] for partition, parts in split.items()})
+    path = bronze_path(log.lake, log.topic)
+    records = SparkBronze(session, path).records(plan, landed)
+    behind, _ = topic_records(session, settings, plan, rest)
+    return records.union(
+        behind.withColumn("timestamp_ms", F.unix_millis("timestamp")).select(*records.columns)
+    )
 
 
 def placed(records: DataFrame, partitions: int) -> DataFrame:

@@ -11,6 +11,8 @@ import pytest
 from holdfast.clients.topics.application import create_topics
 from holdfast.core.engine.state.handover import HANDOVER, decode_handover
 from holdfast.dev.fixtures import SessionBroker
+from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
+from holdfast.pipeline.replay import ReplayOptions
 from tests.agents.reminders import Reminded, reminders
 from tests.agents.test_timers_and_versions import DEADLINE_S, Reminders
 
@@ -57,6 +59,30 @@ def test_a_version_goes_on_emitting_where_the_one_before_it_stood_whoever_is_kil
     handover = decode_handover(dict(fleet.logged(second))[HANDOVER])
     assert handover is not None
     assert handover.applied == (69,)
+
+
+def test_a_version_is_built_while_the_one_before_it_folds_and_emits_on(fleet: Reminders) -> None:
+    second = reminders(fleet.settings.app, 2, handover=True)
+    worker = fleet.worker().start().wait_ready()
+    fleet.wait_applied(worker, fleet.write(*(f"add ada {number}" for number in range(50))))
+    create_topics(fleet.settings, [second])
+    done = bootstrap(second, fleet.settings, BootstrapOptions(replay=ReplayOptions(engine="local")))
+    assert [each.applied for each in done.partitions] == [49]
+    fleet.wait_applied(worker, fleet.write(*(f"add bob {number}" for number in range(20))))
+    assert worker.ask("/health/ready")[0] == 200, "version 1 was not shut out"
+    worker.kill()
+    worker.start(**SECOND).wait_ready()
+    last = fleet.write("add carl 1")
+    fleet.wait_applied(worker, last)
+    rows = fleet.rows(second, last)
+    worker.stop()
+    sums = {"ada": sum(range(50)), "bob": sum(range(20)), "carl": 1}
+    assert rows == {key: Reminded(2 * total) for key, total in sums.items()}
+    emitted = fleet.emitted()
+    assert sum(emitted.values()) == 71
+    assert {key.split(" added ")[0] for key in emitted} == {"ada: v1", "bob: v1", "carl: v2"}
+    handovers = [decode_handover(value) for key, value in fleet.logged(second) if key == HANDOVER]
+    assert [each.applied for each in handovers if each is not None] == [(49,), (69,)]
 
 
 def test_a_version_without_one_before_it_does_not_start(fleet: Reminders) -> None:

@@ -20,7 +20,7 @@ from holdfast.kafka.reading.skip_log import read_skips
 from tests.agents.fleet import Writer
 from tests.agents.jobs import KEEP, Done
 from tests.kafka.test_bombs import BOMB_BYTES, send
-from tests.support.harness import Application, running, wait_for
+from tests.support.harness import Application, Worker, running, wait_for
 from tests.support.proof import prove
 
 PARTITIONS = 3
@@ -34,7 +34,13 @@ class Jobs(Application):
     """The counting application with the agent beside it."""
 
     def __init__(
-        self, broker: SessionBroker, folder: Path, *, instance_id: str = "", unreadable: str = "halt"
+        self,
+        broker: SessionBroker,
+        folder: Path,
+        *,
+        instance_id: str = "",
+        unreadable: str = "halt",
+        make_jobs: bool = True,
     ) -> None:
         super().__init__(
             broker,
@@ -47,8 +53,9 @@ class Jobs(Application):
         self.jobs, self.done = f"{self.name}-jobs", f"{self.name}-done"
         self._environment |= {"JOBS": self.jobs, "JOBS_DONE": self.done, "JOBS_RUN": "none"}
         self.create_topics()
-        for topic, partitions in ((self.jobs, PARTITIONS), (self.done, 1)):
-            broker.create_topic(topic, partitions=partitions, exact=True)
+        broker.create_topic(self.done, partitions=1, exact=True)
+        if make_jobs:
+            broker.create_topic(self.jobs, partitions=PARTITIONS, exact=True)
         self._broker, self._writer, self._admin = broker, Writer(broker), AdminClient(broker.client_config())
         self._consumer = Consumer(
             broker.client_config(**{"group.id": "jobs", "enable.auto.commit": False, "fetch.wait.max.ms": 20})
@@ -149,6 +156,11 @@ def two(broker: SessionBroker, tmp_path: Path) -> Iterator[Jobs]:
     with running(Jobs(broker, tmp_path)) as application:
         assert isinstance(application, Jobs)
         yield application
+
+
+def _waits_for(worker: Worker, topic: str) -> bool:
+    status, said = worker.ask("/health/ready")
+    return status == 503 and f"topic {topic} does not exist" in str(said)
 
 
 def check_at_least_once(app: Jobs, count: int) -> None:
@@ -268,3 +280,26 @@ def test_a_batch_of_theirs_that_cannot_be_read_is_skipped_and_noted_and_those_be
         jobs.worker().start()
         jobs.wait_noted(3 * PARTITIONS)
         assert len(read_skips(jobs.settings)) == 1
+
+
+def test_a_topic_that_is_made_after_its_agent_is_taken_up_and_workers_are_unready_until_then(
+    broker: SessionBroker, tmp_path: Path
+) -> None:
+    jobs = Jobs(broker, tmp_path, make_jobs=False)
+    with running(jobs):
+        workers = [jobs.worker().start() for _ in range(2)]
+        for worker in workers:
+            wait_for(
+                f"{worker.name} waits for the topic",
+                partial(_waits_for, worker, jobs.jobs),
+                DEADLINE_S,
+                jobs.tails,
+            )
+        load = jobs.load(rate=200, seed=9)  # processors do not wait for it
+        wait_for("processors fold", lambda: any(each.applied() for each in workers), DEADLINE_S, jobs.tails)
+        broker.create_topic(jobs.jobs, partitions=PARTITIONS, exact=True)
+        jobs.write(5)
+        jobs.wait_noted(PARTITIONS * 5)
+        wait_for("both are ready", lambda: all(each.ready for each in workers), DEADLINE_S, jobs.tails)
+        check_at_least_once(jobs, 5)
+        prove(jobs, load.stop())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from holdfast.cli.pipeline.landing_status import LandingPage, status_line
+from holdfast.cli.pipeline.landing_status import LandingPage, landing_summary
 from holdfast.pipeline.landing.options import LandReport
 
 REPORTS = {
@@ -23,9 +23,10 @@ REPORTS = {
 
 def test_the_line_tells_rows_rate_lag_and_the_last_commit() -> None:
     assert (
-        status_line(REPORTS, 40, 2.0, 13_000) == "2 topics, 90 rows, 25 rows/s, lag 17, last commit 3 s ago"
+        landing_summary(REPORTS, 40, 2.0, 13_000)
+        == "2 topics, 90 rows, 25 rows/s, lag 17, last commit 3 s ago"
     )
-    assert status_line({}, 0, 0.0, 13_000) == "0 topics, 0 rows, 0 rows/s, lag 0, last commit none yet"
+    assert landing_summary({}, 0, 0.0, 13_000) == "0 topics, 0 rows, 0 rows/s, lag 0, last commit none yet"
 
 
 def test_the_metrics_tell_each_topic() -> None:

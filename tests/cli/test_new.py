@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from holdfast.cli.application import load_application
 from holdfast.cli.project.new import lay_out, require_free_name
+from holdfast.clients.tables.web_tls import WorkerToken
 from holdfast.config import load_settings
 from holdfast.errors import ConfigError
 from tests.support.places import ROOT
@@ -64,6 +67,23 @@ def test_its_application_and_settings_load(project: Path, monkeypatch: pytest.Mo
     loaded = load_application("bakery", settings)
     assert [processor.name for processor in loaded.processors] == ["totals"]
     assert (settings.app, loaded.settings.app) == ("bakery", "bakery")
+
+
+def test_its_containers_could_start(project: Path) -> None:
+    """Their settings are accepted: a worker whose port others reach needs a token, and an address that gets it."""
+    services = yaml.safe_load((project / "compose.yaml").read_text())["services"]
+    image = dict(re.findall(r"(HOLDFAST_\w+)=(\S+)", (project / "Dockerfile").read_text()))
+    for name in ("topics", "worker"):
+        given = {
+            key: re.sub(r"\$\{.*:-(.*)\}", r"\1", each) for key, each in services[name]["environment"].items()
+        }
+        settings = load_settings(flags={}, env=image | given, file=project / "holdfast.toml")
+        assert settings.web_bind == "0.0.0.0"
+        assert WorkerToken(settings).headers("http://172.18.0.3:6066")
+        assert settings.kafka["bootstrap.servers"] == "kafka:29092"
+    assert services["worker"]["command"][-1].startswith(
+        "HOLDFAST_WEB_URL=http://$$(hostname -i):6066 exec holdfast -A bakery "
+    )
 
 
 def test_no_file_keeps_a_placeholder(project: Path) -> None:

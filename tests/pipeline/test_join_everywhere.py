@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.cli.__main__ import main
+from holdfast.clients.topics.admin import Admin
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.errors import LakeError
+from holdfast.errors import LakeError, LostRecordsError
 from holdfast.pipeline.bronze.commits import history_of, last_landed
 from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path, open_table
 from holdfast.pipeline.folds import on_spark
@@ -51,11 +52,8 @@ def app(broker: SessionBroker, tmp_path: Path) -> Iterator[JoinApplication]:
 
 def replayed(app: JoinApplication, lake: Path | None, **more: Any) -> Replayed:
     source: Any = "topic" if lake is None else "bronze"
-    return replay(
-        app.joined,
-        app.settings,
-        ReplayOptions(source=source, lake=None if lake is None else str(lake), **more),
-    )
+    lake_of = None if lake is None else str(lake)
+    return replay(app.joined, app.settings, ReplayOptions(**{"source": source, "lake": lake_of, **more}))
 
 
 def landed(lake: Path, topic: str) -> Landed:
@@ -110,6 +108,20 @@ def test_live_restored_local_and_spark_are_one_table(
     app.prove()
     assert replayed(app, lake).digest == lived
     assert replayed(app, None).digest != lived
+
+    # Both are one history, and prove the live table once the topics have forgotten their beginnings.
+    lived = verify(app.joined, app.settings).live_digest
+    heads = {(topic, at): 1 + at for topic in app.joined.topics for at in extent.partitions}
+    Admin(app.settings).delete_before(heads)
+    one = ReplayOptions(source="history", lake=str(lake))
+    for engine in ("local", "spark"):
+        verdict = verify(app.joined, app.settings, replace(one, engine=engine))
+        assert (verdict.equal, verdict.partial, verdict.live_digest) == (True, (), lived)
+    assert replayed(app, lake, source="history", engine="local").digest == lived
+    gone = landed(lake, app.orders).end[0] + 1
+    Admin(app.settings).delete_before({(app.orders, 0): gone})
+    with pytest.raises(LostRecordsError, match=f"offsets {gone - 1} to {gone - 1} are in neither"):
+        verify(app.joined, app.settings, one)
 
 
 def test_a_landing_that_ends_between_sources_and_choices_tells_of_the_one_before(

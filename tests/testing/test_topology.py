@@ -203,11 +203,16 @@ def test_one_key_in_two_partitions_is_told() -> None:
 
 
 def test_processors_that_feed_themselves_end() -> None:
-    def again(rows: Rows[int], word: str, at_ms: int) -> list[Emit]:
-        return [Emit("words", value=b"x")]
+    words = Internal("words-again", Text())
 
-    circle = Processor(
-        name="circle", source="words", decode=bytes.decode, fold=again, row=int, emits=("words",)
+    def again(rows: Rows[int], word: str, at_ms: int) -> list[Emit]:
+        return [words.emit("k", "x")]
+
+    circle: Processor[Any, int] = Processor(
+        name="circle",
+        on={Source("words", Text()): again, Source(words, Text()): again},
+        row=int,
+        emits=(words,),
     )
     with pytest.raises(TopologyError, match="set off more than 10000 records"):
         Topology([circle]).pipe("words", "x")

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError
 
 from holdfast.agents.partitions.batches.intake import Intake
 from holdfast.agents.partitions.batches.merging_intake import MergingIntake
+from holdfast.agents.partitions.batches.traced_batches import TracedBatches
 from holdfast.agents.partitions.types import NOT_IN_GROUP, FoldEvent, FoldLimits, RunnerHost
 from holdfast.clients.quarantine.copies import QUARANTINE_COPY_BYTES, quarantine_record
 from holdfast.clock import Clock, system_clock
@@ -82,6 +83,7 @@ class Runner:
     ) -> None:
         self._host, self.part, self._intake, self._limits, self._clock = host, part, intake, limits, clock
         self._counts = host.metrics.partition(part.processor.name, part.partition)
+        self._traced = TracedBatches(part, clock)
         self.job: asyncio.Task[Any] | None = None
         self._failed = False
         self._refused, self._poisoned, self._reported = 0, "", ""
@@ -247,6 +249,7 @@ class Runner:
             return False
         self._note_refused(changes)
         folder.commit()
+        self._traced.committed(changes)
         self.part.wake_readers()
         self._host.progressed()
         self._counts.committed(
@@ -268,7 +271,7 @@ class Runner:
         host, alone, monotonic_s = self._host, False, self._clock.monotonic_s
         began_s = long_s = turn_s = step_s = monotonic_s()
         try:
-            for _ in folder.steps(self._intake.given()):
+            for _ in folder.steps(self._traced.watched(self._intake.given())):
                 now_s = monotonic_s()
                 folder.stepped(now_s - step_s)
                 enough = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Collection, Coroutine, Iterable
+from collections.abc import Collection
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.agents.metrics import Metrics
@@ -13,6 +13,7 @@ from holdfast.agents.partitions.batches.runner import Owned, Runner
 from holdfast.agents.partitions.gate import FoldGate
 from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.membership import Membership
+from holdfast.agents.partitions.ownership.beginnings import all_of, begin
 from holdfast.agents.partitions.ownership.handovers import learn_handovers
 from holdfast.agents.partitions.readiness import Readiness
 from holdfast.agents.partitions.types import NOT_IN_GROUP, AssignmentPlan, Held, RunInThread
@@ -120,7 +121,7 @@ class Adoption:
         """Hold nothing any more: close every writer and every store."""
         await self._thread(self._follower.close)
         parts = self._holdings.give_up()
-        await _all(part.close_writer() for part in parts)
+        await all_of(part.close_writer() for part in parts)
         for part in parts:
             await self._thread(self._step_down, part)
             await self._thread(part.close)
@@ -174,7 +175,7 @@ class Adoption:
         holdings.owned, holdings.standby, holdings.opening = kept, {}, opened
         for part in opened.values():
             part.serving = False
-        await _all(part.close_writer() for part in opened.values())
+        await all_of(part.close_writer() for part in opened.values())
         await asyncio.gather(*(self._thread(self._step_down, part) for part in opened.values()))
         return opened
 
@@ -190,19 +191,28 @@ class Adoption:
     async def _take_over(self, fresh: list[Partition]) -> int:
         """Fence, restore and activate partitions; return how many changelog records that took."""
         settings = self._settings
-        await _all(
+        await all_of(
             part.fence(settings.commit_timeout_s, by_common_id=not self._opener.is_folded_earlier(part))
             for part in fresh
         )
-        reading = (fresh, settings.consumer(), settings.app, self._interrupted, settings.stall_timeout_s)
-        records: int = await self._thread(restore, *reading)
-        if self._interrupted.is_set():
-            raise RestoreInterrupted
-        await self._thread(read_choices, *reading)
+        records = await self._read(fresh)
+        records += await begin(fresh, self._read, settings.commit_timeout_s)
+        await self._thread(read_choices, *self._reading(fresh))
         await self._thread(learn_handovers, settings, fresh)
         await self._skipping.refresh()
         await asyncio.gather(*(self._thread(self._activate, part) for part in fresh))
         return records
+
+    async def _read(self, parts: list[Partition]) -> int:
+        """Read the changelogs of *parts* to their ends; return how many records that took."""
+        records: int = await self._thread(restore, *self._reading(parts))
+        if self._interrupted.is_set():
+            raise RestoreInterrupted
+        return records
+
+    def _reading(self, parts: list[Partition]) -> tuple[Any, ...]:
+        settings = self._settings
+        return parts, settings.consumer(), settings.app, self._interrupted, settings.stall_timeout_s
 
     def _put_in_service(self, plan: AssignmentPlan, fresh: list[Partition], opened: Opened) -> None:
         holdings = self._holdings
@@ -241,12 +251,3 @@ class Adoption:
         part.touch(self._clock.now_ms())
         part.stand_by()
         part.mend()
-
-
-async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run *works* beside each other until the last has ended; raises the first failure only then: none
-    goes on unseen.
-    """
-    failures = [found for found in await asyncio.gather(*works, return_exceptions=True) if found is not None]
-    if failures:
-        raise failures[0]

@@ -17,6 +17,7 @@ from holdfast.errors import BrokerError
 from holdfast.outbox.commands import Verb, tell
 from holdfast.outbox.harvest.harvester import STOP_S, Harvester
 from holdfast.outbox.settings import HarvestSettings, harvest_settings
+from holdfast.tracing.exporting import Exporting
 
 DatabaseOption = Annotated[
     str | None,
@@ -97,8 +98,9 @@ def _harvest(settings: HarvestSettings, metrics_port: int | None) -> None:
     before = {
         number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)
     }
-    harvester = Harvester(settings)
+    harvester, exporting = Harvester(settings), Exporting(settings.name)
     try:
+        exporting.start()
         harvester.start()
         if metrics_port is not None:
             registry = CollectorRegistry(auto_describe=False)
@@ -111,6 +113,7 @@ def _harvest(settings: HarvestSettings, metrics_port: int | None) -> None:
             harvester.wait(0)
     finally:
         harvester.stop(STOP_S)
+        exporting.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
     note(f"stopped: {sum(stats.published for stats in harvester.stats)} row(s) published")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,13 +17,22 @@ from holdfast.cli.pipeline.pipeline import (
     MemoryOption,
     spark_options,
 )
-from holdfast.cli.pipeline.replay import EngineOption, LakeOption, SourceName, SourceOption
+from holdfast.cli.pipeline.progress import shown_progress
+from holdfast.cli.pipeline.replay import EngineOption, LakeOption
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.pipeline.audit import AuditReport
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prove what was published.")
+
+
+class AuditSource(StrEnum):
+    """What `--from` offers."""
+
+    TOPIC = "topic"
+    BRONZE = "bronze"
+
 
 PARTITION_FIELDS = (
     "topic",
@@ -106,7 +116,10 @@ def outbox(
         ),
     ] = False,
     engine: EngineOption = EngineName.AUTO,
-    source: SourceOption = SourceName.TOPIC,
+    source: Annotated[
+        AuditSource,
+        typer.Option("--from", help="Read the topics, or the bronze tables that `pipeline land` keeps."),
+    ] = AuditSource.TOPIC,
     lake: LakeOption = None,
     master: MasterOption = None,
     memory: MemoryOption = None,
@@ -130,7 +143,8 @@ def outbox(
         by_key=by_key,
         spark=spark_options(settings_of(context), master, memory, conf),
     )
-    report = run(settings_of(context), options)
+    with shown_progress():
+        report = run(settings_of(context), options)
     _show(report, output_of(context))
     if not report.is_clean:
         raise typer.Exit(1)

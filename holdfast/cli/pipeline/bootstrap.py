@@ -19,7 +19,8 @@ from holdfast.cli.pipeline.pipeline import (
     MemoryOption,
     spark_options,
 )
-from holdfast.cli.pipeline.replay import EngineOption, LakeOption
+from holdfast.cli.pipeline.progress import shown_progress
+from holdfast.cli.pipeline.replay import EngineOption, LakeOption, SourceName, chosen_source
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.errors import ConfigError
 
@@ -43,6 +44,7 @@ class BeginName(StrEnum):
 
     TOPIC = "topic"
     BRONZE = "bronze"
+    HISTORY = "history"
     VERSION = "version"
 
 
@@ -62,8 +64,8 @@ def bootstrap(
         BeginName | None,
         typer.Option(
             "--from",
-            help="Read the topic, the bronze table that `pipeline land` keeps, or the rows of an earlier version. Default: version for a processor "
-            "with migrate=, else topic.",
+            help="Read the topic, the bronze table that `pipeline land` keeps, one history (the table up to its end and the topic from there), or "
+            "the rows of an earlier version. Default: version for a processor with migrate=, else as for replay.",
         ),
     ] = None,
     lake: LakeOption = None,
@@ -99,27 +101,29 @@ def bootstrap(
         raise ConfigError(
             f"--version {version}: processor {name} is declared as version {processor.version}; name the application that declares the other"
         )
-    chosen_source = source or (BeginName.VERSION if processor.migrate else BeginName.TOPIC)
-    if source is None and chosen_source is BeginName.VERSION:
+    migrates = source is BeginName.VERSION or (source is None and bool(processor.migrate))
+    if source is None and migrates:
         note("begins with the rows of an earlier version (--from version), as migrate= declares")
-    migrates = chosen_source is BeginName.VERSION
     if migrates and (until is not None or engine is EngineName.SPARK or emits is EmitsName.SEND):
         raise ConfigError(
             "--from version takes no --until, --engine spark or --emits send: it begins where the earlier version stands"
         )
     options = ReplayOptions(
         engine=engine.value,
-        source="bronze" if chosen_source is BeginName.BRONZE else "topic",
+        source="topic"
+        if migrates
+        else chosen_source(None if source is None else SourceName(source.value), lake),
         lake=None if lake is None else absolute(lake),
         until=None if until is None else parse_until(until),
         spark=spark_options(chosen.settings(), master, memory, conf),
     )
-    done = run(
-        processor,
-        application.settings,
-        BootstrapOptions(replay=options, emits=emits.value, migrate=migrates),
-        told=_tell,
-    )
+    with shown_progress():
+        done = run(
+            processor,
+            application.settings,
+            BootstrapOptions(replay=options, emits=emits.value, migrate=migrates),
+            told=_tell,
+        )
     if output_of(context) is Output.JSON:
         show_json(done.document())
         return

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,13 +10,13 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from holdfast.cli.status_line import status_line
 from holdfast.clock import system_clock
 
 if TYPE_CHECKING:
     from holdfast.pipeline.landing.options import LandReport
 
 Reports = Mapping[str, "LandReport"]
-LINE_S = 1.0
 
 
 class LandingPage(Collector):
@@ -59,7 +57,7 @@ def serve(reports: Reports, port: int) -> None:
     start_http_server(port, addr="127.0.0.1", registry=registry)
 
 
-def status_line(reports: Reports, rows_before: int, passed_s: float, now_ms: int) -> str:
+def landing_summary(reports: Reports, rows_before: int, passed_s: float, now_ms: int) -> str:
     """Return how the landing is doing: *rows_before* is how many rows there were *passed_s* ago."""
     every = [*reports.values()]
     rows, lag = sum(each.rows for each in every), sum(sum(each.lag.values()) for each in every)
@@ -70,31 +68,16 @@ def status_line(reports: Reports, rows_before: int, passed_s: float, now_ms: int
 
 
 @contextmanager
-def progress_line(reports: Reports) -> Iterator[None]:
+def landing_line(reports: Reports) -> Iterator[None]:
     """Keep a line of how the landing is doing at the bottom of a terminal; do nothing where there is none."""
-    if not sys.stderr.isatty():
+    rows, at_s = 0, 0.0
+
+    def tell(passed_s: float) -> str:
+        nonlocal rows, at_s
+        now = dict(reports)
+        line = landing_summary(now, rows, passed_s - at_s, system_clock.now_ms())
+        rows, at_s = sum(each.rows for each in now.values()), passed_s
+        return line
+
+    with status_line(tell, in_logs=False):
         yield
-        return
-    done = threading.Event()
-    thread = threading.Thread(
-        target=_draw, args=(reports, done, _rewrite), name="holdfast-progress", daemon=True
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join(2 * LINE_S)
-        print(file=sys.stderr)
-
-
-def _rewrite(line: str) -> None:
-    print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
-
-
-def _draw(reports: Reports, done: threading.Event, write: Callable[[str], None]) -> None:
-    rows, at_s = 0, system_clock.monotonic_s()
-    while not done.wait(LINE_S):
-        now_s = system_clock.monotonic_s()
-        write(status_line(dict(reports), rows, now_s - at_s, system_clock.now_ms()))
-        rows, at_s = sum(each.rows for each in dict(reports).values()), now_s

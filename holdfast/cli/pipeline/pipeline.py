@@ -134,7 +134,7 @@ def land(
     memory: MemoryOption = None,
     conf: ConfOption = None,
 ) -> None:
-    from holdfast.cli.pipeline.landing_status import progress_line, serve
+    from holdfast.cli.pipeline.landing_status import landing_line, serve
     from holdfast.pipeline.bronze.lake import Landed, describe
     from holdfast.pipeline.landing.land_several import land_processor
     from holdfast.pipeline.landing.land_topics import TopicsLanding
@@ -166,7 +166,7 @@ def land(
             )
             if metrics_port is not None:
                 serve(landing.reports, metrics_port)
-            with progress_line(landing.reports):
+            with landing_line(landing.reports):
                 reports = landing.run(stop)
         elif processor is not None and topics is None:
             application = load_application(globals_of(context).application, settings)

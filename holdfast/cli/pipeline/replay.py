@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +18,11 @@ from holdfast.cli.pipeline.pipeline import (
     MemoryOption,
     spark_options,
 )
+from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.replay import Source
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -28,6 +32,7 @@ class SourceName(StrEnum):
 
     TOPIC = "topic"
     BRONZE = "bronze"
+    HISTORY = "history"
 
 
 class FormatName(StrEnum):
@@ -46,9 +51,21 @@ EngineOption = Annotated[
     ),
 ]
 SourceOption = Annotated[
-    SourceName, typer.Option("--from", help="Read the topic, or the bronze table that `pipeline land` keeps.")
+    SourceName | None,
+    typer.Option(
+        "--from",
+        help="Read the topic, the bronze table that `pipeline land` keeps, or one history: the table up to its end and the topic from there, if "
+        "they join. Default: history with --lake, else topic.",
+    ),
 ]
-LakeOption = Annotated[str | None, typer.Option("--lake", help="The lake of --from bronze.")]
+LakeOption = Annotated[str | None, typer.Option("--lake", help="The lake of --from bronze and history.")]
+
+
+def chosen_source(source: SourceName | None, lake: str | None) -> Source:
+    """Return where to read, as `--from` and `--lake` tell."""
+    if source is not None:
+        return source.value
+    return "topic" if lake is None else "history"
 
 
 @app.command(
@@ -58,7 +75,7 @@ def replay(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The processor.")],
     engine: EngineOption = EngineName.AUTO,
-    source: SourceOption = SourceName.TOPIC,
+    source: SourceOption = None,
     lake: LakeOption = None,
     until: Annotated[
         str | None,
@@ -94,7 +111,7 @@ def replay(
     application = load_application(chosen.application, chosen.settings())
     options = ReplayOptions(
         engine=engine.value,
-        source=source.value,
+        source=chosen_source(source, lake),
         lake=None if lake is None else absolute(lake),
         until=None if until is None else parse_until(until),
         rows=out is not None,
@@ -104,7 +121,8 @@ def replay(
         allow_holes=allow_holes,
         spark=spark_options(chosen.settings(), master, memory, conf),
     )
-    replayed = run(application.processor(name), application.settings, options)
+    with shown_progress():
+        replayed = run(application.processor(name), application.settings, options)
     document = replayed.document()
     if output_of(context) is Output.JSON:
         show_json(document)

@@ -21,7 +21,8 @@ from holdfast.cli.pipeline.pipeline import (
     MemoryOption,
     spark_options,
 )
-from holdfast.cli.pipeline.replay import EngineOption, LakeOption, SourceName, SourceOption
+from holdfast.cli.pipeline.progress import shown_progress
+from holdfast.cli.pipeline.replay import EngineOption, LakeOption, SourceOption, chosen_source
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.errors import ConfigError
 
@@ -44,7 +45,7 @@ def verify(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The processor.")],
     engine: EngineOption = EngineName.AUTO,
-    source: SourceOption = SourceName.TOPIC,
+    source: SourceOption = None,
     lake: LakeOption = None,
     master: MasterOption = None,
     memory: MemoryOption = None,
@@ -85,7 +86,7 @@ def verify(
         raise ConfigError("--emits compares what was emitted, --store the rows: ask for one of them")
     options = ReplayOptions(
         engine=engine.value,
-        source=source.value,
+        source=chosen_source(source, lake),
         lake=None if lake is None else absolute(lake),
         spark=spark_options(chosen.settings(), master, memory, conf, quick=True),
     )
@@ -100,7 +101,8 @@ def verify(
             store_timeout_s,
             strict=strict,
         )
-    verdict = run(application.processor(name), application.settings, options)
+    with shown_progress():
+        verdict = run(application.processor(name), application.settings, options)
     same = f"equal{_partly(verdict)}" if verdict.equal else "DIFFERENT"
     columns = ("partition", "applied", "equal", "live_digest", "replayed_digest")
     _report(context, verdict, columns, f"{name}: {same}", f"live {verdict.live_digest}", strict=strict)
@@ -147,7 +149,8 @@ def _of_emits(
 ) -> None:
     from holdfast.pipeline.verify_emits import verify_emits
 
-    verdict = verify_emits(processor, settings, options)
+    with shown_progress():
+        verdict = verify_emits(processor, settings, options)
     document = verdict.document()
     if output_of(context) is Output.JSON:
         show_json(document)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Message
 
 from holdfast.clients.claims.claiming.queue import FetchedMessages, Lease
 from holdfast.core.member.actions import DeliveryToken
+from holdfast.tracing.spans import handling
 
 if TYPE_CHECKING:
     from holdfast.clients.claims.claiming.engine import ClaimEngine
@@ -78,6 +80,13 @@ class ClaimedMessage:
         `epoch` guards.
         """
         return self._engine.delivery.may_deliver(self._lease)
+
+    def span(self) -> AbstractContextManager[Any]:
+        """Return a span of OpenTelemetry to handle the message in, as a part of the trace that it carries: `with message.span(): ...`.
+
+        It does nothing where it carries none that is sampled, or this process does not use OpenTelemetry.
+        """
+        return _span_of(self.topic, self.partition, [self.record])
 
     def commit(self) -> None:
         """Note that the message is done.
@@ -149,6 +158,10 @@ class ClaimedBatch:
         """
         return self._engine.delivery.may_deliver(self._fetched.lease)
 
+    def span(self) -> AbstractContextManager[Any]:
+        """Return a span to handle the batch in, with links to the traces that its messages carry, see `ClaimedMessage.span`."""
+        return _span_of(self.topic, self.partition, self.records)
+
     def commit(self) -> None:
         """Note that all of it is done.
 
@@ -160,3 +173,15 @@ class ClaimedBatch:
     def __repr__(self) -> str:
         fetched = self._fetched
         return f"ClaimedBatch({fetched.lease.topic}/{fetched.lease.partition}@{fetched.first}..{fetched.end - 1})"
+
+
+def _span_of(topic: str, partition: int, records: Sequence[Message]) -> AbstractContextManager[Any]:
+    attributes: dict[str, str | int] = {
+        "messaging.system": "kafka",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": topic,
+        "messaging.destination.partition.id": str(partition),
+        "messaging.batch.message_count": len(records),
+    }
+    carriers: Any = (record.headers() or () for record in records)
+    return handling(f"process {topic}", "CONSUMER", carriers, attributes)

@@ -29,6 +29,7 @@ from holdfast.core.kafka.sequences import MAX_SEQUENCE, NO_SEQUENCE, advance
 from holdfast.core.producers.stamps import NAMES, Stamp, stamp_headers
 from holdfast.errors import BrokerError, ConfigError, FencedError, TopicError
 from holdfast.kafka.clients import make_writer
+from holdfast.tracing.spans import record_headers, sending
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class SequencedProducer:
         sequence: int | None = None,
     ) -> Sent:
         """Hand a record over for sending and return its stamp and partition: that of its key as Java clients
-        choose it, else in turn.
+        choose it, else in turn. Within a trace of OpenTelemetry its headers carry that, unless they have a traceparent.
 
         FencedError once another process holds the name. BrokerError when the broker takes nothing for
         *timeout_s*.
@@ -156,7 +157,8 @@ class SequencedProducer:
                 stamp = Stamp(self.name, self.epoch, advance(self._last.get(place, NO_SEQUENCE), 1), 0)
             else:
                 stamp = Stamp(self.name, self.epoch, sequence)
-            sent = Sent(*place, key, value, (*headers, *stamp_headers(stamp)), stamp)
+            carried = record_headers(headers)
+            sent = Sent(*place, key, value, (*headers, *carried, *stamp_headers(stamp)), stamp)
             self._produce(sent)
             # Only now: a number that was not handed over may be given to the next record.
             self._last[place] = stamp.sequence
@@ -166,7 +168,11 @@ class SequencedProducer:
         """Wait until everything sent is acknowledged, sending what failed again; BrokerError when that
         takes longer than *timeout_s*.
         """
-        deadline_s = self._clock.monotonic_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        with sending(f"send {self.name}", "PRODUCER", {"messaging.system": "kafka"}):
+            self._flush(self._timeout_s if timeout_s is None else timeout_s)
+
+    def _flush(self, timeout_s: float) -> None:
+        deadline_s = self._clock.monotonic_s() + timeout_s
         while True:
             left = self._producer.flush(max(0.0, min(1.0, deadline_s - self._clock.monotonic_s())))
             with self._lock:

@@ -39,6 +39,7 @@ from holdfast.errors import (
     OffsetTimeoutError,
     QueryError,
 )
+from holdfast.tracing.spans import outgoing, sending
 
 A = TypeVar("A", bound=Reply | GlobalReply)
 
@@ -239,6 +240,11 @@ class QueryRouter:
         """Return the reply to *question*; raises a QueryError, or BrokerError when no owner is known for
         want of Kafka.
         """
+        name = f"{question.verb} {str(question).partition('/')[0]}"
+        with sending(name, "CLIENT", {"holdfast.question": str(question)}):
+            return await self._ask(question, decode, deadline_s)
+
+    async def _ask(self, question: AnyQuestion, decode: Callable[[bytes], A], deadline_s: float) -> A:
         waits_s, told, unread, was_read = _BACKOFF.waits_s(), None, None, False
         while True:
             seen, known = self._refreshed, self._candidates(question)
@@ -318,7 +324,7 @@ class QueryRouter:
                 session.post(
                     self._url(url, question, attempt_s),
                     data=question.body,
-                    headers=self._token.headers(url),
+                    headers={**self._token.headers(url), **outgoing()},
                     ssl=self._tls_for(url),
                     allow_redirects=False,
                 ) as response,

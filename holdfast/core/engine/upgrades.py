@@ -130,8 +130,20 @@ def writers_of(processor: Processor[Any, Any], processors: Iterable[Processor[An
 
 
 def all_writers_of(processor: Processor[Any, Any], processors: Collection[Processor[Any, Any]]) -> list[str]:
-    """Return the names of those that *processor* has its records from, in however many steps."""
-    found, by_name = list[str](), {each.name: each for each in processors}
+    """Return the names of those that *processor* has its records from, in however many steps; without those that have theirs from it
+    too, and itself: they would wait for each other.
+    """
+    by_name = {each.name: each for each in processors}
+    return [
+        name
+        for name in _writers_before(processor, by_name)
+        if processor.name not in _writers_before(by_name[name], by_name)
+    ]
+
+
+def _writers_before(processor: Processor[Any, Any], by_name: Mapping[str, Processor[Any, Any]]) -> list[str]:
+    processors = by_name.values()
+    found = list[str]()
     left = writers_of(processor, processors)
     while left:
         name = left.pop()

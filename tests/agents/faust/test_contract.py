@@ -249,6 +249,7 @@ PRIVATE: dict[str, set[str]] = {
     "agents/faust/transport.py": {
         "_acked",
         "_acked_index",
+        "_client",
         "_committed_offset",
         "_coordinator",
         "_create_worker_consumer",
@@ -260,6 +261,7 @@ PRIVATE: dict[str, set[str]] = {
         "_stopped",
         "_subscription",
         "_thread",
+        "_topics",
         "_unacked_messages",
     },
     "agents/faust/group_watch.py": {"_closing", "_coordination_task", "_push_error_to_user", "_send_req"},

@@ -37,6 +37,9 @@ class Alone:
 
     def discard(self, message: object) -> None: ...
 
+    def awaited(self) -> list[str]:
+        return []
+
     def who_folds(self, changelog: str, partition: int) -> str | None:
         return None
 

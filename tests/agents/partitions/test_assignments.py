@@ -24,7 +24,7 @@ from holdfast.tables.restore import RestoreInterrupted
 class Part:
     """A partition that notes what is done with it."""
 
-    fenced_in, restored_records = True, 0
+    fenced_in, restored_records, is_to_begin = True, 0, False
 
     def __init__(self, worker: Worker, held: Held) -> None:
         self.processor, self.partition = SimpleNamespace(name=held[0]), held[1]

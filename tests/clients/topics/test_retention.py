@@ -164,7 +164,7 @@ def test_unequal_declarations_of_one_topic_are_refused() -> None:
     with pytest.raises(ConfigError, match="topic orders is declared with retention 7d and 8d"):
         specs_for(SETTINGS, [one, other], cluster(), partitions=1)
     with pytest.raises(ConfigError, match="with retention 7d and 1d, by processor totals:"):
-        totals("7d", Stream("orders", Text(), retention="1d"))
+        totals(None, Stream("out", Text(), retention="7d"), Stream("out", Text(), retention="1d"))
     assert retentions([one, totals(7 * DAY_MS, name="again"), totals(None, name="silent")]) == {
         "orders": 7 * DAY_MS
     }

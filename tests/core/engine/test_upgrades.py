@@ -16,6 +16,7 @@ from holdfast.core.engine.state.codec import Marker, RowCodec, decode_untyped, e
 from holdfast.core.engine.upgrades import (
     LIMIT_SWITCH_BYTES,
     Switch,
+    all_writers_of,
     current_version,
     encode_switch,
     has_caught_up,
@@ -140,6 +141,17 @@ def test_those_that_read_internal_topics_wait_for_those_that_write_them() -> Non
     reader = processor("counts", between, version=2)
     assert writers_of(reader, [writer, reader]) == ["words"]
     assert writers_of(writer, [writer, reader]) == []
+
+
+def test_who_is_in_a_circle_does_not_wait_for_itself_nor_for_the_others_of_it() -> None:
+    again, back, first = (Internal(name, Text()) for name in ("again", "back", "first"))
+    alone = processor(source=again, emits=(again,))
+    assert all_writers_of(alone, [alone]) == []
+    there, here = processor("there", back, emits=(again,)), processor("here", again, emits=(back, first))
+    behind = processor("behind", first)
+    every = [there, here, behind]
+    assert all_writers_of(there, every) == all_writers_of(here, every) == []
+    assert sorted(all_writers_of(behind, every)) == ["here", "there"]
 
 
 def test_what_stands_in_for_another_version_has_its_names() -> None:

@@ -269,6 +269,11 @@ class Processor(Generic[E, R]):
                 )
                 raise self._wrong(f"{topic!r:.200} is not a valid Kafka topic name{hint}")
         for topic in self.emits:
+            if topic in self._sources and not isinstance(topic, Internal):
+                raise self._wrong(
+                    f"emits to {str(topic)!r:.200}, which it folds itself: whatever folds that anew, such as a next version, would emit all of it again, and fold "
+                    f"it twice. Emit to Internal('{topic}-again', serde, version={self.version}) instead, and fold that as one more source of on="
+                )
             if isinstance(topic, Internal) and topic.version != self.version:
                 raise self._wrong(
                     f"version {self.version} emits to {str(topic)!r}, an internal topic of version {topic.version}: its name bears the "
@@ -470,6 +475,15 @@ class Processor(Generic[E, R]):
     def transactional_id(self, app: str, partition: int) -> str:
         """Return the id whose epoch fences older owners; one for each partition of a writer."""
         return f"{self.writer(app)}.{partition}"
+
+    def builder_id(self, app: str, partition: int) -> str:
+        """Return the id by which this version's first state is written beside workers of earlier ones: none of these has it."""
+        return f"{app}.{self.name}.v{self.version}.{partition}"
+
+    @property
+    def builds_beside(self) -> bool:
+        """Return whether its first state may be written while workers of earlier versions go on: what they still emit, this one will not."""
+        return self.version > 1 and (self.writes_alone or self.hands_over)
 
     def common_id(self, app: str, partition: int) -> str | None:
         """Return the id by which 0.1.0 writes this version, as it does all versions; None where it is `transactional_id`."""

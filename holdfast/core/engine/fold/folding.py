@@ -27,6 +27,7 @@ from holdfast.core.engine.fold.stepping import (
     Transition,
     Written,
 )
+from holdfast.core.engine.fold.traced import TracedEvent
 from holdfast.core.engine.state.codec import (
     APPLIED,
     EVENT_MARKER_FORMAT,
@@ -98,7 +99,8 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         self._call = self._timed(processor.fold, self._time) if processor.has_event_time else processor.fold
 
     def _time(self, event: Any, stream_ms: int) -> int:
-        return event_time(self.processor.source, self.processor.time, event, stream_ms)
+        told = event.event if event.__class__ is TracedEvent else event
+        return event_time(self.processor.source, self.processor.time, told, stream_ms)
 
     def _columns(self, batch: Batch) -> tuple[Sequence[Any], ...]:
         return (

@@ -173,6 +173,10 @@ def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
         ({"emits": None}, "emits None is not a tuple of topics"),
         ({"emits": (None,)}, "None is not a valid Kafka topic name"),
         ({"emits": {"out": 1}}, "is not a tuple of topics"),
+        (
+            {"source": "orders", "emits": ("out", "orders")},
+            r"emits to 'orders', which it folds itself.*Emit to Internal\('orders-again', serde, version=1\) instead, and fold that as one more source",
+        ),
         ({"row": Total()}, "row type Total.*: it cannot be decoded"),
         ({"row": None}, "None stands for no row"),
         ({"name": 7}, "processor name 7"),

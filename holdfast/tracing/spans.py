@@ -1,0 +1,184 @@
+"""Spans of OpenTelemetry for what holdfast does with records and queries that carry a W3C trace context.
+
+holdfast begins no trace. It goes on with those that services begin: what carries no trace context, or one that is not sampled, makes no
+span. Spans are of batches, not of records. So a process that has not imported OpenTelemetry has no trace to go on with, and neither
+imports it here nor pays for it. Workers and harvesters, which have nobody else to set it up, do so by `exporting`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from holdfast.core.engine.trace_context import TRACE_LIMITS, TRACEPARENT, is_sampled
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, Span, Tracer
+
+Kind = Literal["CLIENT", "CONSUMER", "PRODUCER", "SERVER"]
+Attributes = Mapping[str, str | int]
+Carrier = Iterable[tuple[str, str | bytes | None]]
+"""Headers of a record or request, which may have a trace context among them."""
+
+LIMIT_LINKS: Final = 128
+"""How many traces a span links to: the limit of OpenTelemetry's SDK too."""
+_NOTHING: Final[AbstractContextManager[None]] = nullcontext()
+
+
+def is_on() -> bool:
+    """Return whether this process uses OpenTelemetry."""
+    return "opentelemetry.trace" in sys.modules
+
+
+def outgoing() -> dict[str, str]:
+    """Return the headers by which what is sent now goes on with the current trace; none outside of one.
+
+    >>> outgoing()
+    {}
+    """
+    if not is_on():
+        return {}
+    from opentelemetry.baggage.propagation import W3CBaggagePropagator
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    if carrier:
+        W3CBaggagePropagator().inject(carrier)
+    return carrier
+
+
+def record_headers(headers: Iterable[tuple[str, Any]]) -> tuple[tuple[str, bytes], ...]:
+    """Return what `outgoing` adds to the *headers* of a record; nothing where they have a traceparent."""
+    if not (found := outgoing()) or any(name == TRACEPARENT for name, _ in headers):
+        return ()
+    return tuple((name, value.encode()) for name, value in found.items())
+
+
+def sending(name: str, kind: Kind, attributes: Attributes | None = None) -> AbstractContextManager[Any]:
+    """Return a span within the current trace, to send in; nothing outside of a trace."""
+    if not is_on():
+        return _NOTHING
+    from opentelemetry import trace
+
+    if not trace.get_current_span().get_span_context().is_valid:
+        return _NOTHING
+    return _tracer().start_as_current_span(name, kind=trace.SpanKind[kind], attributes=dict(attributes or {}))
+
+
+def handling(
+    name: str, kind: Kind, carriers: Iterable[Carrier], attributes: Attributes | None = None
+) -> AbstractContextManager[Any]:
+    """Return a span for what is done with all that *carriers* came with, current within; nothing where no trace is sampled.
+
+    It is a part of the trace that they all belong to, or else a trace of its own with links to theirs.
+    """
+    if not is_on() or not (met := MetTraces().take(carriers)):
+        return _NOTHING
+    return _within(met, name, kind, attributes or {})
+
+
+@contextmanager
+def _within(met: MetTraces, name: str, kind: Kind, attributes: Attributes) -> Iterator[Span]:
+    from opentelemetry import context, trace
+
+    begins, links = met.whence()
+    span = _tracer().start_span(
+        name, begins, kind=trace.SpanKind[kind], attributes=dict(attributes), links=links
+    )
+    token = context.attach(begins)  # with what it has besides the span: the baggage
+    try:
+        with trace.use_span(span, end_on_exit=True):
+            yield span
+    finally:
+        context.detach(token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A span that is told when it is over: *began_ms* and *ended_ms* are times of the wall clock; *failed* tells why it counts as an error."""
+
+    name: str
+    kind: Kind
+    began_ms: int
+    ended_ms: int
+    attributes: Attributes
+    failed: str = ""
+
+
+def tell(told: Told, met: MetTraces) -> None:
+    """Make the span *told* of what came with *met*, see `handling`."""
+    if not met:
+        return
+    from opentelemetry import trace
+
+    context, links = met.whence()
+    span = _tracer().start_span(
+        told.name,
+        context,
+        kind=trace.SpanKind[told.kind],
+        attributes=dict(told.attributes),
+        links=links,
+        start_time=told.began_ms * 1_000_000,
+    )
+    if told.failed:
+        span.set_status(trace.StatusCode.ERROR, told.failed)
+    span.end(max(told.began_ms, told.ended_ms) * 1_000_000)
+
+
+class MetTraces:
+    """The sampled traces that were met in headers, each place of a trace once, `LIMIT_LINKS` of them at most."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[str, str]] = {}
+
+    def take(self, carriers: Iterable[Carrier]) -> MetTraces:
+        """Look through *carriers*, and return this."""
+        for carrier in carriers:
+            if len(self._found) >= LIMIT_LINKS:
+                break
+            self.meet(carrier)
+        return self
+
+    def meet(self, carrier: Carrier) -> None:
+        """Note the trace context in *carrier*, if there is a sampled one."""
+        fields = {
+            lower: _text(value)
+            for name, value in carrier
+            if (lower := name.lower()) in TRACE_LIMITS and value is not None
+        }
+        parent = fields.get(TRACEPARENT, "")
+        if len(self._found) < LIMIT_LINKS and is_sampled(parent.encode(errors="replace")):
+            self._found.setdefault(parent, fields)
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def whence(self) -> tuple[Context, list[Link]]:
+        """Return the context that a span begins in, and its links."""
+        from opentelemetry import trace
+        from opentelemetry.baggage.propagation import W3CBaggagePropagator
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        read, nowhere = TraceContextTextMapPropagator(), trace.set_span_in_context(trace.INVALID_SPAN)
+        contexts = [read.extract(fields, nowhere) for fields in self._found.values()]
+        links = [trace.Link(trace.get_current_span(each).get_span_context()) for each in contexts]
+        if len(contexts) > 1:
+            return nowhere, links
+        return W3CBaggagePropagator().extract(next(iter(self._found.values())), contexts[0]), links
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode(errors="replace")
+
+
+def _tracer() -> Tracer:
+    from opentelemetry import trace
+
+    return trace.get_tracer("holdfast")

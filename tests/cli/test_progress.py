@@ -1,0 +1,68 @@
+"""The line that tells how far a command is."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+
+import pytest
+
+from holdfast.cli import status_line as lines
+from holdfast.cli.output import note
+from holdfast.cli.pipeline.progress import shown_progress
+from holdfast.pipeline.progress import advance, begin
+
+
+class Terminal(io.StringIO):
+    """Says that it is one, and when the first line has been written."""
+
+    def __init__(self, *, terminal: bool = True) -> None:
+        super().__init__()
+        self.terminal, self.written = terminal, threading.Event()
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        done = super().write(text)
+        if "offsets" in text:
+            self.written.set()
+        return done
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines._Rewritten, "period_s", 0.01)
+    monkeypatch.setattr(lines._Logged, "period_s", 0.01)
+    monkeypatch.setattr("holdfast.cli.pipeline.progress.PATIENCE_S", 0.0)
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:
+    out = Terminal(terminal=terminal)
+    monkeypatch.setattr(sys, "stderr", out)
+    with shown_progress():
+        begin("replay of totals", 200)
+        advance(50)
+        assert out.written.wait(30)
+        note("partition 0 is done")
+    note("all is done")
+    return out.getvalue()
+
+
+def test_a_terminal_keeps_one_line_and_nothing_stays_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = shown(monkeypatch, terminal=True)
+    assert "\r\x1b[2Kreplay of totals [#####...............] 25 %, 50 of 200 offsets" in told
+    assert "\r\x1b[2Kpartition 0 is done\n" in told
+    assert told.endswith("\r\x1b[2Kall is done\n")
+
+
+def test_a_log_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = shown(monkeypatch, terminal=False)
+    assert "\x1b" not in told
+    assert told.splitlines()[0].startswith("replay of totals [#####...............] 25 %, 50 of 200 offsets")
+
+
+def test_work_that_nobody_watches_costs_nothing_and_fails_nowhere() -> None:
+    begin("replay of totals", 1)
+    advance(1)

@@ -1,0 +1,92 @@
+"""Where spans go is told by the environment; what cannot be is one line with its cure."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from holdfast.dev.ports import free_ports
+from holdfast.errors import ConfigError
+from holdfast.tracing.exporting import END_S, exporter_named, wanted
+from tests.cli.test_worker import command
+from tests.support.places import ROOT
+from tests.test_light_installation import light
+
+PROGRAM = "from holdfast import create_app\napp = create_app([])"
+DEADLINE_S = 60.0
+
+
+def test_an_exporter_that_is_not_installed_is_named() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"no exporter 'zipkin' is installed; there are .*console.*: pip install 'holdfast\[otel\]'",
+    ):
+        exporter_named("zipkin")
+
+
+def test_an_unknown_protocol_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"OTEL_EXPORTER_OTLP_PROTOCOL='smtp': write http/protobuf or grpc"):
+        wanted({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "smtp"})
+
+
+@pytest.mark.process
+def test_a_worker_that_cannot_have_its_exporter_says_so_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(PROGRAM)
+    port = free_ports(1)[0]
+    with command(
+        tmp_path, "-A", "shop", "worker", "--port", str(port), OTEL_TRACES_EXPORTER="zipkin"
+    ) as refused:
+        assert refused.wait(DEADLINE_S) == 1
+    printed = (tmp_path / "printed").read_text()
+    assert "Traceback" not in printed, printed
+    assert (
+        "no exporter 'zipkin' is installed"
+        in [line for line in printed.splitlines() if "CRITICAL" in line][-1]
+    ), printed
+
+
+@pytest.mark.process
+def test_without_the_extra_nothing_is_sent_and_one_line_says_so(tmp_path: Path) -> None:
+    code = (
+        "import logging, os; logging.basicConfig(format='%(message)s')\n"
+        "os.environ['OTEL_TRACES_EXPORTER'] = 'otlp'\n"
+        "from holdfast.tracing.exporting import Exporting\n"
+        "exporting = Exporting('shop'); exporting.start(); exporting.stop()"
+    )
+    done = light(code, tmp_path)
+    assert (done.returncode, done.stderr) == (
+        0,
+        "the environment asks for traces, which are not sent: pip install 'holdfast[otel]'\n",
+    )
+
+
+@pytest.mark.process
+def test_a_collector_that_never_answers_delays_the_end_by_seconds_at_most(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        code = (
+            "import os, time\n"
+            f"os.environ['OTEL_EXPORTER_OTLP_ENDPOINT'] = 'http://127.0.0.1:{silent.getsockname()[1]}'\n"
+            "from holdfast.tracing.exporting import Exporting\n"
+            "exporting = Exporting('shop'); exporting.start()\n"
+            "from opentelemetry import trace\n"
+            "trace.get_tracer('t').start_span('s').end()\n"
+            "began_s = time.monotonic(); exporting.stop(); print(time.monotonic() - began_s)"
+        )
+        began_s = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) >= END_S - 0.1, "it was asked, and did not answer"
+    assert time.monotonic() - began_s < DEADLINE_S
