@@ -57,6 +57,7 @@ HoldfastError
 │   │   └── RepeatedOffsetError  an offset is in a table of the lake twice
 │   └── OrderError           records of a partition came out of offset order; never folded
 ├── DevBrokerError           the local development broker could not be set up or started
+│   └── BrokerFolderError    the folder of an embedded Kafka cannot be read or written, or is damaged
 ├── WorkersError             a worker that `holdfast worker` keeps running fails to start again and again
 └── DemoError                something the demo shows did not hold, or could not be shown
 """

@@ -19,6 +19,7 @@ EXTRAS = {
     "pandas": "spark",
     "pyspark": "spark",
     "datasketches": "sketches",
+    "cryptography": "tls",
     "fastavro": "avro",
     "google.protobuf": "protobuf",
     "jsonschema": "jsonschema",

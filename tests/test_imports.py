@@ -85,6 +85,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     },
     "embedded": {
         "settings": frozenset(),
+        "security": frozenset({"settings"}),
         "protocol": frozenset(),
         "configs": frozenset({"settings"}),
         "faults": frozenset(),
@@ -105,6 +106,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
                 "fetch_sessions",
                 "groups",
                 "logs",
+                "security",
                 "settings",
                 "storage",
                 "topics",
@@ -112,10 +114,20 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
             }
         ),
         "apis": frozenset(
-            {"cluster", "configs", "fetch_sessions", "groups", "internal_log", "logs", "protocol", "topics"}
+            {
+                "cluster",
+                "configs",
+                "fetch_sessions",
+                "groups",
+                "internal_log",
+                "logs",
+                "protocol",
+                "security",
+                "topics",
+            }
         ),
-        "serving": frozenset({"apis", "cluster", "faults", "protocol", "settings"}),
-        "kafka": frozenset({"apis", "cluster", "faults", "serving", "settings", "topics"}),
+        "serving": frozenset({"apis", "cluster", "faults", "protocol", "security", "settings"}),
+        "kafka": frozenset({"apis", "cluster", "faults", "security", "serving", "settings", "topics"}),
     },
     "kafka": {
         "codes": frozenset(),
@@ -168,7 +180,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "signals": frozenset(),
         "waits": frozenset(),
         "memory_tables": frozenset(),
-        "embedded_process": frozenset({"processes", "signals"}),
+        "embedded_process": frozenset({"broker", "processes", "signals"}),
         "broker": frozenset({"parent_death", "ports", "processes"}),
         "fixtures": frozenset({"broker"}),
         "databases": frozenset({"parent_death", "ports", "processes"}),
@@ -299,7 +311,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema", "msgspec", "referencing"}),
     "streams": frozenset(),
     "models": frozenset({"msgspec"}),
-    "embedded": frozenset({"google_crc32c", "msgspec"}),
+    "embedded": frozenset({"cryptography", "google_crc32c", "msgspec"}),
     "kafka": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "google_crc32c"}),
     "tables": frozenset({"confluent_kafka", "msgspec", "rocksdict"}),
     "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "psycopg", "sqlalchemy"}),
@@ -349,6 +361,7 @@ IMPURE = frozenset(
 )
 INSIDE_FUNCTIONS_ONLY: Mapping[str, frozenset[str]] = {
     "outbox": frozenset({"psycopg"}),
+    "embedded": frozenset({"cryptography"}),
     "pipeline": frozenset({"pyspark", "delta"}),
     "jars": frozenset({"pyspark"}),
     "tracing": frozenset({"opentelemetry"}),

@@ -13,6 +13,7 @@ from holdfast.embedded.faults import RequestedFaults
 from holdfast.embedded.fetch_sessions import FetchSessions
 from holdfast.embedded.groups.coordinator import EmbeddedGroups
 from holdfast.embedded.logs.partition_log import PartitionLog
+from holdfast.embedded.security.settings import SecuritySettings
 from holdfast.embedded.settings import HOST, EmbeddedSettings
 from holdfast.embedded.storage.durable_answers import DurableAnswers
 from holdfast.embedded.storage.folder import FolderStorage
@@ -38,8 +39,16 @@ class EmbeddedCluster:
     """All that the brokers of one process share. Everything happens on one event loop, so nothing is locked."""
 
     def __init__(
-        self, settings: EmbeddedSettings, *, seed: int | None = None, clock: Clock = system_clock
+        self,
+        settings: EmbeddedSettings,
+        security: SecuritySettings | None = None,
+        *,
+        seed: int | None = None,
+        clock: Clock = system_clock,
     ) -> None:
+        security = security or SecuritySettings()
+        self.security = security
+        self.users, self.authorizer = security.sasl_users(Random(seed)), security.authorizer()
         self.settings, self.clock = settings, clock
         self.chance = Random(seed)
         self.faults = RequestedFaults(seed)

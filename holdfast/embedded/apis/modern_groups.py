@@ -10,10 +10,11 @@ from holdfast.core.groups.codes import GroupCode
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
-from holdfast.embedded.apis.describing import GROUP_OPERATIONS, NOT_ASKED
+from holdfast.embedded.apis.describing import NOT_ASKED
 from holdfast.embedded.groups.group import EmbeddedGroup, MemberHome
 from holdfast.embedded.internal_log import OFFSETS
 from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.security.acl_rules import AclOperation, AclResource
 from holdfast.models.consumer_group import (
     SERVER_ASSIGNORS,
     HeartbeatReply,
@@ -24,6 +25,7 @@ from holdfast.models.consumer_group import (
 )
 from holdfast.models.consumer_group import heartbeat as beat
 
+_HIDDEN_TOPICS = "The described group uses topics that the client is not authorized to describe."
 _FIRST_BY_CLIENT = 1
 """From then on the client chooses its member id."""
 
@@ -32,10 +34,16 @@ def consumer_group_heartbeat(call: Call) -> Fields:
     """Answer ConsumerGroupHeartbeat."""
     fields, groups = call.fields, call.cluster.groups
     group_id = fields["group_id"]
+    if not call.may_group(AclOperation.READ, group_id):
+        return {"error_code": KafkaCode.GROUP_AUTHORIZATION_FAILED}
     if (trouble := _trouble(call)) is not None:
         return {"error_code": KafkaCode.INVALID_REQUEST, "error_message": trouble}
     if (code := elsewhere(call, OFFSETS, group_id)) is not None:
         return {"error_code": code}
+    if not all(
+        call.may_topic(AclOperation.DESCRIBE, each) for each in fields["subscribed_topic_names"] or ()
+    ):
+        return {"error_code": KafkaCode.TOPIC_AUTHORIZATION_FAILED}
     group = groups.get(group_id)
     if group is None and fields["member_epoch"] != 0:
         return {
@@ -84,7 +92,7 @@ def _beaten(call: Call, group: EmbeddedGroup) -> Fields:
     group.modern, reply = beat(before, said, call.cluster.topics.counts(), call.cluster.now_ms())
     if reply.code is not GroupCode.NONE:
         if not before.members:
-            call.cluster.groups.forget_new(group)
+            call.cluster.groups.forget_new(group.group_id)
         return {"error_code": reply.code, "error_message": _text(reply.code, said, group, held)}
     return {
         "error_code": KafkaCode.NONE,
@@ -173,6 +181,8 @@ def _described(call: Call, group_id: str) -> Fields:
     asked = call.fields["include_authorized_operations"]
     answer: Fields = {"group_id": group_id}
     group = call.cluster.groups.get(group_id)
+    if not call.may_group(AclOperation.DESCRIBE, group_id):
+        return {**answer, "error_code": KafkaCode.GROUP_AUTHORIZATION_FAILED}
     if (code := elsewhere(call, OFFSETS, group_id)) is not None:
         return {**answer, "error_code": code}
     if group is None or group.modern is None:
@@ -181,16 +191,24 @@ def _described(call: Call, group_id: str) -> Fields:
         )
         return {**answer, "error_code": KafkaCode.GROUP_ID_NOT_FOUND, "error_message": text}
     modern = group.modern
+    if not all(call.may_topic(AclOperation.DESCRIBE, each) for each in _topics_of(modern)):
+        return {**answer, "error_code": KafkaCode.TOPIC_AUTHORIZATION_FAILED, "error_message": _HIDDEN_TOPICS}
     return {
         **answer,
         "error_code": KafkaCode.NONE,
-        "authorized_operations": GROUP_OPERATIONS if asked else NOT_ASKED,
+        "authorized_operations": call.operations(AclResource.GROUP, group_id) if asked else NOT_ASKED,
         "group_state": group.state,
         "group_epoch": modern.epoch,
         "assignment_epoch": modern.target_epoch,
         "assignor_name": modern.assignor,
         "members": [_member(call, group, modern, each) for each in modern.members.values()],
     }
+
+
+def _topics_of(group: ModernGroup) -> set[str]:
+    """Return the topics that a group's members have or shall have."""
+    held = {each.topic for member in group.members.values() for each in member.assigned}
+    return held | {each.topic for target in group.target.values() for each in target}
 
 
 def _member(call: Call, group: EmbeddedGroup, modern: ModernGroup, member: ModernMember) -> Fields:

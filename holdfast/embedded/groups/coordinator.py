@@ -63,10 +63,11 @@ class EmbeddedGroups:
         for group in self._groups.values():
             self._set_timer(group)
 
-    def forget_new(self, group: EmbeddedGroup) -> None:
+    def forget_new(self, group_id: str) -> None:
         """Forget a group that was made for a request which was refused."""
-        if group.modern is not None and not group.modern.members and not group.offsets:
-            del self._groups[group.group_id]
+        group = self._groups.get(group_id)
+        if group is not None and group.is_new:
+            del self._groups[group_id]
 
     def number(self) -> int:
         """Return the number of the next request."""

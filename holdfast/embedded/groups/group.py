@@ -62,6 +62,12 @@ class EmbeddedGroup:
             return not self.modern.members
         return self.classic.state in (GroupState.EMPTY, GroupState.DEAD)
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody was ever in it, and nothing committed."""
+        never = self.classic.generation == 0 and (self.modern is None or self.modern.epoch == 0)
+        return self.is_empty and never and not (self.offsets or self.pending)
+
     def is_unstable(self, place: Place) -> bool:
         """Whether a transaction without an outcome has an offset for *place*."""
         return any(place in found for found in self.pending.values())

@@ -25,7 +25,9 @@ def finish_swaps(disk: Disk, folder: Path) -> None:
         _finish(disk, each)
 
 
-def swap(disk: Disk, folder: Path, fresh: LogSegment, upper: int, kept: Sequence[LogBatch]) -> list[FiledBatch]:
+def swap(
+    disk: Disk, folder: Path, fresh: LogSegment, upper: int, kept: Sequence[LogBatch]
+) -> list[FiledBatch]:
     """Have *fresh* hold *kept*, and be all there is from its base up to *upper*; return the batches as they lie there."""
     cleaned = folder / f"{named(fresh.base, '')}.{named(upper, CLEANED)}"
     disk.create(cleaned)
