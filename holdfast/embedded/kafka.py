@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -107,7 +106,7 @@ class EmbeddedKafka:
         self.cluster = EmbeddedCluster(told, self._security, seed=seed)
         self.failure: BrokerFolderError | None = None
         """Why its folder could not be written any more: it has stopped then, and every call raises this."""
-        self.failed = threading.Event()
+        self._on_failure: list[Callable[[], None]] = []
         self._port = port
         self._server = EmbeddedServer(self.cluster)
         self._thread: LoopThread | None = None
@@ -283,7 +282,12 @@ class EmbeddedKafka:
         self.failure = failure
         self.cluster.pause()
         self._stopping = asyncio.ensure_future(self._server.close())
-        self.failed.set()
+        for told in self._on_failure:
+            told()
+
+    def on_failure(self, told: Callable[[], None]) -> None:
+        """Have *told* called, on the loop, when it has stopped because its folder cannot be written any more."""
+        self._on_failure.append(told)
 
     async def aclose(self) -> None:
         """Stop what `open` started."""

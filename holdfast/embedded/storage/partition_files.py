@@ -110,6 +110,12 @@ class PartitionFiles:
             if scan.trouble:
                 self._cut(segment, scan, bases[number + 1 :])
                 break
+        end = self.active.end if self.segments else first
+        if end < self._offsets.synced.get(self._place):
+            raise BrokerFolderError(
+                f"{self.folder} ends at offset {end}, though it went to {self._offsets.synced.get(self._place)} once: restore the"
+                f" folder, or remove its line in {self.folder.parent / 'recovery-point-offset-checkpoint'} to go on without"
+            )
         if not self.segments or self.active.end < self.start_offset:
             self._begin(max(first, self.start_offset))
         self.active.remove_indexes()

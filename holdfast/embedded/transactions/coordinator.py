@@ -106,6 +106,7 @@ class EmbeddedTransactions:
         commit = decided.state is TransactionState.PREPARE_COMMIT
         for place in decided.partitions:
             self.mark(place, decided, commit=commit)
+        self._storage.settle()  # what says that all are there comes after them
         self.do(MarkersWritten(transactional_id=transactional_id))
 
     def mark(self, place: Place, decided: Transaction, *, commit: bool) -> None:
