@@ -30,7 +30,6 @@ from holdfast.errors import BrokerFolderError
 from tests.embedded.scenarios import batch
 
 TIMEOUT_MS = 60_000
-FEW = {"offsets_partitions": 1, "transaction_partitions": 1}
 
 
 def fail(error: BrokerFolderError) -> None:
@@ -40,7 +39,8 @@ def fail(error: BrokerFolderError) -> None:
 @contextmanager
 def cluster_in(folder: Path, *, fsync: bool = False, disk: Disk | None = None) -> Iterator[EmbeddedCluster]:
     """Give the cluster of *folder*, opened; it ends in order unless something is raised."""
-    cluster = EmbeddedCluster(EmbeddedSettings(folder=folder, fsync=fsync, **FEW), seed=1)
+    told = EmbeddedSettings(folder=folder, fsync=fsync, offsets_partitions=1, transaction_partitions=1)
+    cluster = EmbeddedCluster(told, seed=1)
     if disk is not None:
         assert isinstance(cluster.storage, FolderStorage)
         cluster.storage.disk = disk
