@@ -54,6 +54,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "pipeline": frozenset(
         {"clients", "tables", "kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}
     ),
+    "console": frozenset({"clients", "core", "config", "clock", "errors"}),
     "cli": None,
     "dev": None,
     "testing": None,
@@ -94,7 +95,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "storage": frozenset({"configs", "logs"}),
         "topics": frozenset({"configs", "logs", "protocol", "settings", "storage"}),
         "internal_log": frozenset({"protocol", "topics"}),
-        "groups": frozenset({"internal_log", "settings", "topics"}),
+        "groups": frozenset({"internal_log", "protocol", "settings", "topics"}),
         "transactions": frozenset(
             {"faults", "groups", "internal_log", "logs", "settings", "storage", "topics"}
         ),
@@ -208,7 +209,23 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "tables": frozenset({"application", "asking", "context", "output"}),
         "topics": frozenset({"application", "context", "output"}),
         "worker": frozenset({"application", "context", "output"}),
-        "groups": frozenset({"application", "asking", "context", "logs", "output", "tails"}),
+        "console": frozenset({"application", "context", "output"}),
+        "groups": frozenset({"application", "asked", "asking", "context", "logs", "output", "tails"}),
+    },
+    "console": {
+        "reports": frozenset(),
+        "rendering": frozenset(),
+        "access": frozenset(),
+        "group_desk": frozenset(),
+        "paging": frozenset({"access"}),
+        "picture": frozenset({"reports"}),
+        "findings": frozenset({"picture"}),
+        "history": frozenset({"picture"}),
+        "watch": frozenset({"group_desk", "history", "picture", "reports"}),
+        "desk": frozenset({"watch"}),
+        "pages": frozenset({"access", "desk", "findings", "paging", "picture", "rendering"}),
+        "live": frozenset({"access", "desk", "history", "pages", "rendering"}),
+        "server": frozenset({"access", "desk", "group_desk", "live", "pages", "rendering", "watch"}),
     },
     "dev.demo": {
         "narrator": frozenset(),
@@ -285,6 +302,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "landing": frozenset({"bronze", "folds", "spark", "topic"}),
         "checks": frozenset({"bronze", "topic"}),
         "upkeep": frozenset({"bronze", "landing"}),
+        "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),
         "replay": frozenset({"bronze", "folds", "output", "progress", "spark", "topic"}),
         "audit": frozenset({"bronze", "folds", "replay", "spark", "topic"}),
@@ -332,6 +350,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "pipeline": frozenset(
         {"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}
     ),
+    "console": frozenset({"aiohttp", "jinja2", "msgspec"}),
 }
 # A fold may see nothing but its arguments, so what it is made of may not even name these.
 IMPURE = frozenset(

@@ -262,7 +262,7 @@ def listed_files(table: Any) -> dict[int, list[File]]:
     """Return the files of a delta-rs table by partition, in the order of their first offsets."""
     listed: dict[int, list[File]] = {}
     for each in files_in(table).to_pylist():
-        latest = each.get("max.timestamp")
+        latest, landed_at = each.get("max.timestamp"), each.get("max.landed_at")
         file = File(
             path=unquote(each["path"]),
             first=each.get("min.offset"),
@@ -271,6 +271,7 @@ def listed_files(table: Any) -> dict[int, list[File]]:
             row_bytes=each["size_bytes"] // max(1, each.get("num_records") or 1),
             rows=each.get("num_records"),
             size_bytes=each["size_bytes"],
+            landed_ms=None if landed_at is None else landed_at.timestamp() * 1000,
         )
         listed.setdefault(int(each["partition.partition"]), []).append(file)
     for files in listed.values():

@@ -39,7 +39,7 @@ def test_it_begins_with_all_offsets_and_ends_with_all_done(
         if several
         else {"source": topics[0], "decode": bytes, "fold": fold, "route": by_key}
     )
-    processor = Processor(name="seen", row=Seen, **given)  # type: ignore[arg-type]
+    processor = Processor(name="seen", row=Seen, **given)
     for topic in topics:
         embedded_kafka.create_topic(topic, partitions=2)
     create_topics(settings, [processor], partitions=2)

@@ -9,5 +9,6 @@ from tests.support.places import ROOT
 
 _FOLDER = ROOT / "release"
 _spec = spec_from_file_location("release", _FOLDER / "__init__.py", submodule_search_locations=[str(_FOLDER)])
-assert _spec is not None and _spec.loader is not None
+assert _spec is not None
+assert _spec.loader is not None
 sys.modules.setdefault("release", module_from_spec(_spec))

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from holdfast.cli.application import load_application
-from holdfast.cli.asked import StopRequest
+from holdfast.cli.asked import stopped_by_signals
 from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show
 from holdfast.cli.pipeline.check import check
 from holdfast.cli.pipeline.lakes import absolute, names_of
-from holdfast.cli.pipeline.upkeep import compact, vacuum
+from holdfast.cli.pipeline.trim import trim
+from holdfast.cli.pipeline.upkeep import compact, expire, vacuum
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
@@ -63,8 +60,15 @@ app.command(
     help="Join small files of a lake's tables, in the order of offsets. No row changes, and landings go on."
 )(compact)
 app.command(
+    help="Remove the records of a lake's tables that are older than a time, for good. Checks, replays and landings know of it, and go on."
+)(expire)
+app.command(
     help="Remove files of a lake's tables that no version needs any more, and those that killed landings left."
 )(vacuum)
+app.command(
+    help="Show what may be deleted from the application's sources: records that the lake holds, record for record, and that all tables behind have in their state. "
+    "With --yes, delete it."
+)(trim)
 
 
 @app.callback()
@@ -228,22 +232,3 @@ def assignments(given: list[str] | None) -> dict[str, str]:
         if not sign or not name:
             raise ConfigError(f"--conf {name}: write NAME=VALUE, for example --conf spark.executor.memory=2g")
     return {name: value for name, _, value in pairs}
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[threading.Event]:
-    """Give an event that SIGTERM or Ctrl-C sets, so that the commit under way is finished; a second signal ends at once."""
-    stop = StopRequest()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
-        signal.signal(number, before[signal.Signals(number)])
-
-    for number in before:
-        signal.signal(number, on_signal)
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""`holdfast pipeline compact` and `vacuum`: upkeep of a lake's tables."""
+"""`holdfast pipeline compact`, `expire` and `vacuum`: upkeep of a lake's tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import typer
 from holdfast.cli.context import output_of
 from holdfast.cli.output import note, show
 from holdfast.cli.pipeline.lakes import absolute, names_of, tables_in
+from holdfast.clock import system_clock
+from holdfast.errors import ConfigError
 
 LakeOption = Annotated[str, typer.Option(help="Folder or address of the lake.")]
 TopicsOption = Annotated[
@@ -37,6 +39,62 @@ def compact(
     reports = [join(each, where, target_bytes=target_mb << 20) for each in names]
     columns = ("topic", "files_before", "files_after", "rows", "version")
     show([asdict(each) for each in reports], columns, output_of(context))
+
+
+def expire(
+    context: typer.Context,
+    lake: LakeOption,
+    topics: Annotated[
+        str | None,
+        typer.Option(
+            "--topics",
+            "--topic",
+            help="Topics whose records expire, with commas between them.",
+        ),
+    ] = None,
+    days: Annotated[
+        float | None,
+        typer.Option("--older-than-days", min=0.001, help="Remove records that are older than so many days."),
+    ] = None,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            help="In place of --older-than-days: remove records from before this time, as --until takes it."
+        ),
+    ] = None,
+    all_topics: Annotated[
+        bool, typer.Option("--all-topics", help="In place of --topics: all of a lake on this machine.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be removed.")] = False,
+) -> None:
+    from holdfast.pipeline.upkeep.expire import expire as remove
+
+    where, before_ms = absolute(lake), _before_ms(days, before)
+    if (topics is None) != all_topics:
+        raise ConfigError("say whose records expire: --topics TOPIC,... or --all-topics")
+    names = tables_in(where) if topics is None else names_of(topics)
+    reports = [remove(each, where, before_ms=before_ms, dry_run=dry_run) for each in names]
+    columns = ("topic", "partition", "first", "begins", "rows", "version")
+    rows = [{**asdict(each), "version": report.version} for report in reports for each in report.expired]
+    show(rows, columns, output_of(context))
+    count = sum(each.rows for report in reports for each in report.expired)
+    note(f"{count} rows {'would be' if dry_run else 'were'} removed")
+
+
+def _before_ms(days: float | None, before: str | None) -> int:
+    """Return the time that the options name, in ms since the epoch."""
+    from holdfast.pipeline.bronze.extent import parse_until
+
+    if (days is None) == (before is None):
+        raise ConfigError("say what expires: --older-than-days DAYS or --before TIME")
+    if days is not None:
+        return system_clock.now_ms() - round(days * 86_400_000)
+    at_ms = parse_until(str(before)).at_ms
+    if at_ms is None:
+        raise ConfigError(
+            f"--before {before!r}: write a time with its zone (2024-05-01T12:00:00Z), or ms since the epoch"
+        )
+    return at_ms
 
 
 def vacuum(

@@ -58,7 +58,8 @@ def join_group(call: Call) -> Fields | Awaitable[Fields]:
         group = call.cluster.groups.opened(fields["group_id"])
     if (group.modern is not None and not group.is_empty) or not _fits(group, fields):
         return _not_joined(call, KafkaCode.INCONSISTENT_GROUP_PROTOCOL)
-    group.modern = None
+    if group.modern is not None:
+        call.cluster.groups.become_classic(group)
     request = _join_request(call)
     _note_home(call, group, request)
     reply = call.cluster.groups.take(group, request)

@@ -7,8 +7,10 @@ from typing import Any
 
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.embedded.groups.group import CommittedOffset, EmbeddedGroup, MemberHome
+from holdfast.embedded.groups.modern_records import ModernImage, restore, take
 from holdfast.embedded.internal_log import Decision, Note, read_notes
 from holdfast.embedded.topics.partition import EmbeddedPartition
+from holdfast.embedded.topics.registry import TopicRegistry
 from holdfast.models.group_coordinator.types import ClassicGroup, ClassicMember, GroupState
 
 
@@ -16,10 +18,12 @@ def load_groups(
     home: EmbeddedPartition,
     groups: dict[str, EmbeddedGroup],
     opened: Callable[[str], EmbeddedGroup],
+    topics: TopicRegistry,
     now_ms: int,
 ) -> None:
     """Put the groups of partition *home* into *groups*, where *opened* makes one that is not there."""
     pending: dict[int, set[str]] = {}
+    images: dict[str, ModernImage] = {}
     for each in read_notes(home):
         if isinstance(each, Decision):
             for group_id in pending.pop(each.producer_id, ()):
@@ -28,12 +32,18 @@ def load_groups(
             continue
         note, producer_id = each
         if note.kind == "GroupMetadata":
-            _load_generation(note, groups, opened, now_ms)
+            _load_generation(opened(note.key["group"]), note.value, now_ms)
         elif note.kind == "OffsetCommit":
             group = opened(note.key["group"])
             _load_offset(group, note, producer_id)
             if producer_id is not None:
                 pending.setdefault(producer_id, set()).add(group.group_id)
+        else:
+            take(images.setdefault(note.key["group_id"], {}), note)
+    for group_id, image in images.items():
+        restore(opened(group_id), image, topics, now_ms)
+    for group_id in [name for name, group in groups.items() if group.is_new]:
+        del groups[group_id]  # it was deleted
 
 
 def _load_offset(group: EmbeddedGroup, note: Note, producer_id: int | None) -> None:
@@ -49,14 +59,10 @@ def _load_offset(group: EmbeddedGroup, note: Note, producer_id: int | None) -> N
     into[place] = offset
 
 
-def _load_generation(
-    note: Note, groups: dict[str, EmbeddedGroup], opened: Callable[[str], EmbeddedGroup], now_ms: int
-) -> None:
-    group_id, value = note.key["group"], note.value
-    if value is None:
-        groups.pop(group_id, None)
+def _load_generation(group: EmbeddedGroup, value: Mapping[str, Any] | None, now_ms: int) -> None:
+    if value is None:  # it is gone, or has become a modern one, whose offsets stay
+        group.classic, group.protocol_type = ClassicGroup(settings=group.classic.settings), ""
         return
-    group = opened(group_id)
     group.protocol_type = value["protocol_type"]
     group.classic = _classic(group.classic, value, now_ms)
     group.homes = {
