@@ -310,6 +310,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "verify_store": frozenset({"folds", "replay", "verify"}),
         "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
         "bootstrap": frozenset({"bronze", "folds", "replay", "topic", "verify"}),
+        "histories": frozenset({"bronze", "folds", "landing", "progress", "replay", "spark", "topic"}),
     },
 }
 # Modules of the import root that are one topic with another.
