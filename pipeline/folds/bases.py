@@ -88,7 +88,13 @@ def behind_bases(extent: Extent, bases: Mapping[int, Beginning]) -> Extent:
 
 
 def span_behind(span: Span, partition: int, first: int, topic: str = "") -> Span:
-    """Return what of *span* is left from *first* on, with which a partition went on behind its base, 0 for one without."""
+    """Return what of *span* is left from *first* on, with which a partition went on behind its base, 0 for one without.
+
+    PipelineError where it ends before that: nothing tells what the table was then.
+
+    >>> span_behind(Span(first=0, end=9), 0, 4), span_behind(Span(first=2, end=9), 0, 0)
+    (Span(first=4, end=9), Span(first=2, end=9))
+    """
     if span.end < first:
         source = f" of {topic}" if topic else ""
         raise PipelineError(
