@@ -104,6 +104,8 @@ ifeq ($(TESTED),)
 endif
 	@echo "== site"
 	@$(MAKE) --silent $(SITE_TOOLS)/.ready 2>/dev/null && NO_MKDOCS_2_WARNING=1 $(SITE_TOOLS)/bin/mkdocs build --quiet --strict || { [ -x $(SITE_TOOLS)/bin/mkdocs ] && exit 1; echo "not built: mkdocs cannot be installed here"; }
+	@echo "== alert rules"
+	@if command -v promtool >/dev/null; then promtool test rules docs/alerts-test.yml; else echo "not tried: promtool is not installed (the tests parse the rules all the same)"; fi
 	@echo "== known vulnerabilities"
 	@$(MAKE) --silent $(TOOLS)/.ready 2>/dev/null && .ci/audit $(TOOLS)/bin/pip-audit || { [ -x $(TOOLS)/bin/pip-audit ] && exit 1; echo "not checked: pip-audit cannot be installed here"; }
 
@@ -140,7 +142,7 @@ lock: $(READY) $(TOOLS)/.ready ## write requirements.lock anew, with hashes, fro
 	@mv $(VENV)/requirements.lock requirements.lock
 	@{ sed '/^|/,$$d' docs/LICENSES.md; \
 		$(TOOLS)/bin/pip-licenses --python=$(RUN)/python --from=mixed --format=markdown --order=name --with-system \
-			--ignore-packages holdfast pip; } > $(VENV)/LICENSES.md
+			--ignore-packages holdfast pip | sed '/promql-parser/s/UNKNOWN/MIT    /'; } > $(VENV)/LICENSES.md  # its licence is a file alone
 	@mv $(VENV)/LICENSES.md docs/LICENSES.md
 
 $(SITE_TOOLS)/.ready: Makefile

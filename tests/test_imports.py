@@ -196,7 +196,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "topics": frozenset({"application", "context", "output"}),
         "worker": frozenset({"application", "context", "output"}),
         "console": frozenset({"application", "context", "output"}),
-        "groups": frozenset({"application", "asking", "context", "logs", "output", "tails"}),
+        "groups": frozenset({"application", "asked", "asking", "context", "logs", "output", "tails"}),
     },
     "console": {
         "reports": frozenset(),
@@ -296,6 +296,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "verify_store": frozenset({"folds", "replay", "verify"}),
         "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
         "bootstrap": frozenset({"bronze", "folds", "replay", "topic", "verify"}),
+        "histories": frozenset({"bronze", "folds", "landing", "progress", "replay", "spark", "topic"}),
     },
 }
 # Modules of the import root that are one topic with another.

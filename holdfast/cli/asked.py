@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from holdfast.clock import system_clock
 
@@ -38,3 +42,22 @@ class StopRequest(threading.Event):
                 break
             time.sleep(min(_SLICE_S, left_s))
         return self._asked
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """Give an event that SIGTERM or Ctrl-C sets, so that what is under way is finished; a second signal ends at once."""
+    stop = StopRequest()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import signal
+import urllib.request
+from pathlib import Path
+
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from holdfast.cli.groups import lag
+from holdfast.cli.groups.lag_page import LagPage
+from holdfast.cli.groups.partition_lag import PartitionLag
 from holdfast.clients.topics.admin import Admin
+from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.core.broker_logs.lag import LagStanding
+from holdfast.dev.ports import free_ports
 from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.errors import BrokerError
+from tests.cli.test_worker import command
+from tests.support.harness import wait_for
+from tests.support.places import DOCS
 
 
 def test_a_topic_that_is_deleted_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,8 +41,8 @@ def test_a_topic_that_is_deleted_meanwhile_is_left_out(monkeypatch: pytest.Monke
         assert [each.place for each in lag.lags(settings)] == [("kept", 0)]
 
 
-def told(group: str, partition: int, standing: LagStanding, behind: int) -> lag.PartitionLag:
-    return lag.PartitionLag(
+def told(group: str, partition: int, standing: LagStanding, behind: int) -> PartitionLag:
+    return PartitionLag(
         group=group,
         place=("t", partition),
         standing=standing,
@@ -53,3 +65,120 @@ def test_groups_that_need_somebody_come_first() -> None:
         ("b", "WARN", 1, 2, "t-0"),
         ("a", "OK", 1, 0, None),
     ]
+
+
+# -- watching, and what Prometheus is told
+
+
+def samples(page: LagPage) -> dict[str, float]:
+    return {
+        " ".join((sample.name, *sample.labels.values())): sample.value
+        for family in page.collect()
+        for sample in family.samples
+    }
+
+
+def test_the_page_of_metrics_is_what_prometheus_is_told() -> None:
+    page = LagPage([told("a", 0, LagStanding.STALL, 7)], 0)
+    labels = {family.name: sorted(label for label in family.samples[0].labels) for family in page.collect()}
+    wanted = "".join(
+        f"| `{family.name}` | {family.type} | {', '.join(labels[family.name])} | {family.documentation} |\n"
+        for family in page.collect()
+    )
+    found = (DOCS / "operating.md").read_text().partition("<!-- group-metrics -->\n")[2]
+    assert (
+        found.partition("<!-- end -->")[0]
+        == f"| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n{wanted}"
+    )
+
+
+def test_a_group_is_told_with_its_standing_and_lag() -> None:
+    found = [told("a", 0, LagStanding.OK, 0), told("a", 1, LagStanding.STALL, 7)]
+    assert samples(LagPage(found, 1_500)) == {
+        "holdfast_consumergroups_read_timestamp_seconds": 1.5,
+        "holdfast_consumergroup_standing a ERR": 1,
+        "kafka_consumergroup_current_offset a t 0": 0,
+        "kafka_consumergroup_current_offset a t 1": 0,
+        "kafka_consumergroup_lag a t 0": 0,
+        "kafka_consumergroup_lag a t 1": 7,
+        "holdfast_consumergroup_partition_standing a t 0 OK": 1,
+        "holdfast_consumergroup_partition_standing a t 1 STALL": 1,
+    }
+
+
+def test_watching_tells_changes_and_a_cluster_that_is_away_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = ManualClock(now_ms=0)
+    answers: list[list[PartitionLag] | BrokerError] = [
+        [told("a", 0, LagStanding.OK, 3)],
+        BrokerError("broker away"),
+        BrokerError("broker away"),
+        [told("a", 0, LagStanding.STOP, 9)],
+        [told("a", 0, LagStanding.STOP, 9), told("b", 0, LagStanding.WARN, 1)],
+    ]
+
+    def asked(settings: Settings, *, clock: ManualClock) -> list[PartitionLag]:
+        answer = answers.pop(0)
+        if isinstance(answer, BrokerError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(lag, "lags", asked)
+    watching = lag.Watching(Settings(), None, [told("a", 0, LagStanding.OK, 3)], clock=clock)
+    pages = []
+    while answers:
+        clock.advance_ms(60_000)
+        watching.look()
+        pages.append(samples(watching.page))
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        "1970-01-01T00:04:00Z  a  t-0  OK -> STOP, lag 9",
+        "1970-01-01T00:05:00Z  b  t-0  OK -> WARN, lag 1",
+    ]
+    assert printed.err.splitlines() == [
+        "1970-01-01T00:02:00Z  not read: broker away",
+        "1970-01-01T00:04:00Z  read again",
+    ]
+    assert pages[0] == pages[1] == pages[2], "what was read last stays, with its time"
+    assert pages[0]["holdfast_consumergroups_read_timestamp_seconds"] == 60
+    assert pages[3]["holdfast_consumergroup_standing a ERR"] == 1
+
+
+def test_a_group_of_one_name_is_watched_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        lag, "lags", lambda *_, **__: [told("a", 0, LagStanding.OK, 0), told("b", 0, LagStanding.OK, 0)]
+    )
+    watching = lag.Watching(Settings(), "b", [])
+    watching.look()
+    assert {name.split()[1] for name in samples(watching.page) if " " in name} == {"b"}
+
+
+@pytest.mark.process
+def test_the_command_serves_metrics_until_it_is_asked_to_end(tmp_path: Path) -> None:
+    with EmbeddedKafka() as kafka:
+        kafka.create_topic("orders")
+        consumer = Consumer(kafka.client_config(**{"group.id": "billing"}))
+        consumer.commit(offsets=[TopicPartition("orders", 0, 0)], asynchronous=False)
+        consumer.close()
+        port, elsewhere = free_ports(1)[0], tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        words = ("groups", "lag", "--metrics-port", str(port), "--watch", "1")
+        with command(tmp_path, *words, KAFKA_BOOTSTRAP_SERVERS=kafka.bootstrap) as exporter:
+            page = wait_for("metrics", lambda: fetched(port), 60)
+            assert 'holdfast_consumergroup_standing{consumergroup="billing",standing="OK"} 1.0' in page
+            with command(elsewhere, *words, KAFKA_BOOTSTRAP_SERVERS=kafka.bootstrap) as second:
+                assert second.wait(60) == 2
+            exporter.send_signal(signal.SIGTERM)
+            assert exporter.wait(60) == 0
+    assert (elsewhere / "printed").read_text().splitlines()[-1] == (
+        f"holdfast: --metrics-port {port} cannot be listened on: Address already in use; choose a free port"
+    )
+
+
+def fetched(port: int) -> str:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""

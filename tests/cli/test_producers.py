@@ -20,7 +20,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.agents.books_metrics import COUNTERS, GAUGES
 from holdfast.agents.services.all import processors
-from holdfast.agents.services.harvester_page import HarvesterPage
 from holdfast.cli.__main__ import main
 from holdfast.cli.logs.producers import BOOK_FIELDS
 from holdfast.clock import ManualClock
@@ -41,8 +40,6 @@ from holdfast.core.producers.registry import Registration, name_key, route
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
-from holdfast.outbox.harvest.harvester import Harvester
-from holdfast.outbox.settings import HarvestSettings
 from tests.support.places import DOCS
 
 DEADLINE_S = 30.0
@@ -266,32 +263,3 @@ def test_the_page_lists_the_metrics_of_the_books() -> None:
     told = table((DOCS / "producers.md").read_text(), "producer-metrics")
     gauges = [[f"holdfast_{name}", "gauge", text] for name, text, _ in GAUGES]
     assert told == [*gauges, *([f"holdfast_{name}_total", "counter", text] for name, text, _ in COUNTERS)]
-
-
-def harvested_metrics() -> set[str]:
-    """Return the names that a harvester's page tells, without their beginning, as Prometheus shows them."""
-    page = HarvesterPage(Harvester(HarvestSettings(database="sqlite:///never-opened.db")))
-    kinds = {metric.name: metric.type for metric in page.collect()}
-    return {
-        name.removeprefix("holdfast_outbox_") + ("_total" if kind == "counter" else "")
-        for name, kind in kinds.items()
-    }
-
-
-def test_every_metric_of_the_alert_rules_is_one_that_a_worker_tells() -> None:
-    operating = re.findall(r"^\| `(\w+)` \| (\w+) \|", (DOCS / "operating.md").read_text(), re.MULTILINE)
-    known = {name for name, _ in operating} | {
-        f"{name}_sum" for name, kind in operating if kind == "histogram"
-    }
-    assert "holdfast_global_lag" in known
-    known |= {row[0] for row in table((DOCS / "producers.md").read_text(), "producer-metrics")}
-    known |= {f"holdfast_outbox_{name}" for name in harvested_metrics()}
-    rules = (DOCS / "alerts.yml").read_text()
-    named = set(
-        re.findall(
-            r"\b((?:holdfast|kafka)_\w+)", "\n".join(re.findall(r"^ +expr: (.*)$", rules, re.MULTILINE))
-        )
-    )
-    assert named - known == set()
-    assert len(named) >= 13
-    assert len(re.findall(r"- alert:", rules)) == len(re.findall(r"^ +expr: ", rules, re.MULTILINE))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from time import sleep
 from typing import Annotated
 
 import typer
 
+from holdfast.cli.asked import stopped_by_signals
 from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.groups.lag_page import LagPage, serve
+from holdfast.cli.groups.partition_lag import PartitionLag
 from holdfast.cli.logs.broker_logs import rows_of
 from holdfast.cli.output import OutputRow, note, show, utc
 from holdfast.clients.topics.admin import Admin
@@ -27,7 +28,7 @@ from holdfast.core.broker_logs.lag import (
     standing,
 )
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.errors import TopicError
+from holdfast.errors import BrokerError, TopicError
 
 GROUP_COLUMNS = ("group", "standing", "partitions", "lag", "worst")
 PARTITION_COLUMNS = (
@@ -41,26 +42,8 @@ PARTITION_COLUMNS = (
     "commits",
     "committed_at",
 )
+WATCH_S = 30.0
 Committed = Mapping[tuple[str, Place], Sequence[CommitMade]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionLag:
-    """How far a group is in one partition, and how it stands there."""
-
-    group: str
-    place: Place
-    standing: LagStanding
-    committed: int
-    end: int
-    commits: int
-    """How many commits the rules have looked at."""
-    committed_at_ms: int
-
-    @property
-    def lag(self) -> int:
-        """Return how many offsets lie between what is committed and the end of what is stable."""
-        return max(0, self.end - self.committed)
 
 
 def lags(settings: Settings, *, clock: Clock = system_clock) -> list[PartitionLag]:
@@ -178,7 +161,15 @@ def lag(
             min=1,
             max=3600,
             metavar="SECONDS",
-            help="Look again and again; print groups whose standing changes.",
+            help="Look again and again; print partitions whose standing changes.",
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Watch, every 30 s unless --watch says otherwise, and serve metrics for Prometheus on this port of loopback.",
         ),
     ] = None,
 ) -> None:
@@ -195,26 +186,66 @@ def lag(
             if group is None
             else f"{group} has committed nothing that is still in the log"
         )
-    if watch is not None:
-        _watch(settings, group, found, every_s=watch)
+    if watch is not None or metrics_port is not None:
+        watching = Watching(settings, group, found)
+        if metrics_port is not None:
+            serve(watching.page, metrics_port)
+        with stopped_by_signals() as stop:
+            while not stop.wait(WATCH_S if watch is None else watch):
+                watching.look()
+        return
     if any(each.standing is not LagStanding.OK for each in found):
         raise typer.Exit(1)
 
 
-def _watch(settings: Settings, group: str | None, found: Sequence[PartitionLag], *, every_s: float) -> None:
-    """Print a line for each partition whose standing is another than before, until Ctrl-C."""
-    before = {(each.group, each.place): each.standing for each in found}
-    while True:
-        sleep(every_s)
-        now = [each for each in lags(settings) if group in (None, each.group)]
+class Watching:
+    """Looks at the groups again and again: tells partitions whose standing changes, a line each, and keeps *page* abreast.
+
+    A cluster that cannot be asked is told once, and once when it answers again.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        group: str | None,
+        found: Sequence[PartitionLag],
+        *,
+        clock: Clock = system_clock,
+    ) -> None:
+        self._settings, self._group, self._clock = settings, group, clock
+        self.page = LagPage(found, clock.now_ms())
+        self._before, self._is_away = _standings(found), False
+
+    def look(self) -> None:
+        """Look once."""
+        try:
+            now = [
+                each for each in lags(self._settings, clock=self._clock) if self._group in (None, each.group)
+            ]
+        except BrokerError as error:
+            if not self._is_away:
+                note(f"{self._when()}  not read: {error}")
+            self._is_away = True
+            return
+        if self._is_away:
+            note(f"{self._when()}  read again")
+        self._is_away = False
         for each in now:
-            was = before.get((each.group, each.place), LagStanding.OK)
+            was = self._before.get((each.group, each.place), LagStanding.OK)
             if each.standing is not was:
                 topic, partition = each.place
                 typer.echo(
-                    f"{utc(system_clock.now_ms() // 1000)}  {each.group}  {topic}-{partition}  {was} -> {each.standing}, lag {each.lag}"
+                    f"{self._when()}  {each.group}  {topic}-{partition}  {was} -> {each.standing}, lag {each.lag}"
                 )
-        before = {(each.group, each.place): each.standing for each in now}
+        self._before = _standings(now)
+        self.page.took(now, self._clock.now_ms())
+
+    def _when(self) -> str:
+        return utc(self._clock.now_ms() // 1000) or ""
+
+
+def _standings(found: Sequence[PartitionLag]) -> dict[tuple[str, Place], LagStanding]:
+    return {(each.group, each.place): each.standing for each in found}
 
 
 def register_lag(app: typer.Typer) -> None:

@@ -1,0 +1,72 @@
+"""What Prometheus is told of the consumer groups of a cluster: `holdfast groups lag --metrics-port`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from holdfast.cli.groups.partition_lag import PartitionLag
+from holdfast.core.broker_logs.lag import of_group
+from holdfast.errors import ConfigError
+
+GROUP, PLACE = ("consumergroup",), ("consumergroup", "topic", "partition")
+
+
+class LagPage(Collector):
+    """The standing of every group as it was last read. A standing is a label: the one that holds has the value 1, no other is shown."""
+
+    def __init__(self, found: Sequence[PartitionLag], read_ms: int) -> None:
+        self.took(found, read_ms)
+
+    def took(self, found: Sequence[PartitionLag], read_ms: int) -> None:
+        """Tell from now on what was *found* at *read_ms*."""
+        self._found, self._read_ms = found, read_ms
+
+    def collect(self) -> Iterator[Metric]:
+        found, read_ms = self._found, self._read_ms
+        read = "When the groups of the cluster were last read"
+        yield GaugeMetricFamily("holdfast_consumergroups_read_timestamp_seconds", read, value=read_ms / 1000)
+        yield from self._groups(found)
+        offset = GaugeMetricFamily(
+            "kafka_consumergroup_current_offset", "Offset that the group has committed", labels=PLACE
+        )
+        lag = GaugeMetricFamily(
+            "kafka_consumergroup_lag", "Offsets between that and the end of what is stable", labels=PLACE
+        )
+        standing = GaugeMetricFamily(
+            "holdfast_consumergroup_partition_standing",
+            "1 for how the group stands in a partition: OK, WARN, STOP, STALL or REWIND",
+            labels=(*PLACE, "standing"),
+        )
+        for each in found:
+            place = (each.group, each.place[0], str(each.place[1]))
+            offset.add_metric(place, each.committed)
+            lag.add_metric(place, each.lag)
+            standing.add_metric((*place, str(each.standing)), 1)
+        yield from (offset, lag, standing)
+
+    def _groups(self, found: Sequence[PartitionLag]) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "holdfast_consumergroup_standing",
+            "1 for how the group stands: OK, WARN or ERR",
+            labels=(*GROUP, "standing"),
+        )
+        for group in sorted({each.group for each in found}):
+            stands = of_group(each.standing for each in found if each.group == group)
+            family.add_metric((group, str(stands)), 1)
+        yield family
+
+
+def serve(page: LagPage, port: int) -> None:
+    """Serve *page* on loopback until the process ends; ConfigError when the port is not free."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(page)
+    try:
+        start_http_server(port, addr="127.0.0.1", registry=registry)
+    except OSError as error:
+        raise ConfigError(
+            f"--metrics-port {port} cannot be listened on: {error.strerror}; choose a free port"
+        ) from error
