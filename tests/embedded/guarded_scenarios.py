@@ -217,6 +217,8 @@ def passwords_changed(talk: GuardedTalk) -> None:
     def describe(*names: str) -> None:
         told = talk.client().ask("DescribeUserScramCredentials", 0, users=[{"name": each} for each in names])
         told["results"].sort(key=lambda each: each["user"])
+        for each in told["results"]:
+            each["credential_infos"].sort(key=lambda one: one["mechanism"])
         talk.tell("DescribeUserScramCredentials 0", told)
 
     one, other = talk.name("one"), talk.name("other")
