@@ -92,13 +92,27 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "faults": frozenset(),
         "fetch_sessions": frozenset({"protocol"}),
         "logs": frozenset({"configs", "protocol"}),
-        "topics": frozenset({"configs", "logs", "protocol", "settings"}),
+        "storage": frozenset({"configs", "logs"}),
+        "topics": frozenset({"configs", "logs", "protocol", "settings", "storage"}),
         "internal_log": frozenset({"protocol", "topics"}),
         "groups": frozenset({"internal_log", "protocol", "settings", "topics"}),
-        "transactions": frozenset({"faults", "groups", "internal_log", "logs", "settings", "topics"}),
+        "transactions": frozenset(
+            {"faults", "groups", "internal_log", "logs", "settings", "storage", "topics"}
+        ),
         "upkeep": frozenset({"configs", "logs", "settings", "topics"}),
         "cluster": frozenset(
-            {"upkeep", "faults", "fetch_sessions", "groups", "security", "settings", "topics", "transactions"}
+            {
+                "upkeep",
+                "faults",
+                "fetch_sessions",
+                "groups",
+                "logs",
+                "security",
+                "settings",
+                "storage",
+                "topics",
+                "transactions",
+            }
         ),
         "apis": frozenset(
             {
