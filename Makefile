@@ -56,15 +56,27 @@ demo: $(READY) ## the whole of it on real parts in about two minutes (ARGS=--kee
 	@echo "== demo: broker, two workers, a fleet, a kill, queries$(if $(EMBEDDED),, Spark)"
 	@$(RUN)/holdfast demo $(if $(EMBEDDED),--embedded) $(ARGS)
 
+# The tests of the console need it, and the package of playwright brings none.
+.PHONY: browser
+browser: ## look for Chromium, which the tests of the console drive; as root, install it from the system's packages
+	@command -v chromium chromium-browser google-chrome >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "== chromium (once, from the system's packages)"; \
+		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends chromium fonts-dejavu-core; } >$(or $(TMPDIR),/tmp)/holdfast-chromium.log 2>&1 && exit 0; \
+		tail -5 $(or $(TMPDIR),/tmp)/holdfast-chromium.log >&2; \
+	fi; \
+	echo "the tests of the console need Chromium, and none is on PATH: sudo apt-get install chromium" >&2; exit 1
+
 .PHONY: test
 test: $(READY) ## all tests, on a real broker and Spark (JOBS=2 for two processes, ARGS='-k claims' for some, LOAD=20 beside 20 busy programs a core)
+	@$(MAKE) --silent browser || true
 	@echo "== test"
 	@$(if $(LOAD),$(RUN)/python -P -m tests.support.busy $(LOAD)) $(RUN)/python -P -m pytest -q -m "not slow" $(if $(LOAD),--timeout=6000) --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder) $(ARGS)
 
 .PHONY: fast
 fast: $(READY) ## the tests that need no broker, database, Spark or other process: while you work
 	@echo "== fast"
-	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.2 $(RUN)/python -P -m pytest -q -m "not broker and not spark and not database and not process and not slow" \
+	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.2 $(RUN)/python -P -m pytest -q -m "not broker and not spark and not database and not process and not browser and not slow" \
 		--numprocesses=4 --dist=load --durations=10 $(ARGS)
 
 .PHONY: fuzz
@@ -130,7 +142,7 @@ lock: $(READY) $(TOOLS)/.ready ## write requirements.lock anew, with hashes, fro
 	@mv $(VENV)/requirements.lock requirements.lock
 	@{ sed '/^|/,$$d' docs/LICENSES.md; \
 		$(TOOLS)/bin/pip-licenses --python=$(RUN)/python --from=mixed --format=markdown --order=name --with-system \
-			--ignore-packages holdfast pip; } > $(VENV)/LICENSES.md
+			--ignore-packages holdfast pip | sed '/promql-parser/s/UNKNOWN/MIT    /'; } > $(VENV)/LICENSES.md  # its licence is a file alone
 	@mv $(VENV)/LICENSES.md docs/LICENSES.md
 
 $(SITE_TOOLS)/.ready: Makefile

@@ -130,6 +130,16 @@ class Replica(Protocol):
         """
         ...
 
+    @property
+    def changelog_next(self) -> int:
+        """Return the changelog offset that is read next."""
+        ...
+
+    @property
+    def changelog_end(self) -> int:
+        """Return where the changelog ended when it was last read here; UNKNOWN (-1) before that."""
+        ...
+
     def get(self, key: str, table: str = "") -> bytes | None:
         """Return the stored row of *key* in a named table, or in the processor's own."""
         ...

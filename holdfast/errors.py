@@ -54,6 +54,7 @@ HoldfastError
 │   ├── LostRecordsError     records that are needed are not in the topic any more
 │   ├── UnreadableError      a batch of the source is corrupt or unpacks to too much, and is not skipped
 │   ├── LakeError            a table of the lake does not continue where it must: overlap, hole, foreign rows
+│   │   ├── LinkTakenError       another commit follows the one that a landing went on from
 │   │   └── RepeatedOffsetError  an offset is in a table of the lake twice
 │   └── OrderError           records of a partition came out of offset order; never folded
 ├── DevBrokerError           the local development broker could not be set up or started
@@ -351,6 +352,10 @@ class UnreadableError(PipelineError):
 
 class LakeError(PipelineError):
     """A table of the lake does not continue where it must: overlap, hole, foreign rows."""
+
+
+class LinkTakenError(LakeError):
+    """Another commit follows the one that a landing went on from; nothing was written by the landing."""
 
 
 class RepeatedOffsetError(LakeError):

@@ -6,6 +6,7 @@ A service that claims partitions, asks tables or writes an outbox needs none of 
 from __future__ import annotations
 
 EXTRAS = {
+    "jinja2": "console",
     "faust": "worker",
     "honcho": "worker",
     "mode": "worker",
@@ -19,6 +20,7 @@ EXTRAS = {
     "pandas": "spark",
     "pyspark": "spark",
     "datasketches": "sketches",
+    "cryptography": "tls",
     "fastavro": "avro",
     "google.protobuf": "protobuf",
     "jsonschema": "jsonschema",

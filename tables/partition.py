@@ -158,6 +158,8 @@ class Partition:
         """Why its owner does not fold it further, None while it does; kept by its runner."""
         self.restored_records = 0
         """Changelog records read since the store was opened."""
+        self.changelog_end = UNKNOWN
+        """Where the changelog ended when it was last read here."""
         self._waiting: list[tuple[Reaching, asyncio.Future[bool]]] = []
         self.role = PartitionRole.EARLIER if earlier else PartitionRole.STANDBY
         self._serving = False

@@ -103,6 +103,7 @@ class _Reader:
                 part.apply(messages, options)
             except RottenStoreError as error:
                 self.rebuild(part, part.rotten or str(error))
+            _, part.changelog_end = self._known_ends(place)
         for part in self._ended:
             if part.misplaced is not None:
                 raise part.misplaced
@@ -122,8 +123,12 @@ class _Reader:
         """Return whether everything that lies in the log up to its end was committed or aborted, by the last
         fetch.
         """
-        _, end = self.consumer.get_watermark_offsets(TopicPartition(*place), cached=True) or (-1, -1)
+        _, end = self._known_ends(place)
         return self._ends[place] >= end
+
+    def _known_ends(self, place: Place) -> tuple[int, int]:
+        """Return where a log began and ended by the last fetch."""
+        return self.consumer.get_watermark_offsets(TopicPartition(*place), cached=True) or (-1, -1)
 
     def open_transaction(self, place: Place) -> str | None:
         """Return what keeps a reader of committed records from the log's end, None when nothing does.
@@ -131,7 +136,7 @@ class _Reader:
         Asks the broker.
         """
         where = TopicPartition(*place)
-        _, end = self.consumer.get_watermark_offsets(where, cached=True) or (-1, -1)
+        _, end = self._known_ends(place)
         _, stable = self.consumer.get_watermark_offsets(
             where, timeout=_OPEN_TIMEOUT_S
         )  # of this reader: where the open ones begin

@@ -54,6 +54,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "pipeline": frozenset(
         {"clients", "tables", "kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}
     ),
+    "console": frozenset({"clients", "core", "config", "clock", "errors"}),
     "cli": None,
     "dev": None,
     "testing": None,
@@ -85,6 +86,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     },
     "embedded": {
         "settings": frozenset(),
+        "security": frozenset({"settings"}),
         "protocol": frozenset(),
         "configs": frozenset({"settings"}),
         "faults": frozenset(),
@@ -92,17 +94,27 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "logs": frozenset({"configs", "protocol"}),
         "topics": frozenset({"configs", "logs", "protocol", "settings"}),
         "internal_log": frozenset({"protocol", "topics"}),
-        "groups": frozenset({"internal_log", "settings", "topics"}),
+        "groups": frozenset({"internal_log", "protocol", "settings", "topics"}),
         "transactions": frozenset({"faults", "groups", "internal_log", "logs", "settings", "topics"}),
         "upkeep": frozenset({"configs", "logs", "settings", "topics"}),
         "cluster": frozenset(
-            {"upkeep", "faults", "fetch_sessions", "groups", "settings", "topics", "transactions"}
+            {"upkeep", "faults", "fetch_sessions", "groups", "security", "settings", "topics", "transactions"}
         ),
         "apis": frozenset(
-            {"cluster", "configs", "fetch_sessions", "groups", "internal_log", "logs", "protocol", "topics"}
+            {
+                "cluster",
+                "configs",
+                "fetch_sessions",
+                "groups",
+                "internal_log",
+                "logs",
+                "protocol",
+                "security",
+                "topics",
+            }
         ),
-        "serving": frozenset({"apis", "cluster", "faults", "protocol", "settings"}),
-        "kafka": frozenset({"apis", "cluster", "faults", "serving", "settings", "topics"}),
+        "serving": frozenset({"apis", "cluster", "faults", "protocol", "security", "settings"}),
+        "kafka": frozenset({"apis", "cluster", "faults", "security", "serving", "settings", "topics"}),
     },
     "kafka": {
         "codes": frozenset(),
@@ -155,7 +167,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "signals": frozenset(),
         "waits": frozenset(),
         "memory_tables": frozenset(),
-        "embedded_process": frozenset({"processes", "signals"}),
+        "embedded_process": frozenset({"broker", "processes", "signals"}),
         "broker": frozenset({"parent_death", "ports", "processes"}),
         "fixtures": frozenset({"broker"}),
         "databases": frozenset({"parent_death", "ports", "processes"}),
@@ -183,7 +195,23 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "tables": frozenset({"application", "asking", "context", "output"}),
         "topics": frozenset({"application", "context", "output"}),
         "worker": frozenset({"application", "context", "output"}),
+        "console": frozenset({"application", "context", "output"}),
         "groups": frozenset({"application", "asked", "asking", "context", "logs", "output", "tails"}),
+    },
+    "console": {
+        "reports": frozenset(),
+        "rendering": frozenset(),
+        "access": frozenset(),
+        "group_desk": frozenset(),
+        "paging": frozenset({"access"}),
+        "picture": frozenset({"reports"}),
+        "findings": frozenset({"picture"}),
+        "history": frozenset({"picture"}),
+        "watch": frozenset({"group_desk", "history", "picture", "reports"}),
+        "desk": frozenset({"watch"}),
+        "pages": frozenset({"access", "desk", "findings", "paging", "picture", "rendering"}),
+        "live": frozenset({"access", "desk", "history", "pages", "rendering"}),
+        "server": frozenset({"access", "desk", "group_desk", "live", "pages", "rendering", "watch"}),
     },
     "dev.demo": {
         "narrator": frozenset(),
@@ -260,6 +288,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "landing": frozenset({"bronze", "folds", "spark", "topic"}),
         "checks": frozenset({"bronze", "topic"}),
         "upkeep": frozenset({"bronze", "landing"}),
+        "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),
         "replay": frozenset({"bronze", "folds", "output", "progress", "spark", "topic"}),
         "audit": frozenset({"bronze", "folds", "replay", "spark", "topic"}),
@@ -267,6 +296,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "verify_store": frozenset({"folds", "replay", "verify"}),
         "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
         "bootstrap": frozenset({"bronze", "folds", "replay", "topic", "verify"}),
+        "histories": frozenset({"bronze", "folds", "landing", "progress", "replay", "spark", "topic"}),
     },
 }
 # Modules of the import root that are one topic with another.
@@ -286,7 +316,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema", "msgspec", "referencing"}),
     "streams": frozenset(),
     "models": frozenset({"msgspec"}),
-    "embedded": frozenset({"google_crc32c", "msgspec"}),
+    "embedded": frozenset({"cryptography", "google_crc32c", "msgspec"}),
     "kafka": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "google_crc32c"}),
     "tables": frozenset({"confluent_kafka", "msgspec", "rocksdict"}),
     "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "psycopg", "sqlalchemy"}),
@@ -307,6 +337,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "pipeline": frozenset(
         {"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}
     ),
+    "console": frozenset({"aiohttp", "jinja2", "msgspec"}),
 }
 # A fold may see nothing but its arguments, so what it is made of may not even name these.
 IMPURE = frozenset(
@@ -336,6 +367,7 @@ IMPURE = frozenset(
 )
 INSIDE_FUNCTIONS_ONLY: Mapping[str, frozenset[str]] = {
     "outbox": frozenset({"psycopg"}),
+    "embedded": frozenset({"cryptography"}),
     "pipeline": frozenset({"pyspark", "delta"}),
     "jars": frozenset({"pyspark"}),
     "tracing": frozenset({"opentelemetry"}),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from hmac import compare_digest
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from holdfast.agents.web.replies import RequestRefused
-from holdfast.config import WebSettings
+from holdfast.config import WebSettings, is_loopback
 
 OPEN_ON_LOOPBACK = frozenset({"/health/live", "/health/ready", "/metrics"})
 
@@ -57,15 +56,3 @@ class Access:
         except ValueError:
             return False
         return name == self._advertised or is_loopback(name)
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether *host* is this machine by definition; any other name could be anything.
-
-    >>> [is_loopback(host) for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost", "0.0.0.0", "", "localhost.example.org")]
-    [True, True, True, True, False, False, False]
-    """
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from importlib import metadata
 from typing import Any, cast
 
 from aiohttp import web
@@ -225,6 +226,7 @@ class _Tables:
         self._app, self._url = settings.app, settings.advertised_url
         self._serving, self._metrics, self._clock = serving, metrics, clock
         self._codecs: dict[str, RowCodec[Any]] = {}
+        self._release = _release()
         self._in_flight = 0
 
     def counted(
@@ -267,7 +269,9 @@ class _Tables:
             name: self._describe(name, processor)
             for name, processor in sorted(self._serving.tables().items())
         }
-        found = {"app": self._app, "url": self._url, "tables": tables}
+        found = {"app": self._app, "url": self._url, "release": self._release, "tables": tables}
+        if (cause := self._serving.unready()) is not None:
+            found["unready"] = cause
         if copies := self._serving.global_tables():
             found["globals"] = {name: described(each) for name, each in sorted(copies.items())}
         return respond(request, found)
@@ -301,10 +305,24 @@ class _Tables:
                     **as_of(replica),
                     "stream_ms": replica.stream_ms,
                     "approximate_rows": replica.approximate_rows(),
+                    **self._progress(replica),
                 }
                 for replica in held
             ],
         }
+
+    def _progress(self, replica: Replica) -> dict[str, Any]:
+        """Return how far the replica is from the ends of its logs, as far as these are known."""
+        told: dict[str, Any] = {}
+        if replica.source_end != UNKNOWN:
+            told["behind"] = behind(replica)
+        if replica.role == "standby" and (age_ms := age_bound_ms(replica, self._clock.now_ms())) is not None:
+            told["age_ms"] = age_ms
+        if (
+            not replica.serving and replica.changelog_end >= 0
+        ):  # the client library has a number of its own for what it does not know
+            told["changelog"] = {"next": replica.changelog_next, "end": replica.changelog_end}
+        return told
 
     # -- the reads
 
@@ -535,6 +553,14 @@ def _about(replica: Replica, table: str) -> dict[str, Any]:
         **as_of(replica),
         "stream_ms": replica.stream_ms,
     }
+
+
+def _release() -> str:
+    """Return the version of holdfast that runs here; none is told of one that was not installed as a package."""
+    try:
+        return metadata.version("holdfast")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _still(replica: Replica) -> None:

@@ -38,6 +38,7 @@ COMMANDS = {
     ),
     "claims": Noun("groups.claims", "Show who holds which partition."),
     "config": Noun("config", "Print the effective settings and where each comes from."),
+    "console": Noun("console", "Serve pages that show the application as it runs."),
     "demo": Noun("demo", "Run the full demo on real components, in about two minutes."),
     "dev": Noun("dev", "Run a real Kafka broker on this machine for development and tests."),
     "doctor": Noun(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,10 @@ from holdfast.cli.context import output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.dev.broker import jars
 from holdfast.dev.broker.cluster import Cluster, Credentials
-from holdfast.dev.embedded_process import EmbeddedFault, EmbeddedProcess
+from holdfast.dev.embedded_process import EmbeddedFault, EmbeddedGuard, EmbeddedProcess
 from holdfast.embedded.faults import EVERY_API
 from holdfast.embedded.kafka import NOTICE
+from holdfast.embedded.security.acl_lines import rules_of_lines
 from holdfast.errors import ConfigError, DevBrokerError
 
 app = typer.Typer(
@@ -53,6 +55,16 @@ def up(
             help="Start the embedded Kafka instead: no JDK, ready in a second, records in memory until it is stopped.",
         ),
     ] = False,
+    users: Annotated[
+        Path | None,
+        typer.Option(help="For --embedded --sasl: a file of more users, a line NAME=PASSWORD each."),
+    ] = None,
+    acls: Annotated[
+        Path | None,
+        typer.Option(
+            help="For --embedded --sasl: a file of what users but holdfast may do, as `holdfast acls ROLE --principal` prints it."
+        ),
+    ] = None,
     server_properties: Annotated[
         list[str] | None,
         typer.Option("--property", metavar="NAME=VALUE", help="A Kafka server property; may be repeated."),
@@ -65,10 +77,19 @@ def up(
     wanted = _pairs(server_properties or [])
     running = _running_embedded(folder)
     existing = Cluster.find(folder)
+    if (users or acls) and not (embedded and sasl):
+        raise ConfigError("--users and --acls are for --embedded --sasl; add those, or leave them out")
     if embedded:
-        _refuse_with_embedded(sasl=sasl, wanted=wanted, cluster=existing, folder=folder)
+        _refuse_with_embedded(wanted=wanted, cluster=existing, folder=folder)
+        guard = _guard(password, users, acls) if sasl else None
+        if running is not None and (guard is not None) is not running.is_guarded:
+            raise DevBrokerError(
+                f"an embedded Kafka runs already in {folder}, {'without' if sasl else 'with'} --sasl;"
+                f" `holdfast dev down --dir {folder}` first"
+            )
         _show_embedded(
-            running or EmbeddedProcess.start(folder, nodes=nodes or 1, port=port), output_of(context)
+            running or EmbeddedProcess.start(folder, nodes=nodes or 1, port=port, guard=guard),
+            output_of(context),
         )
         return
     if running is not None:
@@ -200,13 +221,24 @@ def _running_embedded(folder: Path) -> EmbeddedProcess | None:
     return found if found is not None and found.is_running else None
 
 
-def _refuse_with_embedded(
-    *, sasl: bool, wanted: dict[str, str], cluster: Cluster | None, folder: Path
-) -> None:
-    if sasl or wanted:
-        raise ConfigError(
-            f"--embedded with {'--sasl' if sasl else '--property'}: the embedded Kafka has neither; leave one of them out"
-        )
+def _guard(password: str | None, users: Path | None, acls: Path | None) -> EmbeddedGuard:
+    first = {"holdfast": password or secrets.token_urlsafe(18)}
+    return EmbeddedGuard(
+        users=first | (_pairs(_lines(users), "--users") if users is not None else {}),
+        acls=None if acls is None else tuple(rules_of_lines(_lines(acls))),
+    )
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [each for each in path.read_text(encoding="utf-8").splitlines() if each.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _refuse_with_embedded(*, wanted: dict[str, str], cluster: Cluster | None, folder: Path) -> None:
+    if wanted:
+        raise ConfigError("--embedded with --property: the embedded Kafka has none; leave one of them out")
     if cluster is not None and any(node.condition != "stopped" for node in cluster.status()):
         raise DevBrokerError(f"Kafka runs in {folder}; `holdfast dev down --dir {folder}` first")
 
@@ -217,11 +249,13 @@ def _show_embedded(embedded: EmbeddedProcess, output: Output) -> None:
         for node in embedded.status()
     ]
     if output is Output.JSON:
-        client: dict[str, Cell] = {"bootstrap.servers": embedded.bootstrap}
+        client: dict[str, Cell] = dict(embedded.client_config)
         show_json({"folder": str(embedded.folder), "kafka": "embedded", "nodes": nodes, "client": client})
         return
     show(nodes, ("node", "endpoint", "state", "pid"), output)
     note(NOTICE)
+    if embedded.is_guarded:
+        note(f"clients need the properties in {embedded.client_file}")
     if embedded.is_running:
         note(f"export KAFKA_BOOTSTRAP_SERVERS={embedded.bootstrap}")
 
@@ -245,13 +279,13 @@ def _show(cluster: Cluster, output: Output) -> None:
         note(f"export KAFKA_BOOTSTRAP_SERVERS={cluster.bootstrap}")
 
 
-def _pairs(texts: list[str]) -> dict[str, str]:
+def _pairs(texts: list[str], option: str = "--property") -> dict[str, str]:
     pairs = {}
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name.strip():
-            raise ConfigError(
-                f"--property {text}: write NAME=VALUE, for example --property message.max.bytes=2000000"
-            )
+            example = "message.max.bytes=2000000" if option == "--property" else "shop=secret"
+            shown = text if option == "--property" else "a line"
+            raise ConfigError(f"{option} {shown}: write NAME=VALUE, for example {example}")
         pairs[name.strip()] = value.strip()
     return pairs

@@ -7,12 +7,12 @@ A flag wins over the environment, the environment over the file, the file over t
     HOLDFAST_KAFKA__SASL_PASSWORD_FILE=/run/password # a Kafka property: upper case, dots to underscores
     [holdfast]                                       # holdfast.toml
     web_port = 7000
-    [web]                                            # a section: token is web_token; so with schema_registry, outbox, stores, spark
+    [web]                                            # a section: token is web_token; so with console, schema_registry, outbox, stores, spark
     token = "..."
     [kafka]
     "security.protocol" = "SASL_SSL"                 # Kafka's own names, word for word
 
-A module holds one subject's settings with their checks: application, outbox, schema_registry, web, timeouts, fetching, stores, spark.
+A module holds one subject's settings with their checks: application, outbox, schema_registry, web, console, timeouts, fetching, stores, spark.
 `Settings` has them all under their full names. Code that needs one subject takes its class, such as `WebSettings`.
 """
 
@@ -28,7 +28,7 @@ from holdfast.config.settings import (
     settings_from_environment,
 )
 from holdfast.config.sources import find_file
-from holdfast.config.web import WebSettings, hosts_and_networks
+from holdfast.config.web import WebSettings, hosts_and_networks, is_loopback
 
 __all__ = [
     "ClientConfig",
@@ -40,6 +40,7 @@ __all__ = [
     "WebSettings",
     "find_file",
     "hosts_and_networks",
+    "is_loopback",
     "load_settings",
     "settings_from_environment",
 ]

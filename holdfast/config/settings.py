@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_type_hints
 
 from holdfast.config.application import ApplicationSettings
+from holdfast.config.console import ConsoleSettings
 from holdfast.config.fetching import FetchingSettings
 from holdfast.config.kafka_properties import (
     ALIASES,
@@ -56,6 +57,7 @@ class Settings(
     StoreSettings,
     FetchingSettings,
     TimeoutSettings,
+    ConsoleSettings,
     WebSettings,
     SchemaRegistrySettings,
     OutboxSettings,

@@ -29,6 +29,7 @@ KAFKA = "kafka."
 SPARK = "spark."
 SECTIONS = {
     "web": "web_",
+    "console": "console_",
     "schema_registry": "schema_registry_",
     "outbox": "outbox_",
     "stores": "store_",

@@ -64,12 +64,9 @@ class WebSettings(Section):
             )
 
     def _token_problems(self) -> Iterator[str]:
-        token = self.web_token
-        if token is not None and (
-            not token or not token.isascii() or not token.isprintable() or " " in token
-        ):
-            yield f"{self.place('web_token')} must be visible ASCII without spaces: it travels in a header"
-        if not _is_loopback(self.web_bind) and token is None and self.web_tls_ca is None:
+        if (problem := token_problem(self.web_token)) is not None:
+            yield f"{self.place('web_token')} {problem}"
+        if not is_loopback(self.web_bind) and self.web_token is None and self.web_tls_ca is None:
             yield (
                 f"{self.place('web_bind')} is {self.web_bind}, which others can reach: "
                 "set web_token (best by HOLDFAST_WEB_TOKEN_FILE) "
@@ -115,11 +112,22 @@ def _is_wildcard(host: str) -> bool:
     return host in ("", "0.0.0.0", "::")
 
 
-def _is_loopback(host: str) -> bool:
+def token_problem(token: str | None) -> str | None:
+    """Return what is wrong with a token that is set, None when nothing is.
+
+    >>> token_problem(None), token_problem("s3cret"), token_problem("a b")
+    (None, None, 'must be visible ASCII without spaces: it travels in a header')
+    """
+    if token is None or (token and token.isascii() and token.isprintable() and " " not in token):
+        return None
+    return "must be visible ASCII without spaces: it travels in a header"
+
+
+def is_loopback(host: str) -> bool:
     """Tell whether only this machine can reach *host*; a name other than localhost could be anything.
 
-    >>> [_is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost", "0.0.0.0", "::", "example.org")]
-    [True, True, True, True, False, False, False]
+    >>> [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost", "0.0.0.0", "::", "", "example.org")]
+    [True, True, True, True, False, False, False, False]
     """
     try:
         return ipaddress.ip_address(host).is_loopback

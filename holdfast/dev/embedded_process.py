@@ -4,6 +4,7 @@ until it is stopped.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,15 +13,18 @@ import threading
 import time
 from pathlib import Path
 from signal import SIGTERM, SIGUSR1
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from holdfast.clock import system_clock
 from holdfast.dev import parent_death, processes
+from holdfast.dev.broker.properties import CLIENT_FILE, render
 from holdfast.dev.signals import EndingSignals, Interrupted
 from holdfast.embedded.faults import EVERY_API
 from holdfast.embedded.kafka import NOTICE, EmbeddedKafka
+from holdfast.embedded.security.acl_rules import AclRule
+from holdfast.embedded.security.tls import EmbeddedTls
 from holdfast.errors import DevBrokerError
 
 START_DEADLINE_S = 30.0
@@ -37,6 +41,23 @@ class _State(msgspec.Struct, frozen=True):
     pid: int
     birth: str
     endpoints: tuple[str, ...]
+    client: dict[str, str] = {}
+    """What a client needs beside the address: with a password, so the file is for this user alone."""
+
+
+class EmbeddedGuard(msgspec.Struct, frozen=True, kw_only=True):
+    """How such a process is guarded: SASL over TLS for *users* (names and passwords), of which the first may do
+    everything, and with *acls* the others what these rules allow.
+    """
+
+    users: dict[str, str]
+    acls: tuple[AclRule, ...] | None = None
+
+    def options(self, folder: Path) -> dict[str, Any]:
+        """Return the arguments of `EmbeddedKafka`, with a certificate in *folder*."""
+        super_users = [] if self.acls is None else [f"User:{next(iter(self.users))}"]
+        tls = EmbeddedTls.made_in(folder)
+        return {"users": self.users, "tls": tls, "acls": self.acls, "super_users": super_users}
 
 
 class EmbeddedFault(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +103,15 @@ class EmbeddedProcess:
             ) from None
 
     @classmethod
-    def start(cls, folder: Path, *, nodes: int, port: int | None, bound: bool = False) -> EmbeddedProcess:
+    def start(
+        cls,
+        folder: Path,
+        *,
+        nodes: int,
+        port: int | None,
+        guard: EmbeddedGuard | None = None,
+        bound: bool = False,
+    ) -> EmbeddedProcess:
         """Start one and return it once it listens; *bound*, it ends with the thread that calls (see `parent_death`)."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _STATE).unlink(missing_ok=True)
@@ -91,11 +120,14 @@ class EmbeddedProcess:
         with (folder / _LOG).open("wb") as log:
             child = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError), child.stdin:  # one that has ended says why in its log
+            child.stdin.write(msgspec.json.encode(guard))
         until_s = system_clock.monotonic_s() + START_DEADLINE_S
         while (found := cls.find(folder)) is None:
             if child.poll() is not None or system_clock.monotonic_s() > until_s:
@@ -130,6 +162,20 @@ class EmbeddedProcess:
         return ",".join(self._state.endpoints)
 
     @property
+    def client_config(self) -> dict[str, str]:
+        """What a client needs to reach it, under Kafka's property names."""
+        return {"bootstrap.servers": self.bootstrap, **self._state.client}
+
+    @property
+    def client_file(self) -> Path:
+        """A properties file with `client_config` of one that is guarded, readable by this user alone."""
+        return self.folder / CLIENT_FILE
+
+    @property
+    def is_guarded(self) -> bool:
+        return bool(self._state.client)
+
+    @property
     def is_running(self) -> bool:
         return processes.is_alive(self._state.pid, self._state.birth)
 
@@ -147,13 +193,16 @@ class EmbeddedProcess:
         """Stop it, and with it all that it holds; return whether it ran."""
         ran = self.is_running
         processes.end(self._state.pid, self._state.birth, grace_s=STOP_GRACE_S)
-        (self.folder / _STATE).unlink(missing_ok=True)
+        for each in (self.folder / _STATE, self.client_file):
+            each.unlink(missing_ok=True)
         return ran
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file so that nobody reads half of it."""
+    """Write a file for this user alone, so that nobody reads half of it."""
     written = path.with_name(f"{path.name}.new")
+    written.unlink(missing_ok=True)
+    written.touch(mode=0o600)
     written.write_bytes(data)
     written.rename(path)
 
@@ -196,11 +245,17 @@ def _obey_file(kafka: EmbeddedKafka, folder: Path) -> None:
 
 def serve(folder: Path, nodes: int, port: int) -> None:
     """Run one until SIGTERM, and tell in *folder* who it is."""
+    guard = msgspec.json.decode(sys.stdin.buffer.read(), type=EmbeddedGuard | None)
     try:
-        with EndingSignals(), EmbeddedKafka(nodes=nodes, port=port) as kafka:
+        options = {} if guard is None else guard.options(folder)
+        with EndingSignals(), EmbeddedKafka(nodes=nodes, port=port, **options) as kafka:
             print(f"{NOTICE}, on {kafka.bootstrap}", flush=True)
             pid = os.getpid()
-            state = _State(pid, processes.birth_of(pid) or "", tuple(kafka.bootstrap.split(",")))
+            client = kafka.client_config()
+            endpoints = tuple(client.pop("bootstrap.servers").split(","))
+            state = _State(pid, processes.birth_of(pid) or "", endpoints, client)
+            if client:
+                _write(folder / CLIENT_FILE, render(kafka.client_config()))
             asked = threading.Event()
             signal.signal(SIGUSR1, lambda *_: asked.set())
             _write(folder / _STATE, msgspec.json.encode(state))

@@ -37,6 +37,7 @@ class MemoryReplica:
     def __init__(self, processor: Processor[Any, Any], partition: int, *, active: bool = True) -> None:
         self.processor, self.partition, self.active, self.serving = processor, partition, active, True
         self.applied, self.stream_ms, self.source_end, self.current_ms = NOTHING_APPLIED, -1, UNKNOWN, UNKNOWN
+        self.changelog_next, self.changelog_end = 0, UNKNOWN
         self.is_earlier = False
         self.standing: str | None = None
         self.partial: dict[str, int] = {}

@@ -10,6 +10,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.embedded.faults import RequestedFaults
 from holdfast.embedded.fetch_sessions import FetchSessions
 from holdfast.embedded.groups.coordinator import EmbeddedGroups
+from holdfast.embedded.security.settings import SecuritySettings
 from holdfast.embedded.settings import HOST, EmbeddedSettings
 from holdfast.embedded.topics.partition import EmbeddedTopic
 from holdfast.embedded.topics.registry import TopicRegistry
@@ -31,8 +32,16 @@ class EmbeddedCluster:
     """All that the brokers of one process share. Everything happens on one event loop, so nothing is locked."""
 
     def __init__(
-        self, settings: EmbeddedSettings, *, seed: int | None = None, clock: Clock = system_clock
+        self,
+        settings: EmbeddedSettings,
+        security: SecuritySettings | None = None,
+        *,
+        seed: int | None = None,
+        clock: Clock = system_clock,
     ) -> None:
+        security = security or SecuritySettings()
+        self.security = security
+        self.users, self.authorizer = security.sasl_users(Random(seed)), security.authorizer()
         self.settings, self.clock = settings, clock
         self.chance = Random(seed)
         self.faults = RequestedFaults(seed)

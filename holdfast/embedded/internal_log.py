@@ -20,9 +20,23 @@ from holdfast.embedded.topics.partition import EmbeddedPartition
 from holdfast.embedded.topics.registry import TopicRegistry
 
 OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
-KINDS: Mapping[str, int] = {"OffsetCommit": 1, "GroupMetadata": 2, "TransactionLog": 0}
+_MODERN = {
+    "ConsumerGroupMetadata": 3,
+    "ConsumerGroupPartitionMetadata": 4,
+    "ConsumerGroupMemberMetadata": 5,
+    "ConsumerGroupTargetAssignmentMetadata": 6,
+    "ConsumerGroupTargetAssignmentMember": 7,
+    "ConsumerGroupCurrentMemberAssignment": 8,
+    "ConsumerGroupRegularExpression": 16,
+}
+KINDS: Mapping[str, int] = {"OffsetCommit": 1, "GroupMetadata": 2, "TransactionLog": 0, **_MODERN}
 """What begins the key of a record. Earlier versions of the key of an offset count from 0."""
-VALUE_VERSIONS: Mapping[str, int] = {"OffsetCommit": 4, "GroupMetadata": 4, "TransactionLog": 1}
+VALUE_VERSIONS: Mapping[str, int] = {
+    "OffsetCommit": 4,
+    "GroupMetadata": 4,
+    "TransactionLog": 1,
+    **dict.fromkeys(_MODERN, 0),
+}
 
 
 class Note(NamedTuple):

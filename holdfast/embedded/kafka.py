@@ -9,18 +9,43 @@ It is for development and tests: production is Apache Kafka. Nothing it holds ou
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from holdfast.embedded.apis.handlers import offered
 from holdfast.embedded.cluster import EmbeddedCluster
 from holdfast.embedded.faults import EVERY_API, Fault, FaultKind, RequestedFaults
+from holdfast.embedded.security.acl_lines import rules_of_lines
+from holdfast.embedded.security.acl_rules import (
+    AclOperation,
+    AclPattern,
+    AclPermission,
+    AclResource,
+    AclRule,
+)
+from holdfast.embedded.security.settings import SecuritySettings
+from holdfast.embedded.security.tls import EmbeddedTls
+from holdfast.embedded.security.users import ALL_MECHANISMS
 from holdfast.embedded.serving.server import EmbeddedServer
 from holdfast.embedded.settings import HOST, EmbeddedSettings
 from holdfast.embedded.topics.registry import TopicRefusal
 from holdfast.errors import DevBrokerError
 from holdfast.loop_thread import LoopThread
+
+__all__ = [
+    "NOTICE",
+    "AclOperation",
+    "AclPattern",
+    "AclPermission",
+    "AclResource",
+    "AclRule",
+    "EmbeddedKafka",
+    "EmbeddedTls",
+    "rules_of_lines",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -34,18 +59,48 @@ class EmbeddedKafka:
     """Brokers on loopback. `with` runs them in a thread of their own, `async with` on the running loop.
 
     *nodes* is 1 or 3; *port* that of the first broker, the others have the next ones (0: free ports). What is left to
-    chance, as ids of topics, follows from *seed*. Other settings are those of `EmbeddedSettings`.
+    chance, as ids of topics, follows from *seed*. *users* (names and passwords) to *allow_if_no_acl* guard it, as
+    `SecuritySettings` has it; ``tls=True`` is a certificate made for this broker. Other settings are those of
+    `EmbeddedSettings`.
     """
 
-    def __init__(self, *, nodes: int = 1, port: int = 0, seed: int | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        nodes: int = 1,
+        port: int = 0,
+        seed: int | None = None,
+        users: Mapping[str, str] | None = None,
+        mechanisms: Sequence[str] = ALL_MECHANISMS,
+        tls: EmbeddedTls | bool = False,
+        acls: Iterable[AclRule] | None = None,
+        super_users: Iterable[str] = (),
+        allow_if_no_acl: bool = False,
+        **settings: Any,
+    ) -> None:
         if nodes not in (1, 3):
             raise DevBrokerError(
                 f"an embedded Kafka of {nodes!r} nodes: choose 1, or 3 so that one of them may die"
             )
-        self.cluster = EmbeddedCluster(EmbeddedSettings(nodes=nodes, **settings), seed=seed)
+        self._folder: TemporaryDirectory[str] | None = None
+        self._security = SecuritySettings(
+            users=dict(users or {}),
+            mechanisms=tuple(mechanisms),
+            tls=self._tls(tls),
+            acls=None if acls is None else tuple(acls),
+            super_users=tuple(super_users),
+            allow_if_no_acl=allow_if_no_acl,
+        )
+        self.cluster = EmbeddedCluster(EmbeddedSettings(nodes=nodes, **settings), self._security, seed=seed)
         self._port = port
         self._server = EmbeddedServer(self.cluster)
         self._thread: LoopThread | None = None
+
+    def _tls(self, told: EmbeddedTls | bool) -> EmbeddedTls | None:
+        if told is True:
+            self._folder = TemporaryDirectory(prefix="embedded-kafka-")
+            return EmbeddedTls.made_in(Path(self._folder.name))
+        return told or None
 
     @property
     def bootstrap(self) -> str:
@@ -53,8 +108,12 @@ class EmbeddedKafka:
         return ",".join(f"{HOST}:{each.port}" for each in self.cluster.nodes.values())
 
     def client_config(self, **more: Any) -> dict[str, Any]:
-        """Return the settings of a confluent-kafka client, with *more* of them."""
-        return {"bootstrap.servers": self.bootstrap, **more}
+        """Return the settings of a confluent-kafka client, with *more* of them; as the first of its users."""
+        return {"bootstrap.servers": self.bootstrap, **self._security.client_config(), **more}
+
+    def client_config_of(self, user: str, **more: Any) -> dict[str, Any]:
+        """Return the settings of a client that is *user*; DevBrokerError for one that is not known."""
+        return {"bootstrap.servers": self.bootstrap, **self._security.client_config(user), **more}
 
     def create_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
         """Make a topic and return its name; DevBrokerError in Kafka's words for one that cannot be."""
@@ -199,6 +258,8 @@ class EmbeddedKafka:
         """Stop what `open` started."""
         self.cluster.close()
         await self._server.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def start(self) -> Self:
         """Start in a thread of its own, until `stop`. DevBrokerError when it runs already."""

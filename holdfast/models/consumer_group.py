@@ -174,9 +174,8 @@ def heartbeat(
     else:
         if (code := _check_epoch(member, said)) is not GroupCode.NONE:
             return group, HeartbeatReply(code)
-        member = msgspec.structs.replace(
-            member, heard_ms=at_ms, topics=member.topics if said.topics is None else said.topics
-        )
+        topics = member.topics if said.topics is None else said.topics
+        member = msgspec.structs.replace(member, heard_ms=at_ms, topics=topics, away=False)
         assignor = said.assignor or group.assignor
         changed = member.topics != group.members[said.member_id].topics or assignor != group.assignor
         group = _with(msgspec.structs.replace(group, assignor=assignor), member)

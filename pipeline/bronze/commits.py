@@ -87,6 +87,11 @@ def is_upkeep(commit: TableCommit) -> bool:
     return bool(commit.metadata) and f'"{UPKEEP_MARK}":1' in str(commit.metadata)
 
 
+def is_data_kept(commit: TableCommit) -> bool:
+    """Tell whether a commit is one that changes how rows are stored at most, never which rows there are."""
+    return commit.operation.upper() in _UPKEEP or is_upkeep(commit)
+
+
 class LastLanding(NamedTuple):
     """The newest landing commit of a table: what it says of itself, its version, and how many rows it wrote."""
 
@@ -169,7 +174,7 @@ def check_upkeep(where: str, commit: TableCommit, newest: LastLanding | None) ->
 
 
 def _stranger(where: str, commit: TableCommit, newest: LastLanding | None) -> Iterator[LakeFault]:
-    if commit.operation.upper() in _UPKEEP or is_upkeep(commit):
+    if is_data_kept(commit):
         return
     told = f"{where}: version {commit.version} ({commit.operation}) was not written by a landing, so "
     told += (
@@ -262,7 +267,7 @@ def listed_files(table: Any) -> dict[int, list[File]]:
     """Return the files of a delta-rs table by partition, in the order of their first offsets."""
     listed: dict[int, list[File]] = {}
     for each in files_in(table).to_pylist():
-        latest = each.get("max.timestamp")
+        latest, landed_at = each.get("max.timestamp"), each.get("max.landed_at")
         file = File(
             path=unquote(each["path"]),
             first=each.get("min.offset"),
@@ -271,6 +276,7 @@ def listed_files(table: Any) -> dict[int, list[File]]:
             row_bytes=each["size_bytes"] // max(1, each.get("num_records") or 1),
             rows=each.get("num_records"),
             size_bytes=each["size_bytes"],
+            landed_ms=None if landed_at is None else landed_at.timestamp() * 1000,
         )
         listed.setdefault(int(each["partition.partition"]), []).append(file)
     for files in listed.values():

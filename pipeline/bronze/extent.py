@@ -178,7 +178,7 @@ def extent_of_bronze(
         for partition, end in landed.end.items()
     }
     holes = [
-        f"{path} partition {p} begins at offset {span.first}"
+        f"{path} partition {p} begins at offset {span.first}{_expired(landed, p)}"
         for p, span in sorted(spans.items())
         if span.first > begin.get(p, 0)
     ]
@@ -186,7 +186,7 @@ def extent_of_bronze(
         f"{path} partition {p} lacks offsets {a} to {b - 1}"
         for p, ranges in sorted(landed.lost.items())
         for a, b in ranges
-        if b > begin.get(p, 0)
+        if b > max(begin.get(p, 0), landed.begins.get(p, 0))
     ]
     holes += [
         f"{path} partition {p} lacks {count} rows that were removed from it by hand"
@@ -202,3 +202,11 @@ def extent_of_bronze(
     if until is not None and until.at_ms is not None:
         spans = {partition: _ending(span, first_after.get(partition)) for partition, span in spans.items()}
     return Extent(spans=cut(spans, until, path), holes=tuple(holes))
+
+
+def _expired(landed: Landed, partition: int) -> str:
+    gone = landed.expired.get(partition)
+    if gone is None:
+        return ""
+    before = datetime.fromtimestamp(gone.before_ms / 1000, UTC).isoformat(timespec="seconds")
+    return f" (its {gone.rows} rows from before {before} expired)"

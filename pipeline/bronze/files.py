@@ -27,7 +27,7 @@ _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
     """One file of a bronze table; *first* and *last* are its lowest and highest offset, None when its
-    statistics are missing; so is *rows*.
+    statistics are missing; so are *rows*, and *landed_ms*, when its last row was landed.
     """
 
     path: str
@@ -37,6 +37,7 @@ class File:
     row_bytes: int
     rows: int | None = None
     size_bytes: int | None = None
+    landed_ms: float | None = None
 
     @property
     def read_rows(self) -> int:

@@ -71,6 +71,15 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     numbers: dict[int, int]
 
 
+class Expired(msgspec.Struct, frozen=True, kw_only=True):
+    """How many *rows* of a partition were removed for their age so far, the last of them since they were from before *before_ms*, in
+    ms since the epoch.
+    """
+
+    rows: int
+    before_ms: int
+
+
 class Landed(msgspec.Struct, frozen=True, kw_only=True):
     """What a landing commit says of itself. *end* is the whole vector after it; *begins* where each
     partition's rows begin.
@@ -83,6 +92,9 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
 
     *digests* are of the rows of each partition before this commit, from the offset in *digested_from* on (its beginning, where none is there), and
     *added_digests* of the rows of it (holdfast/pipeline/bronze/digests.py); None in commits of a holdfast before that.
+
+    An expiry is a link of the chain too: *expires* is true, it adds no rows, and its *begins*, *rows* and *digests* are those of what is left. *expired* tells
+    of all that expired so far, by partition.
     """
 
     topic: str
@@ -103,6 +115,8 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
     digests: dict[int, str] | None = None
     digested_from: dict[int, int] = {}
     added_digests: dict[int, str] | None = None
+    expires: bool = False
+    expired: dict[int, Expired] = {}
     holdfast_landing: int = 1
 
     def encode(self) -> str:

@@ -29,7 +29,7 @@ def in_order(reader: FileReader, files: Sequence[File], columns: Sequence[str]) 
 
     RepeatedOffsetError where an offset is there twice, which names the files.
     """
-    for group in _overlapping(files):
+    for group in overlapping(files):
         if len(group) == 1 and _is_ascending(reader, group[0]):
             yield from reader.rows(group[0], columns)
         else:
@@ -39,7 +39,7 @@ def in_order(reader: FileReader, files: Sequence[File], columns: Sequence[str]) 
             yield from _put_in_order(reader, group, columns)
 
 
-def _overlapping(files: Sequence[File]) -> Iterator[list[File]]:
+def overlapping(files: Sequence[File]) -> Iterator[list[File]]:
     """Yield files whose offsets overlap together; those that do not tell their offsets overlap all."""
     if any(file.first is None or file.last is None for file in files):
         yield list(files)

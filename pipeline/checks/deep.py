@@ -2,48 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
 
 from holdfast.errors import LakeError, RepeatedOffsetError
 from holdfast.pipeline.bronze.commits import LastLanding
-from holdfast.pipeline.bronze.digests import DIGESTED, digest_of, hashes_in
 from holdfast.pipeline.bronze.faults import FaultKind, LakeFault
 from holdfast.pipeline.bronze.files import File, FileReader
 from holdfast.pipeline.bronze.layout import Segment, segments
-from holdfast.pipeline.bronze.ordered import in_order
-
-GAPS_TOLD = 10
-
-
-@dataclass(slots=True)
-class _SegmentRows:
-    """What the rows of a segment come to."""
-
-    rows: int = 0
-    digest: int = 0
-    reached: int = 0
-    gaps: list[tuple[int, int]] = field(default_factory=list)
-    gap_offsets: int = 0
-
-    def take(self, offsets: Any, hashes: Any, digest_first: int) -> None:
-        """Take rows into account that come in the order of their offsets."""
-        self.rows += len(offsets)
-        self.digest ^= digest_of(hashes[np.searchsorted(offsets, digest_first) :])
-        before = np.concatenate(([self.reached - 1], offsets[:-1]))
-        for at in np.flatnonzero(offsets - before > 1):
-            self.note_gap(int(before[at]) + 1, int(offsets[at]))
-        self.reached = int(offsets[-1]) + 1
-
-    def note_gap(self, first: int, end: int) -> None:
-        if end > first:
-            self.gap_offsets += end - first
-            if len(self.gaps) < GAPS_TOLD:
-                self.gaps.append((first, end - 1))
+from holdfast.pipeline.bronze.segment_rows import SegmentRows, rows_of_segments
 
 
 def deep_faults(
@@ -51,9 +17,8 @@ def deep_faults(
 ) -> Iterator[LakeFault]:
     """Read all rows of a partition and yield where they are not those that were landed."""
     told = segments(chain, partition)
-    found = [_SegmentRows(reached=each.first) for each in told]
     try:
-        _read(reader, files, told, found)
+        found = rows_of_segments(reader, files, told)
     except LakeError as error:
         kind: FaultKind = "twice" if isinstance(error, RepeatedOffsetError) else "unreadable"
         yield LakeFault(kind=kind, table=reader.where, partition=partition, told=str(error))
@@ -63,24 +28,8 @@ def deep_faults(
         yield from _judged(reader.where, partition, segment, each, files)
 
 
-def _read(
-    reader: FileReader, files: Sequence[File], told: Sequence[Segment], found: Sequence[_SegmentRows]
-) -> None:
-    ends = [each.end for each in told]
-    for rows in in_order(reader, files, DIGESTED):
-        offsets, hashes = rows.column("offset").to_numpy(), hashes_in(rows)
-        if len(offsets) == 0:
-            continue
-        at = bisect_right(ends, int(offsets[0]))
-        while len(offsets) and at < len(ends):
-            stop = int(np.searchsorted(offsets, ends[at]))
-            if stop:
-                found[at].take(offsets[:stop], hashes[:stop], told[at].digest_first)
-            offsets, hashes, at = offsets[stop:], hashes[stop:], at + 1
-
-
 def _judged(
-    where: str, partition: int, segment: Segment, found: _SegmentRows, files: Sequence[File]
+    where: str, partition: int, segment: Segment, found: SegmentRows, files: Sequence[File]
 ) -> Iterator[LakeFault]:
     place = f"{where} offsets {segment.first} to {segment.end - 1}"
     if segment.rows is not None and found.rows != segment.rows:
@@ -110,7 +59,7 @@ def _judged(
     )
 
 
-def _gaps(segment: Segment, found: _SegmentRows) -> str:
+def _gaps(segment: Segment, found: SegmentRows) -> str:
     """Say which offsets have no row: those that are missing, and those that had none when they were landed."""
     assert segment.rows is not None
     before = segment.end - segment.first - segment.rows

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 import pyarrow as pa
@@ -221,24 +221,52 @@ def _named(name: str) -> bytes | None:
     return name.encode() if name else None
 
 
-class PartitionFold:
-    """The state of one partition, in memory, from its first record to its last."""
+class FoldStore(Protocol):
+    """The committed rows of a partition, as a fold reads and changes them."""
 
-    def __init__(self, plan: FoldPlan, partition: int, results: Results) -> None:
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]: ...
+
+    def apply(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None: ...
+
+    def everything(self) -> Iterator[tuple[bytes, bytes]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedState:
+    """What a fold of one partition goes on with: what is stored, at *position*."""
+
+    store: FoldStore
+    position: Position
+
+
+def beginning_of(plan: FoldPlan, partition: int) -> FoldedState:
+    """Return what a partition begins with, in memory."""
+    store, base = DictStore(), plan.bases.get(partition)
+    if base is None:
+        return FoldedState(store, start_of_one(plan.processor))
+    store.apply(base.stored)
+    return FoldedState(store, base.position)
+
+
+class PartitionFold:
+    """The fold of one partition, from *state* (None: from its beginning, in memory) to its last record."""
+
+    def __init__(
+        self, plan: FoldPlan, partition: int, results: Results, state: FoldedState | None = None
+    ) -> None:
         self.partition, self._plan, self._results = partition, plan, results
         self._skips = plan.skips.get(partition, ())
-        self._store = DictStore()
-        base = plan.bases.get(partition)
-        if base is not None:
-            self._store.apply(base.stored)
-        at = start_of_one(plan.processor) if base is None else base.position
+        state = state or beginning_of(plan, partition)
+        self._store, at = state.store, state.position
         assert isinstance(at, Marker), "several sources are folded elsewhere"
         self._folder: Folder[Any] = Folder(
             plan.processor,
             self._store,
             applied=at.applied,
             stream_ms=at.stream_ms,
-            event_ms=event_ms_of(at) if base is not None else None,
+            event_ms=event_ms_of(at) if at.applied != NOTHING_APPLIED else None,
             trace=self._trace if plan.transitions else None,
             handover=plan.handover(partition),
         )
@@ -320,7 +348,7 @@ class PartitionFold:
         yield summary_batch(summary)
 
 
-def states(store: DictStore, partition: int) -> Iterator[pa.RecordBatch]:
+def states(store: FoldStore, partition: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows and timers of a partition as stored."""
     stored = store.everything()
     while chunk := list(islice(stored, OUT_ROWS)):
@@ -438,11 +466,15 @@ def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 
 def fold_partition(
-    plan: FoldPlan, partition: int, batches: Iterable[tuple[Batch, int]]
+    plan: FoldPlan,
+    partition: int,
+    batches: Iterable[tuple[Batch, int]],
+    state: FoldedState | None = None,
+    results: Results | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last."""
-    results = Results()
-    fold = PartitionFold(plan, partition, results)
+    """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last; go on with *state* where that is given."""
+    results = results or Results()
+    fold = PartitionFold(plan, partition, results, state)
     reached: int | None = None
     for batch, size_bytes in batches:
         fold.feed(batch, size_bytes)

@@ -21,14 +21,23 @@ from typing import NamedTuple, Protocol
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.fold.skips import OffsetRanges, gaps
-from holdfast.errors import LakeError, LostRecordsError
+from holdfast.errors import LakeError, LinkTakenError, LostRecordsError
 from holdfast.kafka.reading.skip_log import read_skips
-from holdfast.pipeline.bronze.commits import HISTORY_LIMIT, TableCommit, check_rows, landed_in, last_landing
+from holdfast.pipeline.bronze.commits import (
+    HISTORY_LIMIT,
+    LastLanding,
+    TableCommit,
+    check_rows,
+    landed_in,
+    last_landing,
+    sound_chain,
+)
 from holdfast.pipeline.bronze.digests import joined
 from holdfast.pipeline.bronze.lake import (
     FIRST_LINK,
     SCHEMA_VERSION,
     Cut,
+    Expired,
     Landed,
     check_identity,
     describe,
@@ -38,6 +47,8 @@ from holdfast.pipeline.landing.options import LandOptions, LandReport
 from holdfast.pipeline.topic import Span, TopicLog
 
 POLL_S = 0.2
+ATTEMPTS = 5
+"""Expiries may come before a commit so often."""
 
 Ranges = dict[int, list[tuple[int, int]]]
 
@@ -100,6 +111,7 @@ class Landing:
         self._rows: dict[int, int] | None = {}
         self._lost: Ranges = {}
         self._removed: dict[int, int] = {}
+        self._expired: dict[int, Expired] = {}
         self._digests = dict[int, str]()
         self._digested_from = dict[int, int]()
         self._skips = dict[int, OffsetRanges]()
@@ -121,11 +133,28 @@ class Landing:
             last = last_landing(self.path, history)
             if last is not None:
                 check_identity(self.path, last.landed, self._log.topic, self._topic_id)
-                counted = self._table.counted(history[0].version)
-                check_rows(self.path, last, counted)
-                self._take(last.landed)
-                self._rows = _all_told(counted)
+                self._go_on_from(last, history[0].version)
         self.report.vector = dict(self._vector)
+
+    def _go_on_from(self, last: LastLanding, version: int) -> None:
+        counted = self._table.counted(version)
+        check_rows(self.path, last, counted)
+        self._take(last.landed)
+        self._rows = _all_told(counted)
+
+    def _pass_upkeep(self) -> bool:
+        """Go on from what there is now, where no landing followed the commit that this one went on from, but expiries or changes of the
+        table's properties; tell whether it was so.
+        """
+        history = self._table.history(HISTORY_LIMIT)
+        chain = sound_chain(self.path, history)
+        links = [each.landed.batch for each in chain]
+        if self._link not in links or not all(
+            each.landed.expires for each in chain[: links.index(self._link)]
+        ):
+            return False
+        self._go_on_from(chain[0], history[0].version)
+        return True
 
     def _take(self, landed: Landed) -> None:
         self._vector, self._begins = dict(landed.end), dict(landed.begins)
@@ -145,6 +174,7 @@ class Landing:
 
     def _take_notes(self, landed: Landed) -> None:
         self._lost, self._removed = dict(landed.lost), dict(landed.removed)
+        self._expired = dict(landed.expired)
         self._noted, self._left_out, self._cut = dict(landed.skipped), dict(landed.left_out), landed.cut
 
     def _rebuild(self) -> None:
@@ -226,6 +256,15 @@ class Landing:
 
     def step(self, ends: dict[int, int], cut: Cut | None = None) -> Landed | None:
         """Write one commit on the way to *ends*, the last of them with *cut*; None when the table has reached them."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return self._step(ends, cut)
+            except LinkTakenError:
+                if not self._pass_upkeep():
+                    raise
+        return self._step(ends, cut)
+
+    def _step(self, ends: dict[int, int], cut: Cut | None) -> Landed | None:
         self._skips = read_skips(self._settings).of_topic(self._log.topic)
         start, lost = self._start(ends)
         target = share(start, ends, self._options.max_records)
@@ -279,6 +318,7 @@ class Landing:
             columns=SCHEMA_VERSION,
             digests=self._digests,
             digested_from=self._digested_from,
+            expired=self._expired,
         )
 
     def _note(self, written: LandedRows, start: dict[int, int], target: dict[int, int], lost: Ranges) -> None:
@@ -331,9 +371,9 @@ def _all_told(counted: Mapping[int, int | None]) -> dict[int, int] | None:
     return rows if len(rows) == len(counted) else None
 
 
-def taken(path: str, start: Mapping[int, int]) -> LakeError:
+def taken(path: str, start: Mapping[int, int]) -> LinkTakenError:
     """Return the error of a landing that lost a race for one link of the chain."""
-    return LakeError(
+    return LinkTakenError(
         f"{path}: another landing extended the table from the same offsets ({describe(start)}); nothing was written "
         "by this one. Run one landing per topic and lake"
     )

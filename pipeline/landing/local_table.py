@@ -36,6 +36,8 @@ from holdfast.pipeline.landing.landing import Contents, LandedRows, taken
 from holdfast.pipeline.topic import Span, TopicReader
 
 LOOK_BACK = 20
+ATTEMPTS = 5
+"""Commits that change the table's properties may come in between so often."""
 
 
 class LocalTable:
@@ -143,18 +145,28 @@ class LocalTable:
             # Spark forgets transactions that do not tell their time, and would let a second commit through.
             app_transactions=[Transaction(transaction_name(link), 1, system_clock.now_ms())],
         )
-        try:
-            self._table.create_write_transaction(
-                [*actions], "append", self._table.schema(), PARTITIONED_BY, commit_properties=properties
-            )
-        except DeltaError as error:
+        failure: DeltaError | None = None
+        for _ in range(ATTEMPTS):
+            read = int(self._table.version())
+            try:
+                self._table.create_write_transaction(
+                    [*actions], "append", self._table.schema(), PARTITIONED_BY, commit_properties=properties
+                )
+                return
+            except DeltaError as error:
+                failure = error
             self._table.update_incremental()
             told = [landed_in(commit) for commit in self.history(LOOK_BACK)]
             if any(each is not None and each.batch == landed.batch for each in told):
                 return  # it is there, only the answer was lost
             if self._table.transaction_version(transaction_name(link)) is not None:
-                raise taken(self.path, landed.start) from error
-            raise LakeError(f"{self.path}: the commit failed, nothing was landed by it: {error}") from error
+                raise taken(self.path, landed.start) from failure
+            if int(self._table.version()) == read:
+                break
+            # Somebody set a property or added a column meanwhile, which refuses every commit that was begun before.
+            for commit in self.history(int(self._table.version()) - read):
+                check_upkeep(self.path, commit, None)
+        raise LakeError(f"{self.path}: the commit failed, nothing was landed by it: {failure}") from failure
 
     def _write_files(
         self, topic: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 OBSERVED_DEADLINE_S = 60.0
 """What a job observed is told a moment after it ended, by another thread of the JVM."""
-_RACE = "ConcurrentTransactionException"
+_RACES = ("ConcurrentTransactionException", "MetadataChangedException")
+"""What Delta says where another commit of the same name was made, or one that changed the table's properties or columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class DeltaTransaction:
 
     def commit(self, told: str, name: str, partitioned_by: Sequence[str]) -> bool:
         """Commit what was written, with *told* as the user's metadata, as the only commit of that *name*; return whether it
-        was made, rather than another's.
+        was made: it is not where another of that name came first, or one that changed the table itself.
         """
         jvm, option = self._jvm, self._jvm.scala.Option
         seq = jvm.PythonUtils.toSeq
@@ -90,7 +91,7 @@ class DeltaTransaction:
         try:
             self._transaction.commit(self._actions.appended(made), write)
         except Exception as error:
-            if any(kind.rpartition(".")[2] == _RACE for kind, _ in causes(error)):
+            if any(kind.rpartition(".")[2] in _RACES for kind, _ in causes(error)):
                 return False
             raise
         return True

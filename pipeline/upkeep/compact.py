@@ -21,13 +21,14 @@ from deltalake.transaction import RemoveAction
 
 from holdfast.clock import system_clock
 from holdfast.errors import LakeError
-from holdfast.pipeline.bronze.commits import UPKEEP_MARK, history_of, listed_files, sound_chain
-from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
-from holdfast.pipeline.bronze.lake import bronze_path, open_table
-from holdfast.pipeline.bronze.layout import layout_faults
+from holdfast.pipeline.bronze.commits import UPKEEP_MARK
+from holdfast.pipeline.bronze.files import File, filesystem_of
+from holdfast.pipeline.bronze.lake import bronze_path
 from holdfast.pipeline.bronze.ordered import in_order
 from holdfast.pipeline.landing.bronze_file import BronzeFile
-from holdfast.pipeline.landing.columns import FILE_SCHEMA, PARTITIONED_BY
+from holdfast.pipeline.landing.columns import PARTITIONED_BY
+from holdfast.pipeline.upkeep.sound import check_there, open_sound, version_of
+from holdfast.pipeline.upkeep.whole_rows import WholeRows, schema_of
 
 TARGET_BYTES = 128 << 20
 ATTEMPTS = 10
@@ -46,21 +47,6 @@ class CompactReport:
     version: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _WholeRows(FileReader):
-    """Reads rows as they are, with all columns that the table has now: *schema*."""
-
-    schema: pa.Schema
-
-    def rows(self, file: File, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        if list(columns) == ["offset"]:
-            yield from FileReader.rows(self, file, columns)
-            return
-        with self._opened(file) as opened:
-            for batch in opened.iter_batches(file.read_rows):
-                yield _as(self.schema, batch)
-
-
 def compact(topic: str, lake: str, *, target_bytes: int = TARGET_BYTES) -> CompactReport:
     """Join the files of each partition of *topic*'s table that lie behind one another, up to about *target_bytes* each.
 
@@ -68,14 +54,7 @@ def compact(topic: str, lake: str, *, target_bytes: int = TARGET_BYTES) -> Compa
     compaction came first: nothing was changed then.
     """
     path = bronze_path(lake, topic)
-    table = open_table(path)
-    if features := set(table.protocol().reader_features or ()) & {"deletionVectors", "columnMapping"}:
-        raise LakeError(
-            f"{path} uses {', '.join(sorted(features))}, which only Spark reads: use its OPTIMIZE"
-        )
-    listed = listed_files(table)
-    for fault in layout_faults(path, sound_chain(path, history_of(table)), listed):
-        raise LakeError(f"{fault.told}: see `holdfast pipeline check`")
+    table, listed, _ = open_sound(path)
     lots = {p: [*lots_of(files, target_bytes)] for p, files in listed.items()}
     before = sum(map(len, listed.values()))
     if not any(lots.values()):
@@ -104,12 +83,12 @@ def lots_of(files: Sequence[File], target_bytes: int) -> Iterator[list[File]]:
 def _joined(
     topic: str, path: str, table: Any, before: int, lots: Mapping[int, Sequence[list[File]]]
 ) -> CompactReport:
-    filesystem, schema, written = filesystem_of(str(table.table_uri)), _schema_of(table), list[BronzeFile]()
+    filesystem, schema, written = filesystem_of(str(table.table_uri)), schema_of(table), list[BronzeFile]()
     taken = [(p, file) for p, each in lots.items() for lot in each for file in lot]
     try:
         for partition, each in sorted(lots.items()):
             where = f"{path} partition {partition}"
-            reader = _WholeRows(where=where, filesystem=filesystem, schema=schema)
+            reader = WholeRows(where=where, filesystem=filesystem, schema=schema)
             for lot in each:
                 written.append(BronzeFile.new(topic, partition))
                 _write(written[-1], reader, lot, schema)
@@ -129,7 +108,7 @@ def _joined(
     )
 
 
-def _write(to: BronzeFile, reader: _WholeRows, lot: Sequence[File], schema: pa.Schema) -> None:
+def _write(to: BronzeFile, reader: WholeRows, lot: Sequence[File], schema: pa.Schema) -> None:
     to.write(reader.filesystem, in_order(reader, lot, schema.names), schema)
     want = sum(file.rows or 0 for file in lot)
     if to.rows != want and all(file.rows is not None for file in lot):
@@ -161,39 +140,7 @@ def _commit(
         except DeltaError as error:
             failure = error
         table.update_incremental()
-        if (version := _version_of(commit, table, read)) is not None:
+        if (version := version_of(commit, table, read)) is not None:
             return version
-        _check_there(path, table, taken)
+        check_there(path, table, [file for _, file in taken], "joined")
     raise LakeError(f"{path}: nothing was joined: {failure}") from failure
-
-
-def _version_of(commit: str, table: Any, read: int) -> int | None:
-    """Return the version of a commit that was made after version *read*, None when there is none."""
-    newer = history_of(table, int(table.version()) - read) if int(table.version()) > read else ()
-    return next((each.version for each in newer if f'"{commit}"' in (each.metadata or "")), None)
-
-
-def _check_there(path: str, table: Any, taken: Sequence[tuple[int, File]]) -> None:
-    """Refuse to go on where something else has removed files that were joined: their rows would be there twice."""
-    there = {file.path for files in listed_files(table).values() for file in files}
-    if gone := [file.path for _, file in taken if file.path not in there]:
-        raise LakeError(
-            f"{path}: nothing was joined, since another commit removed {gone[0]} meanwhile (another compaction, or OPTIMIZE); run one at a time"
-        )
-
-
-def _schema_of(table: Any) -> pa.Schema:
-    """Return the columns of a file with all that somebody added to the table."""
-    there = pa.schema(table.schema().to_arrow())
-    known = {*FILE_SCHEMA.names, *PARTITIONED_BY}
-    return pa.schema([*FILE_SCHEMA, *(field for field in there if field.name not in known)])
-
-
-def _as(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
-    arrays = [
-        batch.column(field.name).cast(field.type)
-        if field.name in batch.schema.names
-        else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from holdfast.dev import processes
 from holdfast.dev.embedded_process import EmbeddedProcess
@@ -76,3 +78,58 @@ def test_a_state_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "embedded.json").write_text("{")
     with pytest.raises(DevBrokerError, match="remove it if no embedded Kafka runs"):
         EmbeddedProcess.find(tmp_path)
+
+
+def test_it_asks_who_comes_and_lets_each_do_what_rules_allow(tmp_path: Path) -> None:
+    folder = tmp_path / "kafka"
+    (tmp_path / "users").write_text("shop=shop-secret\n")
+    rule = "--add --allow-principal User:shop --operation Describe --cluster"
+    (tmp_path / "rules").write_text(f"# what `holdfast acls` prints\n{rule}\n")
+    told = ("--users", str(tmp_path / "users"), "--acls", str(tmp_path / "rules"), "--dir", str(folder))
+    code, output = run("up", "--embedded", "--sasl", *told)
+    assert code == 0, output
+    embedded = EmbeddedProcess.find(folder)
+    assert embedded is not None
+    try:
+        assert f"clients need the properties in {embedded.client_file}" in output
+        assert embedded.client_file.stat().st_mode & 0o777 == 0o600
+        assert embedded.client_config["sasl.password"] in embedded.client_file.read_text()
+        assert embedded.client_config["sasl.password"] not in output
+        shop = {**embedded.client_config, "sasl.username": "shop", "sasl.password": "shop-secret"}
+        root = AdminClient({**embedded.client_config})
+        root.create_topics([NewTopic("orders", 1)])["orders"].result(30)
+        admin = AdminClient({**shop})
+        with pytest.raises(KafkaException) as caught:
+            admin.create_topics([NewTopic("payments", 1)])["payments"].result(30)
+        assert caught.value.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+        assert "orders" not in admin.list_topics(timeout=30).topics
+        assert "without --sasl" not in run("up", "--embedded", "--sasl", "--dir", str(folder))[1]
+        code, output = run("up", "--embedded", "--dir", str(folder))
+        assert code != 0
+        assert "runs already" in output
+    finally:
+        embedded.stop()
+    assert not embedded.client_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "trouble"),
+    [
+        (("--sasl", "--users", "nowhere"), "nowhere cannot be read"),
+        (("--sasl", "--users", "users"), "--users a line: write NAME=VALUE"),
+        (("--sasl", "--acls", "rules"), "line 1 of the access rules cannot be read"),
+        (("--users", "users"), "are for --embedded --sasl"),
+        (("--sasl", "--property", "a=b"), "the embedded Kafka has none"),
+    ],
+)
+def test_what_is_asked_wrongly_is_told(
+    arguments: tuple[str, ...], trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "users").write_text("hidden\n")
+    (tmp_path / "rules").write_text("--add --allow-principal User:a\n")
+    code, output = run("up", "--embedded", "--dir", str(tmp_path / "kafka"), *arguments)
+    assert code != 0
+    assert trouble in " ".join(output.split())
+    assert "hidden" not in output
+    assert EmbeddedProcess.find(tmp_path / "kafka") is None

@@ -74,7 +74,7 @@ def _fields(fields: list[dict[str, Any]], common: dict[str, Any], depth: int) ->
             words += ["null", each["nullableVersions"]]
         if "tag" in each:
             words += ["tag", str(each["tag"]), each["taggedVersions"]]
-        if each.get("default", "") != "":
+        if each.get("default") not in (None, ""):
             words += ["=", str(each["default"]).lower() if each["type"] == "bool" else str(each["default"])]
         yield " " * depth + " ".join(words)
         if inner is not None:

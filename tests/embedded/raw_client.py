@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from itertools import count
 from typing import Any, Self
 
@@ -15,9 +16,11 @@ DEADLINE_S = 30.0
 class RawClient:
     """One connection to a broker at *endpoint*, ``host:port``."""
 
-    def __init__(self, endpoint: str, client_id: str = "raw") -> None:
+    def __init__(self, endpoint: str, client_id: str = "raw", *, tls: ssl.SSLContext | None = None) -> None:
         host, _, port = endpoint.split(",")[0].rpartition(":")
         self._socket = socket.create_connection((host, int(port)), DEADLINE_S)
+        if tls is not None:
+            self._socket = tls.wrap_socket(self._socket, server_hostname=host)
         self._client_id, self._numbers = client_id.encode(), count(1)
 
     def __enter__(self) -> Self:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 import time
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.core.kafka.compression import Compression
 from holdfast.core.kafka.record_batch import (
     CONTROL_BIT,
     TRANSACTIONAL_BIT,
     Record,
     RecordBatch,
+    batches,
     encode_batch,
 )
+from holdfast.embedded.internal_log import KINDS
+from holdfast.embedded.protocol.codec import decode, encode
 from tests.embedded.talk import Talk
 
 SCENARIOS: dict[str, Callable[[Talk], None]] = {}
@@ -952,3 +957,136 @@ def internal_topics(talk: Talk) -> None:
 def hostile_frame(key: int, version: int) -> bytes:
     """Return a request without a body."""
     return struct.pack(">hhih", key, version, 1, -1)
+
+
+# -- what a group of the new protocol leaves in the log
+
+
+def log_of(talk: Talk, group: str) -> list[tuple[str, dict[str, Any], dict[str, Any] | None]]:
+    """Return the records of *group* in the coordinators' topic; each is written again as the same bytes."""
+    found, place, offset = list[Any](), coordinator_partition(group, 8), 0
+    kinds = {number: kind for kind, number in KINDS.items() if kind != "TransactionLog"}
+    while True:
+        wanted = {"partition": place, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+        told = [{"topic": "__consumer_offsets", "partitions": [wanted]}]
+        limits: dict[str, Any] = {"max_wait_ms": 0, "min_bytes": 0, "max_bytes": 1 << 20}
+        answer = talk.client().ask("Fetch", 12, topics=told, **limits)
+        records = bytes(answer["responses"][0]["partitions"][0]["records"] or b"")
+        if not records:
+            return found
+        for _, _, each in batches(records):
+            offset = each.base_offset + each.last_offset_delta + 1
+            if not each.is_control:
+                found += [
+                    _read(record, kinds) for record in each.records if group.encode() in (record.key or b"")
+                ]
+
+
+def _read(record: Record, kinds: dict[int, str]) -> tuple[str, dict[str, Any], dict[str, Any] | None]:
+    assert record.key is not None
+    kind = kinds[int.from_bytes(record.key[:2], "big")]
+    key, value = decode(f"{kind}Key", 0, record.key, 2), None
+    assert bytes(encode(f"{kind}Key", 0, key, bytearray(record.key[:2]))) == record.key
+    if record.value is not None:
+        version = int.from_bytes(record.value[:2], "big")
+        value = decode(f"{kind}Value", version, record.value, 2)
+        assert bytes(encode(f"{kind}Value", version, value, bytearray(record.value[:2]))) == record.value
+    return kind, key, value
+
+
+@scenario
+def log_of_the_new_protocol(talk: Talk) -> None:
+    """The last record of each key, once the group has come to rest. Epochs count what Kafka did in its own time, and who
+    has which partition is the assignors' business: neither is told.
+    """
+    topic, group = talk.topic("orders", 4), talk.name("readers")
+    pattern = talk.name("or.*")
+    talk.coordinated(group)
+    epochs: dict[str, int] = {}
+    held: dict[str, list[Any]] = {}
+
+    def beat(member: str, **more: Any) -> dict[str, Any]:
+        told = {"member_epoch": epochs.get(member, 0), "topic_partitions": held.get(member, []), **more}
+        told = {"group_id": group, "member_id": member, "rebalance_timeout_ms": -1, **told}
+        answer = talk.client().ask("ConsumerGroupHeartbeat", 1, **told)
+        assert answer["error_code"] == 0, answer
+        epochs[member] = answer["member_epoch"]
+        if answer["assignment"] is not None:
+            held[member] = answer["assignment"]["topic_partitions"]
+        return answer
+
+    def settle(*members: str) -> None:
+        """Beat until all partitions are with somebody, and nothing changes any more."""
+        until_s = time.monotonic() + 30
+        while True:
+            for each in members:
+                beat(each)
+            (found,) = talk.client().ask("ConsumerGroupDescribe", 1, group_ids=[group])["groups"]
+            holds = [one["assignment"]["topic_partitions"] for one in found["members"]]
+            counts = [sum(len(each["partitions"]) for each in one) for one in holds]
+            if found["group_state"] == "Stable" and sum(counts) == 4 and all(counts):
+                return
+            assert time.monotonic() < until_s, found
+            time.sleep(0.05)
+
+    def masked(kind: str, value: dict[str, Any], epoch: int) -> dict[str, Any]:
+        told = {name: each for name, each in value.items() if not name.endswith("timestamp")}
+        if "metadata_hash" in told:
+            told["metadata_hash"] = told["metadata_hash"] != 0
+        for name in ("epoch", "assignment_epoch", "member_epoch", "previous_member_epoch"):
+            if name in told and told[name] >= 0:
+                told[name] = "the group's" if told[name] == epoch else "before"
+        if kind.endswith("CurrentMemberAssignment"):
+            told["previous_member_epoch"] = "before"
+            for each in (*told["assigned_partitions"], *told["partitions_pending_revocation"]):
+                assert len(each["assignment_epochs"]) == len(each["partitions"])
+                known = {True: "one before", False: "none"}
+                each["assignment_epochs"] = [known[0 < one <= epoch] for one in each["assignment_epochs"]]
+        for each in (*told.get("topic_partitions", ()), *told.get("assigned_partitions", ())):
+            each["partitions"] = len(each["partitions"])
+        told.pop("version", None)
+        return told
+
+    def tell() -> None:
+        last = {json.dumps([kind, key]): (kind, key, value) for kind, key, value in log_of(talk, group)}
+        epoch = max(
+            [value["epoch"] for _, _, value in last.values() if value and "epoch" in value], default=0
+        )
+        for _, (kind, key, value) in sorted(last.items()):
+            talk.tell(
+                f"{kind} {sorted(key.items())}".replace(f"-{topic[-8:]}", ""),
+                None if value is None else masked(kind, value, epoch),
+            )
+        talk.lines.append("")
+
+    join: dict[str, Any] = {
+        "rebalance_timeout_ms": 10_000,
+        "subscribed_topic_names": [topic],
+        "topic_partitions": [],
+    }
+    beat("a", **join)
+    settle("a")
+    tell()
+    beat("b", **join, instance_id="desk", server_assignor="range")
+    settle("a", "b")
+    tell()
+    place = {"partition_index": 0, "committed_offset": 5, "committed_metadata": "m"}
+    asked = [{"topic_id": talk.topic_id(topic), "partitions": [place]}]
+    member: dict[str, Any] = {"group_id": group, "member_id": "a"}
+    member["generation_id_or_member_epoch"] = epochs["a"]
+    talk.ask("OffsetCommit", topics=asked, **member)
+    named = [{"name": topic, "partitions": [{**place, "partition_index": 1}]}]
+    talk.ask("OffsetCommit", 9, topics=named, **member)
+    beat("b", member_epoch=-2, instance_id="desk")
+    tell()
+    beat("c", **join, instance_id="desk")
+    settle("a", "c")
+    tell()
+    beat("d", **{**join, "subscribed_topic_names": None}, subscribed_topic_regex=pattern)
+    settle("a", "c", "d")
+    tell()
+    for each in ("d", "a", "c"):
+        beat(each, member_epoch=-1)
+    tell()
+    talk.ask("DeleteGroups", 2, groups_names=[group])
+    tell()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.embedded.apis.handlers import HANDLERS
 from holdfast.embedded.kafka import EmbeddedKafka
+from tests.embedded import guarded_scenarios
+from tests.embedded.guarded import Guarded, GuardedKafka, guarded_embedded
 from tests.embedded.scenarios import SCENARIOS
-from tests.embedded.transcripts import recorded, told
+from tests.embedded.transcripts import GUARDED, recorded, told, told_guarded
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -21,8 +26,28 @@ def test_kafka_answers_what_it_did(broker: SessionBroker, name: str) -> None:
     assert told(broker.bootstrap, name) == recorded()[name]
 
 
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Guarded]:
+    with guarded_embedded() as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", guarded_scenarios.SCENARIOS)
+def test_the_embedded_broker_guards_as_kafka_did(guarded: Guarded, name: str) -> None:
+    assert told_guarded(guarded, name) == recorded(GUARDED)[name]
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_kafka_guards_as_it_did(tmp_path: Path) -> None:
+    with GuardedKafka(tmp_path) as kafka:
+        for name in guarded_scenarios.SCENARIOS:
+            assert told_guarded(kafka, name) == recorded(GUARDED)[name], name
+
+
 def test_every_api_is_asked_for() -> None:
-    """WriteTxnMarkers is left to brokers: a client that may ask for it can damage what it asks about."""
-    asked = {line.split(" ")[0] for lines in recorded().values() for line in lines}
+    """WriteTxnMarkers by one who may not only: a client that may can damage what it asks about."""
+    every = [*recorded().values(), *recorded(GUARDED).values()]
+    asked = {line.split(" ")[0] for lines in every for line in lines}
     asked |= {"JoinGroup", "ConsumerGroupHeartbeat"}
-    assert set(HANDLERS) - asked == {"WriteTxnMarkers"}
+    assert set(HANDLERS) <= asked

@@ -220,6 +220,16 @@ def test_granting_what_is_still_held_would_be_seen(monkeypatch: pytest.MonkeyPat
     assert any(violations(seed, 60) for seed in range(5))
 
 
+def test_a_static_member_that_is_back_under_its_name_is_not_away_any_more() -> None:
+    broker = Broker()
+    broker.beat("c1", 0, instance_id="desk")
+    broker.beat("c1", -2, instance_id="desk")
+    assert broker.group.members["c1"].away
+    broker.beat("c1", 0, instance_id="desk")
+    assert not broker.group.members["c1"].away
+    assert broker.beat("c2", 0, instance_id="desk").code is GroupCode.UNRELEASED_INSTANCE_ID
+
+
 def test_members_and_groups_are_values() -> None:
     broker = Broker()
     before = broker.group

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
-from holdfast.errors import LakeError
+from holdfast.errors import LakeError, LinkTakenError
 from holdfast.pipeline.bronze.digests import digest_of, hashes_in, hashes_of
 from holdfast.pipeline.bronze.faults import LakeFault
 from holdfast.pipeline.checks import against_topic as against
@@ -290,7 +290,7 @@ def test_of_two_landings_that_race_one_wins_and_the_lake_stays_sound(
             made = [landing_of(topic, tmp_path) for _ in range(2)]
             told = [pool.submit(each.step, each.ends()) for each in made]
             errors = [error for each in told if (error := each.exception(60)) is not None]
-            assert [type(error) for error in errors] == [LakeError]
+            assert [type(error) for error in errors] == [LinkTakenError]
             lost += len(errors)
     verdict = check(tmp_path, deep=True)
     assert (verdict.faults, verdict.commits, verdict.rows, lost) == ((), races, 4 * races, races)

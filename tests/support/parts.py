@@ -15,7 +15,7 @@ import pytest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PARTS = ("broker", "spark", "database", "process")
+PARTS = ("broker", "spark", "database", "process", "browser")
 DATABASES = ("postgres", "mariadb", "mysql")
 
 QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
@@ -23,7 +23,7 @@ QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
 
 
 def part(name: str) -> Callable[[F], F]:
-    """Say of a fixture which part it starts: broker, database or spark."""
+    """Say of a fixture which part it starts: broker, database, spark or browser."""
 
     def told(make: F) -> F:
         make.__dict__["part"] = name

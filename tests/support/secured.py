@@ -23,6 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from holdfast.core.kafka.grants import Grant, Operation, Pattern, Resource
 from holdfast.dev.broker.cluster import Cluster, Credentials
+from holdfast.embedded.kafka import EmbeddedKafka
 
 DEADLINE_S = 60.0
 SUPER = "root"
@@ -111,6 +112,25 @@ class Guarded:
             **whose,
         )
         return set(self.admin.describe_acls(every).result(DEADLINE_S))
+
+
+class GuardedEmbedded(Guarded):
+    """The embedded broker in the place of the real one."""
+
+    def __init__(self) -> None:
+        users = {SUPER: secrets.token_urlsafe(12)}
+        self._kafka = EmbeddedKafka(users=users, tls=True, acls=(), super_users=[f"User:{SUPER}"])
+
+    def __enter__(self) -> Self:
+        self._kafka.start()
+        self.admin = AdminClient({**self.root()})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kafka.stop()
+
+    def root(self) -> dict[str, str]:
+        return self._kafka.client_config()
 
 
 def _binding(name: str, grant: Grant) -> AclBinding:

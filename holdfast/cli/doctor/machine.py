@@ -26,6 +26,7 @@ PURPOSES = {
     "lake": "replays, verify and the lake",
     "spark": "the same on Spark",
     "sketches": "approximate distinct counts",
+    "tls": "a certificate for the embedded Kafka",
     "avro": "Avro with a schema registry",
     "protobuf": "Protobuf with a schema registry",
     "jsonschema": "JSON Schema with a schema registry",

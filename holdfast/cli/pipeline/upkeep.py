@@ -1,4 +1,4 @@
-"""`holdfast pipeline compact` and `vacuum`: upkeep of a lake's tables."""
+"""`holdfast pipeline compact`, `expire` and `vacuum`: upkeep of a lake's tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import typer
 from holdfast.cli.context import output_of
 from holdfast.cli.output import note, show
 from holdfast.cli.pipeline.lakes import absolute, names_of, tables_in
+from holdfast.clock import system_clock
+from holdfast.errors import ConfigError
 
 LakeOption = Annotated[str, typer.Option(help="Folder or address of the lake.")]
 TopicsOption = Annotated[
@@ -39,6 +41,62 @@ def compact(
     show([asdict(each) for each in reports], columns, output_of(context))
 
 
+def expire(
+    context: typer.Context,
+    lake: LakeOption,
+    topics: Annotated[
+        str | None,
+        typer.Option(
+            "--topics",
+            "--topic",
+            help="Topics whose records expire, with commas between them.",
+        ),
+    ] = None,
+    days: Annotated[
+        float | None,
+        typer.Option("--older-than-days", min=0.001, help="Remove records that are older than so many days."),
+    ] = None,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            help="In place of --older-than-days: remove records from before this time, as --until takes it."
+        ),
+    ] = None,
+    all_topics: Annotated[
+        bool, typer.Option("--all-topics", help="In place of --topics: all of a lake on this machine.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be removed.")] = False,
+) -> None:
+    from holdfast.pipeline.upkeep.expire import expire as remove
+
+    where, before_ms = absolute(lake), _before_ms(days, before)
+    if (topics is None) != all_topics:
+        raise ConfigError("say whose records expire: --topics TOPIC,... or --all-topics")
+    names = tables_in(where) if topics is None else names_of(topics)
+    reports = [remove(each, where, before_ms=before_ms, dry_run=dry_run) for each in names]
+    columns = ("topic", "partition", "first", "begins", "rows", "version")
+    rows = [{**asdict(each), "version": report.version} for report in reports for each in report.expired]
+    show(rows, columns, output_of(context))
+    count = sum(each.rows for report in reports for each in report.expired)
+    note(f"{count} rows {'would be' if dry_run else 'were'} removed")
+
+
+def _before_ms(days: float | None, before: str | None) -> int:
+    """Return the time that the options name, in ms since the epoch."""
+    from holdfast.pipeline.bronze.extent import parse_until
+
+    if (days is None) == (before is None):
+        raise ConfigError("say what expires: --older-than-days DAYS or --before TIME")
+    if days is not None:
+        return system_clock.now_ms() - round(days * 86_400_000)
+    at_ms = parse_until(str(before)).at_ms
+    if at_ms is None:
+        raise ConfigError(
+            f"--before {before!r}: write a time with its zone (2024-05-01T12:00:00Z), or ms since the epoch"
+        )
+    return at_ms
+
+
 def vacuum(
     context: typer.Context,
     lake: LakeOption,
@@ -51,15 +109,37 @@ def vacuum(
             help="Keep what versions of the last so many hours need; older ones cannot be read afterwards.",
         ),
     ] = 168,
+    folds: Annotated[
+        str | None,
+        typer.Option(
+            "--fold",
+            help="In place of topics, the tables that `pipeline fold` has made of these processors, with commas between them.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only tell which files would be removed.")
     ] = False,
 ) -> None:
-    from holdfast.pipeline.upkeep.vacuum import vacuum as clean
+    from holdfast.pipeline.upkeep.vacuum import vacuum_table
 
-    where = absolute(lake)
-    names = names_of(topics) if topics is not None else tables_in(where)
-    reports = [clean(each, where, hours=hours, dry_run=dry_run) for each in names]
+    paths = _paths(absolute(lake), topics, folds)
+    reports = [vacuum_table(path, name, hours=hours, dry_run=dry_run) for name, path in paths.items()]
     rows = [{"topic": each.topic, "file": file} for each in reports for file in each.files]
     show(rows, ("topic", "file"), output_of(context))
     note(f"{len(rows)} files {'would be' if dry_run else 'were'} removed")
+
+
+def _paths(lake: str, topics: str | None, folds: str | None) -> dict[str, str]:
+    """Return the tables that are meant, by what people call them."""
+    from holdfast.pipeline.bronze.lake import bronze_path
+    from holdfast.pipeline.histories.fold_tables import folds_path
+
+    if folds is None:
+        return {each: bronze_path(lake, each) for each in (names_of(topics) if topics else tables_in(lake))}
+    if topics is not None:
+        raise ConfigError("--topics and --fold both say what to vacuum: give one of them")
+    return {
+        f"{name} {table}": f"{folds_path(lake, name)}/{table}"
+        for name in names_of(folds)
+        for table in ("state", "history")
+    }

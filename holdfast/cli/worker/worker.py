@@ -33,7 +33,7 @@ def worker(
         ),
     ] = 1,
     port: Annotated[int | None, typer.Option(help="As --set web_port=PORT.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="As --set data_dir=FOLDER.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="As --set data_dir=FOLDER.")] = None,
     level: Annotated[str, typer.Option("--loglevel", "-l", metavar="|".join(LEVELS))] = "info",
 ) -> None:
     if level not in LEVELS:

@@ -11,7 +11,7 @@ topic is folded here.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -38,6 +38,7 @@ from holdfast.core.claims.claim_keys import ClaimKey
 from holdfast.core.claims.frames import ReleaseGroup, check_id
 from holdfast.core.claims.guarded import Claim, Pause
 from holdfast.core.claims.resets import RESETS_TOPIC, Aim, Scope, data_topic, held_by_reset
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ConfigError, GroupError
 
 CLIENT_ID = "holdfast-admin"
@@ -79,7 +80,6 @@ class GroupAdmin:
         self._offsets = GroupOffsets(settings, timeout_s=timeout_s, clock=clock)
         self._resets = ResetLog(settings, topic=resets_topic, timeout_s=timeout_s, clock=clock)
         self._view: GroupView | None = None
-        self._has_claims: bool | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -99,14 +99,7 @@ class GroupAdmin:
         A claim group also commits to the broker; that shadow is left out as long as nobody is in it.
         """
         view = self._look()
-        found = (
-            []
-            if view is None
-            else [
-                self._claim_group(view, group)
-                for group in sorted({key.group_id for key in view.claims()} | {*view.pauses()})
-            ]
-        )
+        found = [] if view is None else _claim_groups(view)
         shadows = {group.group for group in found}
         wanted = [
             name
@@ -119,7 +112,8 @@ class GroupAdmin:
     def state(self, group: str, kind: GroupKind | None = None) -> GroupDescription:
         """Return one group; GroupError when there is none of that name and kind."""
         if self._kind(group, kind) is GroupKind.CLAIM:
-            return self._claim_group(self._opened(), group)
+            view = self._opened()
+            return _claim_group(view, group, view.claims(group), view.pauses().get(group))
         return self._described(group)[0]
 
     def members(self, group: str, kind: GroupKind | None = None) -> tuple[MemberDescription, ...]:
@@ -143,15 +137,24 @@ class GroupAdmin:
             for (client, instance), places in sorted(held.items())
         )
 
-    def describe(self, group: str, kind: GroupKind | None = None) -> tuple[Position, ...]:
-        """Return a line for each partition the group has anything to do with, in order; lanes after that
+    def describe(
+        self, group: str, kind: GroupKind | None = None, places: Collection[Place] | None = None
+    ) -> tuple[Position, ...]:
+        """Return a line for each partition the group has anything to do with, or for those of *places*, in order; lanes after that
         of their partition.
         """
         return (
-            self._describe_claims(group)
+            self._describe_claims(group, places)
             if self._kind(group, kind) is GroupKind.CLAIM
-            else self._describe_consumers(group)
+            else self._describe_consumers(group, places)
         )
+
+    def places(self, group: str, kind: GroupKind | None = None) -> tuple[Place, ...]:
+        """Return the partitions of which `describe` tells, in order, without asking where these end."""
+        if self._kind(group, kind) is GroupKind.CLAIM:
+            claims = self._opened().claims(group)
+            return tuple(sorted({(data_topic(key.topic), key.partition) for key in claims}))
+        return tuple(sorted({*self._broker.committed(group), *self._owners(group)}))
 
     # -- pausing
 
@@ -301,14 +304,8 @@ class GroupAdmin:
         if self._view is not None:
             self._view.refresh()
             return self._view
-        if self._has_claims is None:
-            self._has_claims = (
-                self._admin.cluster([self._settings.coordination_topic]).partitions(
-                    self._settings.coordination_topic
-                )
-                is not None
-            )
-        if not self._has_claims:
+        topic = self._settings.coordination_topic
+        if self._admin.cluster([topic]).partitions(topic) is None:  # it may be made later
             return None
         self._view = GroupView(self._settings, timeout_s=self._timeout_s, clock=self._clock).__enter__()
         return self._view
@@ -347,36 +344,15 @@ class GroupAdmin:
 
     # -- parts: claim groups
 
-    def _claim_group(self, view: GroupView, group: str) -> GroupDescription:
-        claims, pause = view.claims(group), view.pauses().get(group)
-        live = [claim for claim in claims.values() if view.live(claim)]
-        resets = tuple(
-            sorted({found for claim in claims.values() if (found := held_by_reset(claim)) is not None})
-        )
-        members = {(claim.client_id, claim.instance_id) for claim in live if held_by_reset(claim) is None}
-        state = (
-            ShownState.RESETTING
-            if resets
-            else ShownState.PAUSED
-            if pause is not None
-            else ShownState.STABLE
-            if live
-            else ShownState.EMPTY
-        )
-        return GroupDescription(
-            group=group,
-            kind=GroupKind.CLAIM,
-            state=state.value,
-            members=len(members),
-            partitions_held=len(live),
-            partitions=len(claims),
-            paused_until_s=None if pause is None else pause.expires_at_s,
-            resets=resets,
-        )
-
-    def _describe_claims(self, group: str) -> tuple[Position, ...]:
+    def _describe_claims(self, group: str, places: Collection[Place] | None) -> tuple[Position, ...]:
         view = self._opened()
         claims = view.claims(group)
+        if places is not None:
+            claims = {
+                key: claim
+                for key, claim in claims.items()
+                if (data_topic(key.topic), key.partition) in places
+            }
         ends = self._offsets.ends((data_topic(key.topic), key.partition) for key in claims)
         return positions(
             group, claims, ends, now_s=view.now_s, stale_after_s=view.stale_after_s, live=view.live
@@ -392,14 +368,16 @@ class GroupAdmin:
 
     # -- parts: the broker's groups
 
-    def _describe_consumers(self, group: str) -> tuple[Position, ...]:
+    def _owners(self, group: str) -> dict[Place, MemberDescription]:
         _, members = self._described(group)
-        committed = self._broker.committed(group)
-        owners = {place: member for member in members for place in member.assignment}
-        places = sorted({*committed, *owners})
-        ends = self._offsets.ends(places)
+        return {place: member for member in members for place in member.assignment}
+
+    def _describe_consumers(self, group: str, places: Collection[Place] | None) -> tuple[Position, ...]:
+        owners, committed = self._owners(group), self._broker.committed(group)
+        told = sorted(each for each in {*committed, *owners} if places is None or each in places)
+        ends = self._offsets.ends(told)
         lines = []
-        for place in places:
+        for place in told:
             end, owner, current = ends.get(place), owners.get(place), committed.get(place)
             lines.append(
                 Position(
@@ -424,3 +402,42 @@ class GroupAdmin:
         if not scope.topics:
             places = [place for place in places if place in committed]
         return {ClaimKey(group, *place): committed.get(place) for place in places}
+
+
+def _claim_groups(view: GroupView) -> list[GroupDescription]:
+    pauses = view.pauses()
+    by_group: dict[str, dict[ClaimKey, Claim]] = {group: {} for group in pauses}
+    for key, claim in view.claims().items():
+        by_group.setdefault(key.group_id, {})[key] = claim
+    return [
+        _claim_group(view, group, claims, pauses.get(group)) for group, claims in sorted(by_group.items())
+    ]
+
+
+def _claim_group(
+    view: GroupView, group: str, claims: Mapping[ClaimKey, Claim], pause: Pause | None
+) -> GroupDescription:
+    live = [claim for claim in claims.values() if view.live(claim)]
+    resets = tuple(
+        sorted({found for claim in claims.values() if (found := held_by_reset(claim)) is not None})
+    )
+    members = {(claim.client_id, claim.instance_id) for claim in live if held_by_reset(claim) is None}
+    state = (
+        ShownState.RESETTING
+        if resets
+        else ShownState.PAUSED
+        if pause is not None
+        else ShownState.STABLE
+        if live
+        else ShownState.EMPTY
+    )
+    return GroupDescription(
+        group=group,
+        kind=GroupKind.CLAIM,
+        state=state.value,
+        members=len(members),
+        partitions_held=len(live),
+        partitions=len(claims),
+        paused_until_s=None if pause is None else pause.expires_at_s,
+        resets=resets,
+    )

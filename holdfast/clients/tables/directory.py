@@ -89,6 +89,11 @@ class Workers:
             for partition in earlier.partitions:
                 self._claimants.setdefault((table, earlier.version, partition), []).insert(0, url)
 
+    @property
+    def announced(self) -> Sequence[WorkerClaims]:
+        """Return the record of each worker, the newest claims last."""
+        return self._by_age
+
     def switch(self, table: str) -> Switch | None:
         """Return the record that says which version of the table is current; None where none was written."""
         return self._switches.get(table)

@@ -8,10 +8,17 @@ from typing import NamedTuple
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.configs.broker import broker_settings
 from holdfast.embedded.configs.topic import IN_SYNC, SETTINGS, ConfigKind, ConfigSource, troubles
-from holdfast.embedded.protocol.codes import MALFORMED, KafkaCode
+from holdfast.embedded.protocol.codes import (
+    FORBIDDEN_CLUSTER,
+    FORBIDDEN_GROUP,
+    FORBIDDEN_TOPIC,
+    MALFORMED,
+    KafkaCode,
+)
+from holdfast.embedded.security.acl_rules import CLUSTER_NAME, AclOperation, AclResource
 from holdfast.embedded.topics.partition import EmbeddedTopic
 
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, LOGGER, GROUP = 2, 4, 8, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
 _KINDS = {0: "UNKNOWN", 2: "TOPIC", 4: "BROKER", 8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
 
@@ -23,6 +30,16 @@ class _Told(NamedTuple):
     text: str | None = None
 
 
+_CLUSTER = AclResource.CLUSTER, KafkaCode.CLUSTER_AUTHORIZATION_FAILED, FORBIDDEN_CLUSTER
+_GUARDED = {
+    TOPIC: (AclResource.TOPIC, KafkaCode.TOPIC_AUTHORIZATION_FAILED, FORBIDDEN_TOPIC),
+    GROUP: (AclResource.GROUP, KafkaCode.GROUP_AUTHORIZATION_FAILED, FORBIDDEN_GROUP),
+    BROKER: _CLUSTER,
+    LOGGER: _CLUSTER,
+}
+"""Whose settings are guarded by rules about what, and what one is told who may not see or change them."""
+
+
 def describe_configs(call: Call) -> Fields:
     """Answer DescribeConfigs."""
     return {"results": [_described(call, each) for each in call.fields["resources"]]}
@@ -32,7 +49,10 @@ def _described(call: Call, told: Fields) -> Fields:
     kind, name, keys = told["resource_type"], told["resource_name"], told["configuration_keys"]
     wanted = None if not keys else set(keys)
     code, text, configs = KafkaCode.NONE, "", []
-    if kind == TOPIC and (topic := call.cluster.topics.get(name)) is not None:
+    forbidden = _forbidden(call, AclOperation.DESCRIBE_CONFIGS, told)
+    if forbidden is not None:
+        code, text = forbidden.code, forbidden.text or ""
+    elif kind == TOPIC and (topic := call.cluster.topics.get(name)) is not None:
         configs = [topic_config(topic, each) for each in SETTINGS if wanted is None or each in wanted]
     elif kind == TOPIC:
         code = KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -50,6 +70,14 @@ def _described(call: Call, told: Fields) -> Fields:
         "resource_name": name,
         "configs": [_without(each, call.fields) for each in configs],
     }
+
+
+def _forbidden(call: Call, operation: AclOperation, told: Fields) -> _Told | None:
+    """Return what one is told who may not do *operation* to the settings of a resource."""
+    kind = told["resource_type"]
+    about, code, text = _GUARDED.get(kind, _GUARDED[BROKER])
+    name = CLUSTER_NAME if about is AclResource.CLUSTER else told["resource_name"]
+    return None if call.may(operation, about, name) else _Told(code, text)
 
 
 def _wrong_broker(call: Call, name: str) -> str | None:
@@ -116,6 +144,8 @@ def _answer(told: Fields, what: _Told) -> Fields:
 
 def _topic(call: Call, told: Fields) -> EmbeddedTopic | _Told:
     kind, name = told["resource_type"], told["resource_name"]
+    if (forbidden := _forbidden(call, AclOperation.ALTER_CONFIGS, told)) is not None:
+        return forbidden
     if kind != TOPIC:
         return _Told(KafkaCode.INVALID_REQUEST, f"Unexpected resource type {_KINDS.get(kind, 'UNKNOWN')}.")
     topic = call.cluster.topics.get(name)

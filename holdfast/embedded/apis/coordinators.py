@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.internal_log import OFFSETS, TRANSACTIONS, home_of
-from holdfast.embedded.protocol.codes import MALFORMED, KafkaCode
+from holdfast.embedded.protocol.codes import FORBIDDEN_GROUP, FORBIDDEN_ID, MALFORMED, KafkaCode
+from holdfast.embedded.security.acl_rules import AclOperation
 
 GROUP, TRANSACTION = 0, 1
 FIRST_OF_SEVERAL = 4
@@ -28,6 +29,10 @@ def _found(call: Call, key: str) -> Fields:
     topic = _TOPICS.get(call.fields["key_type"])
     if topic is None:
         return _none(key, KafkaCode.INVALID_REQUEST, MALFORMED)
+    if topic == OFFSETS and not call.may_group(AclOperation.DESCRIBE, key):
+        return _none(key, KafkaCode.GROUP_AUTHORIZATION_FAILED, _old(call, FORBIDDEN_GROUP))
+    if topic == TRANSACTIONS and not call.may_transact(AclOperation.DESCRIBE, key):
+        return _none(key, KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, _old(call, FORBIDDEN_ID))
     node = call.cluster.nodes.get(home_of(call.cluster.topics, topic, key).leader)
     if node is None:
         return _none(key, KafkaCode.COORDINATOR_NOT_AVAILABLE)
@@ -39,6 +44,11 @@ def _found(call: Call, key: str) -> Fields:
         "error_code": KafkaCode.NONE,
         "error_message": "",
     }
+
+
+def _old(call: Call, text: str) -> str:
+    """Return *text* where Kafka says it: newer clients look at the code alone."""
+    return text if call.version < FIRST_OF_SEVERAL else ""
 
 
 def _none(key: str, code: KafkaCode, text: str = "") -> Fields:

@@ -6,11 +6,11 @@ from typing import Any
 
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.protocol.table import NO_UUID
+from holdfast.embedded.security.acl_rules import CLUSTER_NAME, AclOperation, AclResource
 from holdfast.embedded.topics.partition import EmbeddedPartition, EmbeddedTopic
 from holdfast.embedded.topics.registry import name_trouble
 
-TOPIC_OPERATIONS, CLUSTER_OPERATIONS, GROUP_OPERATIONS = 3576, 8096, 3400
-"""What one who may do everything may do, as the protocol's bits."""
 NOT_ASKED = -(1 << 31)
 FIRST_WITH_LEVEL_0 = 4
 MISMATCHED_ENDPOINT, UNSUPPORTED_ENDPOINT = 114, 115
@@ -48,7 +48,11 @@ def metadata(call: Call) -> Fields:
     wanted = call.fields["topics"]
     everything = wanted is None or (call.version == 0 and not wanted)
     topics = (
-        [_topic(call, each) for each in call.cluster.topics]
+        [
+            _topic(call, each)
+            for each in call.cluster.topics
+            if call.may_topic(AclOperation.DESCRIBE, each.name)
+        ]
         if everything
         else [_wanted(call, each) for each in wanted]
     )
@@ -57,10 +61,16 @@ def metadata(call: Call) -> Fields:
         "cluster_id": call.cluster.cluster_id,
         "controller_id": call.cluster.controller_id,
         "topics": topics,
-        "cluster_authorized_operations": CLUSTER_OPERATIONS
-        if call.fields["include_cluster_authorized_operations"]
-        else NOT_ASKED,
+        "cluster_authorized_operations": _cluster_operations(call),
     }
+
+
+def _cluster_operations(call: Call) -> int:
+    if not call.fields["include_cluster_authorized_operations"]:
+        return NOT_ASKED
+    if not call.may_cluster(AclOperation.DESCRIBE):
+        return 0
+    return call.operations(AclResource.CLUSTER, CLUSTER_NAME)
 
 
 def _broker(node_id: int, host: str, port: int) -> Fields:
@@ -71,11 +81,17 @@ def _wanted(call: Call, wanted: Fields) -> Fields:
     topics, name = call.cluster.topics, wanted["name"]
     if name is None:
         by_id = topics.by_id(wanted["topic_id"])
+        if by_id is not None and not call.may_topic(AclOperation.DESCRIBE, by_id.name):
+            return _forbidden(None, by_id.topic_id)
         if by_id is not None:
             return _topic(call, by_id)
         nothing: Fields = {"name": None if call.version >= 12 else "", "topic_id": wanted["topic_id"]}
         return {"error_code": KafkaCode.UNKNOWN_TOPIC_ID, "topic_authorized_operations": NOT_ASKED, **nothing}
+    if not call.may_topic(AclOperation.DESCRIBE, name):
+        return _forbidden(name)
     topic = topics.get(name)
+    if topic is None and _creates(call) and not may_create(call, name):
+        return _forbidden(name)
     if topic is None and name_trouble(name) is None and _creates(call):
         made = topics.create({"name": name, "num_partitions": -1, "replication_factor": -1})
         topic = made if isinstance(made, EmbeddedTopic) else None
@@ -84,6 +100,16 @@ def _wanted(call: Call, wanted: Fields) -> Fields:
     valid = name_trouble(name) is None
     code = KafkaCode.UNKNOWN_TOPIC_OR_PARTITION if valid else KafkaCode.INVALID_TOPIC_EXCEPTION
     return {"error_code": code, "name": name, "topic_authorized_operations": NOT_ASKED}
+
+
+def _forbidden(name: str | None, topic_id: bytes = NO_UUID) -> Fields:
+    code = KafkaCode.TOPIC_AUTHORIZATION_FAILED
+    return {"error_code": code, "name": name, "topic_id": topic_id, "topic_authorized_operations": NOT_ASKED}
+
+
+def may_create(call: Call, topic: str) -> bool:
+    """Return whether who asks may create *topic*."""
+    return call.may_cluster(AclOperation.CREATE) or call.may_topic(AclOperation.CREATE, topic)
 
 
 def _creates(call: Call) -> bool:
@@ -98,7 +124,7 @@ def _topic(call: Call, topic: EmbeddedTopic) -> Fields:
         "topic_id": topic.topic_id,
         "is_internal": topic.is_internal,
         "partitions": [_partition(call, each) for each in topic.partitions],
-        "topic_authorized_operations": TOPIC_OPERATIONS if asked else NOT_ASKED,
+        "topic_authorized_operations": call.operations(AclResource.TOPIC, topic.name) if asked else NOT_ASKED,
     }
 
 
@@ -133,7 +159,5 @@ def describe_cluster(call: Call) -> Fields:
         "brokers": [
             {"broker_id": each.node_id, "host": each.host, "port": each.port} for each in call.cluster.alive
         ],
-        "cluster_authorized_operations": CLUSTER_OPERATIONS
-        if fields["include_cluster_authorized_operations"]
-        else NOT_ASKED,
+        "cluster_authorized_operations": _cluster_operations(call),
     }

@@ -17,11 +17,18 @@ from holdfast.embedded.fetch_sessions import (
     SentBefore,
 )
 from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.security.acl_rules import AclOperation
 from holdfast.embedded.topics.partition import EmbeddedPartition
 
 FIRST_BY_ID = 13
 READ_COMMITTED = 1
 UNKNOWN = -1
+_UNSEEN = (
+    KafkaCode.UNKNOWN_TOPIC_OR_PARTITION,
+    KafkaCode.UNKNOWN_TOPIC_ID,
+    KafkaCode.TOPIC_AUTHORIZATION_FAILED,
+)
+"""Codes with which Kafka has not looked at the partition."""
 _NOWHERE = {"epoch": UNKNOWN, "end_offset": UNKNOWN}
 
 
@@ -97,6 +104,9 @@ def _of(call: Call, key: FetchKey) -> EmbeddedPartition | None:
 
 def _read(call: Call, key: FetchKey, wanted: Fetched, left: int, *, one_at_least: bool) -> FetchAnswer:
     partition = _of(call, key)
+    name = key[0] if isinstance(key[0], str) else partition.topic if partition is not None else None
+    if name is not None and not call.may_topic(AclOperation.READ, name):
+        return _failed(key, KafkaCode.TOPIC_AUTHORIZATION_FAILED)
     if partition is None:
         known = not isinstance(key[0], bytes) or call.cluster.topics.by_id(key[0]) is not None
         return _failed(key, KafkaCode.UNKNOWN_TOPIC_OR_PARTITION if known else KafkaCode.UNKNOWN_TOPIC_ID)
@@ -140,7 +150,7 @@ def _told(key: FetchKey, sent: SentBefore) -> Fields:
 
 def _failed(key: FetchKey, code: KafkaCode, partition: EmbeddedPartition | None = None) -> FetchAnswer:
     sent = SentBefore(UNKNOWN, UNKNOWN, UNKNOWN)
-    there = code not in (KafkaCode.UNKNOWN_TOPIC_OR_PARTITION, KafkaCode.UNKNOWN_TOPIC_ID)
+    there = code not in _UNSEEN
     fields = {**_told(key, sent), "error_code": code, "aborted_transactions": None if there else []}
     if partition is not None:
         leader = {"leader_id": partition.leader, "leader_epoch": partition.leader_epoch}

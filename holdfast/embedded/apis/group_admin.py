@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
-from holdfast.embedded.apis.describing import GROUP_OPERATIONS, NOT_ASKED
+from holdfast.embedded.apis.describing import NOT_ASKED
 from holdfast.embedded.apis.group_members import at_once
 from holdfast.embedded.groups.group import EmbeddedGroup, MemberHome
 from holdfast.embedded.internal_log import OFFSETS
 from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.security.acl_rules import AclOperation, AclResource
 from holdfast.models.group_coordinator.types import ClassicMember, DeleteGroup, GroupState
 
 FIRST_NOT_FOUND = 6
@@ -23,7 +24,11 @@ def describe_groups(call: Call) -> Fields:
 
 def _described(call: Call, group_id: str) -> Fields:
     asked = call.fields["include_authorized_operations"]
+    may = call.operations(AclResource.GROUP, group_id) if asked else NOT_ASKED
     answer: Fields = {"group_id": group_id}
+    if not call.may_group(AclOperation.DESCRIBE, group_id):
+        code = KafkaCode.GROUP_AUTHORIZATION_FAILED
+        return {**answer, "error_code": code, "group_state": ""}
     if not group_id or (elsewhere(call, OFFSETS, group_id)) is not None:
         code = KafkaCode.NOT_COORDINATOR if group_id else KafkaCode.INVALID_GROUP_ID
         return {**answer, "error_code": code, "group_state": ""}
@@ -34,12 +39,19 @@ def _described(call: Call, group_id: str) -> Fields:
             f"Group {group_id} not found." if group is None else f"Group {group_id} is not a classic group."
         )
         told = text if call.version >= FIRST_NOT_FOUND else None
-        return {**answer, "error_code": missing, "error_message": told, "group_state": str(GroupState.DEAD)}
+        operations = may if missing is KafkaCode.NONE else NOT_ASKED
+        return {
+            **answer,
+            "error_code": missing,
+            "error_message": told,
+            "authorized_operations": operations,
+            "group_state": str(GroupState.DEAD),
+        }
     stable = group.classic.state is GroupState.STABLE
     return {
         **answer,
         "error_code": KafkaCode.NONE,
-        "authorized_operations": GROUP_OPERATIONS if asked else NOT_ASKED,
+        "authorized_operations": may,
         "group_state": group.state,
         "protocol_type": group.protocol_type,
         "protocol_data": group.classic.protocol if stable else "",
@@ -61,6 +73,7 @@ def _member(group: EmbeddedGroup, member: ClassicMember, stable: bool) -> Fields
 
 def list_groups(call: Call) -> Fields:
     """Answer ListGroups."""
+    all_of_them = call.may_cluster(AclOperation.DESCRIBE)
     states = {each.lower() for each in call.fields["states_filter"]}
     kinds = {each.lower() for each in call.fields["types_filter"]}
     return {
@@ -74,6 +87,7 @@ def list_groups(call: Call) -> Fields:
             }
             for each in call.cluster.groups.every()
             if elsewhere(call, OFFSETS, each.group_id) is None
+            and (all_of_them or call.may_group(AclOperation.DESCRIBE, each.group_id))
             and (not states or each.state.lower() in states)
             and (not kinds or each.kind in kinds)
         ],
@@ -91,6 +105,8 @@ def delete_groups(call: Call) -> Fields:
 
 def _deleted(call: Call, group_id: str) -> int:
     groups = call.cluster.groups
+    if not call.may_group(AclOperation.DELETE, group_id):
+        return KafkaCode.GROUP_AUTHORIZATION_FAILED
     if (code := elsewhere(call, OFFSETS, group_id)) is not None:
         return code
     group = groups.get(group_id)

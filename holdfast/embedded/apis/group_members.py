@@ -13,6 +13,7 @@ from holdfast.embedded.apis.coordinators import elsewhere
 from holdfast.embedded.groups.group import EmbeddedGroup, MemberHome
 from holdfast.embedded.internal_log import OFFSETS
 from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.security.acl_rules import AclOperation
 from holdfast.models.group_coordinator.types import (
     GroupReply,
     HeartbeatRequest,
@@ -30,9 +31,13 @@ FIRST_OF_SEVERAL = 3
 """Of LeaveGroup."""
 
 
-def misplaced(call: Call) -> KafkaCode | None:
-    """Return why this broker does not answer for the group of a call."""
+def misplaced(call: Call, operation: AclOperation = AclOperation.READ) -> KafkaCode | None:
+    """Return why this broker does not answer for the group of a call: it has another one, or who asks may not do
+    *operation* to it.
+    """
     group_id = call.fields["group_id"]
+    if not call.may_group(operation, group_id):
+        return KafkaCode.GROUP_AUTHORIZATION_FAILED
     if not group_id:
         return KafkaCode.INVALID_GROUP_ID
     return elsewhere(call, OFFSETS, group_id)
@@ -53,7 +58,8 @@ def join_group(call: Call) -> Fields | Awaitable[Fields]:
         group = call.cluster.groups.opened(fields["group_id"])
     if (group.modern is not None and not group.is_empty) or not _fits(group, fields):
         return _not_joined(call, KafkaCode.INCONSISTENT_GROUP_PROTOCOL)
-    group.modern = None
+    if group.modern is not None:
+        call.cluster.groups.become_classic(group)
     request = _join_request(call)
     _note_home(call, group, request)
     reply = call.cluster.groups.take(group, request)
@@ -125,7 +131,7 @@ def _not_joined(call: Call, code: int) -> Fields:
         "generation_id": -1,
         "protocol_name": None if call.version >= FIRST_NULL_PROTOCOL else "",
         "leader": "",
-        "member_id": call.fields["member_id"],
+        "member_id": "" if code == KafkaCode.GROUP_AUTHORIZATION_FAILED else call.fields["member_id"],
         "members": [],
     }
 

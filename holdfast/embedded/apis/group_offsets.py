@@ -15,14 +15,19 @@ from holdfast.embedded.internal_log import OFFSETS
 from holdfast.embedded.protocol.codec import decode
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.protocol.table import message
+from holdfast.embedded.security.acl_rules import AclOperation
 from holdfast.errors import WireError
 from holdfast.models.consumer_group import commit_code
 from holdfast.models.group_coordinator.types import OffsetCommit
 
 FIRST_BY_ID = 10
 FIRST_OF_SEVERAL = 8
+_FIRST_WITH_CODE = 2
+"""Of OffsetFetch: from then on an answer has a code of its own."""
 FIRST_NOT_FOUND = 9
 """Of OffsetCommit: older versions are told of a generation that is not the group's."""
+_OF_EVERYTHING = (KafkaCode.GROUP_AUTHORIZATION_FAILED, KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+"""Codes that one is told of every topic, whatever else is wrong with it."""
 LIMIT_METADATA_BYTES = 4_096
 NOTHING = CommittedOffset(-1, -1, "", -1)
 
@@ -57,6 +62,8 @@ def offset_commit(call: Call) -> Fields:
     topics, taken = commits(call, code)
     if taken:
         call.cluster.groups.commit(call.cluster.groups.opened(fields["group_id"]), taken)
+    else:
+        call.cluster.groups.forget_new(fields["group_id"])
     return {"topics": topics}
 
 
@@ -68,14 +75,24 @@ def commits(call: Call, code: int) -> tuple[list[Fields], dict[Place, CommittedO
         found = call.cluster.topics.by_id(by_id) if by_id is not None else None
         name = topic["name"] if by_id is None else found.name if found is not None else ""
         partitions = []
+        forbidden = KafkaCode.NONE if may_read(call, name) else KafkaCode.TOPIC_AUTHORIZATION_FAILED
         for each in topic["partitions"]:
-            why = code or _misplaced(call, name, each, by_id is not None)
+            why = (
+                code
+                if code in _OF_EVERYTHING
+                else forbidden or code or _misplaced(call, name, each, by_id is not None)
+            )
             if not why:
                 taken[(name, each["partition_index"])] = _committed(call, each)
             partitions.append({"partition_index": each["partition_index"], "error_code": why})
         named = {"name": name} if by_id is None else {"topic_id": by_id}
         topics.append({**named, "partitions": partitions})
     return topics, taken
+
+
+def may_read(call: Call, topic: str) -> bool:
+    """Return whether who asks may commit offsets of *topic*; "" is one that is not there."""
+    return not topic or call.may_topic(AclOperation.READ, topic)
 
 
 def _misplaced(call: Call, topic: str, told: Fields, by_id: bool) -> int:
@@ -111,14 +128,27 @@ def offset_fetch(call: Call) -> Fields:
 def _fetched(call: Call, told: Fields) -> Fields:
     group_id = told["group_id"]
     answer: Fields = {"group_id": group_id, "topics": [], "error_code": KafkaCode.NONE}
-    code: int | None = elsewhere(call, OFFSETS, group_id)
+    may = call.may_group(AclOperation.DESCRIBE, group_id)
+    code: int | None = elsewhere(call, OFFSETS, group_id) if may else KafkaCode.GROUP_AUTHORIZATION_FAILED
     group = call.cluster.groups.get(group_id)
     if code is None and group is not None:
         code = _fenced(group, told)
     if code:
-        return {**answer, "error_code": code}
+        old = call.version < _FIRST_WITH_CODE
+        return {**answer, "error_code": code, "topics": _each(told, KafkaCode(code)) if old else []}
     answer["topics"] = list(_every(call, group) if told["topics"] is None else _asked(call, group, told))
     return answer
+
+
+def _each(told: Fields, code: KafkaCode) -> list[Fields]:
+    """Return what older clients are told, who have no place for the code of a group."""
+    return [
+        {
+            "name": topic["name"],
+            "partitions": [_answer(each, NOTHING, code) for each in topic["partition_indexes"]],
+        }
+        for topic in told["topics"]
+    ]
 
 
 def _fenced(group: EmbeddedGroup, told: Fields) -> int:
@@ -134,6 +164,8 @@ def _every(call: Call, group: EmbeddedGroup | None) -> Iterator[Fields]:
     for topic, index in () if group is None else group.offsets:
         by_topic.setdefault(topic, []).append(index)
     for topic, indexes in by_topic.items():
+        if not call.may_topic(AclOperation.DESCRIBE, topic):
+            continue
         found = call.cluster.topics.get(topic)
         named = (
             {"name": topic} if call.version < FIRST_BY_ID else {"topic_id": found.topic_id if found else b""}
@@ -149,9 +181,12 @@ def _asked(call: Call, group: EmbeddedGroup | None, told: Fields) -> Iterator[Fi
             found = call.cluster.topics.by_id(topic["topic_id"])
             name, named = found.name if found is not None else "", {"topic_id": topic["topic_id"]}
         unknown = call.version >= FIRST_BY_ID and not name
+        forbidden = bool(name) and not call.may_topic(AclOperation.DESCRIBE, name)
         partitions = [
             _answer(each, NOTHING, KafkaCode.UNKNOWN_TOPIC_ID)
             if unknown
+            else _answer(each, NOTHING, KafkaCode.TOPIC_AUTHORIZATION_FAILED)
+            if forbidden
             else _offset(call, group, (name, each))
             for each in topic["partition_indexes"]
         ]
@@ -181,7 +216,7 @@ def _answer(index: int, committed: CommittedOffset, code: KafkaCode) -> Fields:
 
 def offset_delete(call: Call) -> Fields:
     """Answer OffsetDelete."""
-    code = misplaced(call)
+    code = misplaced(call, AclOperation.DELETE)
     group = call.cluster.groups.get(call.fields["group_id"])
     if code is None and group is None:
         code = KafkaCode.GROUP_ID_NOT_FOUND
@@ -197,15 +232,22 @@ def offset_delete(call: Call) -> Fields:
     topics = []
     for topic in call.fields["topics"]:
         name, indexes = topic["name"], [each["partition_index"] for each in topic["partitions"]]
-        held = _subscribed(group, name)
-        if not held:
+        why = _undeletable(call, group, name)
+        if not why:
             call.cluster.groups.forget(group, [(name, each) for each in indexes])
-        why = KafkaCode.GROUP_SUBSCRIBED_TO_TOPIC if held else KafkaCode.NONE
+        forbidden = why if why is KafkaCode.TOPIC_AUTHORIZATION_FAILED else KafkaCode.NONE
+        codes = [forbidden or _unknown(call, name, each) or why for each in indexes]
         answers = [
-            {"partition_index": each, "error_code": _unknown(call, name, each) or why} for each in indexes
+            {"partition_index": each, "error_code": code} for each, code in zip(indexes, codes, strict=True)
         ]
         topics.append({"name": name, "partitions": answers})
     return {"error_code": KafkaCode.NONE, "topics": topics}
+
+
+def _undeletable(call: Call, group: EmbeddedGroup, topic: str) -> KafkaCode:
+    if not may_read(call, topic):
+        return KafkaCode.TOPIC_AUTHORIZATION_FAILED
+    return KafkaCode.GROUP_SUBSCRIBED_TO_TOPIC if _subscribed(group, topic) else KafkaCode.NONE
 
 
 def _unknown(call: Call, topic: str, index: int) -> KafkaCode:

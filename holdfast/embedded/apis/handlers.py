@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 
 from holdfast.embedded.apis import (
+    acl_admin,
+    authenticating,
     configuring,
     coordinators,
     describing,
@@ -17,6 +19,7 @@ from holdfast.embedded.apis import (
     positions,
     producer_admin,
     producing,
+    scram_admin,
     topic_admin,
     transacting,
 )
@@ -68,6 +71,13 @@ HANDLERS: Mapping[str, Handler] = {
     "CreatePartitions": topic_admin.create_partitions,
     "IncrementalAlterConfigs": configuring.incremental_alter_configs,
     "DescribeCluster": describing.describe_cluster,
+    "SaslHandshake": authenticating.sasl_handshake,
+    "SaslAuthenticate": authenticating.sasl_authenticate,
+    "DescribeAcls": acl_admin.describe_acls,
+    "CreateAcls": acl_admin.create_acls,
+    "DeleteAcls": acl_admin.delete_acls,
+    "DescribeUserScramCredentials": scram_admin.describe_user_scram_credentials,
+    "AlterUserScramCredentials": scram_admin.alter_user_scram_credentials,
     "FindCoordinator": coordinators.find_coordinator,
     "JoinGroup": group_members.join_group,
     "SyncGroup": group_members.sync_group,

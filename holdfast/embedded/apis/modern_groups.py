@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from holdfast.core.groups.codes import GroupCode
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
-from holdfast.embedded.apis.describing import GROUP_OPERATIONS, NOT_ASKED
-from holdfast.embedded.groups.group import EmbeddedGroup, MemberHome
+from holdfast.embedded.apis.describing import NOT_ASKED
+from holdfast.embedded.groups.group import EmbeddedGroup, MemberHome, ModernTold, heir_of
 from holdfast.embedded.internal_log import OFFSETS
 from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.security.acl_rules import AclOperation, AclResource
 from holdfast.models.consumer_group import (
     SERVER_ASSIGNORS,
     HeartbeatReply,
@@ -24,6 +27,7 @@ from holdfast.models.consumer_group import (
 )
 from holdfast.models.consumer_group import heartbeat as beat
 
+_HIDDEN_TOPICS = "The described group uses topics that the client is not authorized to describe."
 _FIRST_BY_CLIENT = 1
 """From then on the client chooses its member id."""
 
@@ -32,10 +36,16 @@ def consumer_group_heartbeat(call: Call) -> Fields:
     """Answer ConsumerGroupHeartbeat."""
     fields, groups = call.fields, call.cluster.groups
     group_id = fields["group_id"]
+    if not call.may_group(AclOperation.READ, group_id):
+        return {"error_code": KafkaCode.GROUP_AUTHORIZATION_FAILED}
     if (trouble := _trouble(call)) is not None:
         return {"error_code": KafkaCode.INVALID_REQUEST, "error_message": trouble}
     if (code := elsewhere(call, OFFSETS, group_id)) is not None:
         return {"error_code": code}
+    if not all(
+        call.may_topic(AclOperation.DESCRIBE, each) for each in fields["subscribed_topic_names"] or ()
+    ):
+        return {"error_code": KafkaCode.TOPIC_AUTHORIZATION_FAILED}
     group = groups.get(group_id)
     if group is None and fields["member_epoch"] != 0:
         return {
@@ -72,20 +82,26 @@ def _beaten(call: Call, group: EmbeddedGroup) -> Fields:
     member_id = fields["member_id"] or _new_id(call)
     before = group.modern or ModernGroup()
     held = before.members.get(member_id)
+    heir = heir_of(before, fields["instance_id"])
+    told = _told_by(group.told.get(member_id) or group.told.get(heir), fields)
+    matched = {**group.matched, told.pattern: _matched(call, told.pattern)} if told.pattern else group.matched
     said = ModernHeartbeat(
         member_id=member_id,
         epoch=fields["member_epoch"],
         instance_id=fields["instance_id"],
-        topics=_topics(call, group, member_id),
+        topics=_topics(fields, told, matched),
         owned=None if fields["topic_partitions"] is None else _places(call, fields["topic_partitions"]),
         assignor=fields["server_assignor"],
     )
-    group.homes[member_id] = MemberHome(call.client_id, call.host)
-    group.modern, reply = beat(before, said, call.cluster.topics.counts(), call.cluster.now_ms())
+    meant = _with_meant(before, group.told, matched)
+    group.matched = matched
+    after, reply = beat(meant, said, call.cluster.topics.counts(), call.cluster.now_ms())
     if reply.code is not GroupCode.NONE:
-        if not before.members:
-            call.cluster.groups.forget_new(group)
-        return {"error_code": reply.code, "error_message": _text(reply.code, said, group, held)}
+        return _refused(call, group, before, after, said, reply.code)
+    call.cluster.groups.become_modern(group)
+    group.modern, group.told[member_id] = after, told
+    group.homes[member_id] = MemberHome(call.client_id, call.host)
+    call.cluster.groups.modern_changed(group, before)
     return {
         "error_code": KafkaCode.NONE,
         "member_id": member_id,
@@ -95,21 +111,59 @@ def _beaten(call: Call, group: EmbeddedGroup) -> Fields:
     }
 
 
+def _refused(
+    call: Call,
+    group: EmbeddedGroup,
+    before: ModernGroup,
+    after: ModernGroup,
+    said: ModernHeartbeat,
+    code: GroupCode,
+) -> Fields:
+    """Answer a heartbeat that is refused, with which others may yet have been found gone."""
+    group.modern = after if group.modern is not None or after.epoch else None
+    call.cluster.groups.modern_changed(group, before)
+    call.cluster.groups.forget_new(group.group_id)
+    return {"error_code": code, "error_message": _text(code, said, group, before.members.get(said.member_id))}
+
+
 def _new_id(call: Call) -> str:
     return str(uuid.UUID(bytes=call.cluster.chance.randbytes(16), version=4))
 
 
-def _topics(call: Call, group: EmbeddedGroup, member_id: str) -> tuple[str, ...] | None:
-    """Return what a member subscribes to: the names it tells, and those that its pattern matches now."""
-    fields = call.fields
+def _told_by(before: ModernTold | None, fields: Fields) -> ModernTold:
+    """Return what a member has said of itself, now or before."""
     names, pattern = fields["subscribed_topic_names"], fields["subscribed_topic_regex"]
-    if pattern is not None:
-        group.patterns[member_id] = pattern
-    pattern = group.patterns.get(member_id)
-    if not pattern:
-        return None if names is None else tuple(sorted(names))
-    matched = {each.name for each in call.cluster.topics if re.fullmatch(pattern, each.name)}
-    return tuple(sorted(matched | set(names or ())))
+    before = before or ModernTold((), "", -1, None)
+    return ModernTold(
+        before.names if names is None else tuple(sorted(names)),
+        before.pattern if pattern is None else pattern,
+        fields["rebalance_timeout_ms"] if fields["rebalance_timeout_ms"] != -1 else before.rebalance_ms,
+        fields["server_assignor"] or before.assignor,
+    )
+
+
+def _matched(call: Call, pattern: str) -> tuple[str, ...]:
+    return tuple(sorted(each.name for each in call.cluster.topics if re.fullmatch(pattern, each.name)))
+
+
+def _with_meant(
+    group: ModernGroup, told: Mapping[str, ModernTold], matched: Mapping[str, tuple[str, ...]]
+) -> ModernGroup:
+    """Return *group* with the topics that its members' patterns mean by now, whoever has found them."""
+    members = {
+        name: msgspec.structs.replace(each, topics=told[name].topics(matched)) if told[name].pattern else each
+        for name, each in group.members.items()
+    }
+    return msgspec.structs.replace(group, members=members)
+
+
+def _topics(
+    fields: Fields, told: ModernTold, matched: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...] | None:
+    """Return what a member subscribes to now; None for what it did before."""
+    if fields["subscribed_topic_names"] is None and not told.pattern:
+        return None
+    return told.topics(matched)
 
 
 def _places(call: Call, told: Iterable[Fields]) -> Partitions:
@@ -173,6 +227,8 @@ def _described(call: Call, group_id: str) -> Fields:
     asked = call.fields["include_authorized_operations"]
     answer: Fields = {"group_id": group_id}
     group = call.cluster.groups.get(group_id)
+    if not call.may_group(AclOperation.DESCRIBE, group_id):
+        return {**answer, "error_code": KafkaCode.GROUP_AUTHORIZATION_FAILED}
     if (code := elsewhere(call, OFFSETS, group_id)) is not None:
         return {**answer, "error_code": code}
     if group is None or group.modern is None:
@@ -181,16 +237,24 @@ def _described(call: Call, group_id: str) -> Fields:
         )
         return {**answer, "error_code": KafkaCode.GROUP_ID_NOT_FOUND, "error_message": text}
     modern = group.modern
+    if not all(call.may_topic(AclOperation.DESCRIBE, each) for each in _topics_of(modern)):
+        return {**answer, "error_code": KafkaCode.TOPIC_AUTHORIZATION_FAILED, "error_message": _HIDDEN_TOPICS}
     return {
         **answer,
         "error_code": KafkaCode.NONE,
-        "authorized_operations": GROUP_OPERATIONS if asked else NOT_ASKED,
+        "authorized_operations": call.operations(AclResource.GROUP, group_id) if asked else NOT_ASKED,
         "group_state": group.state,
         "group_epoch": modern.epoch,
         "assignment_epoch": modern.target_epoch,
         "assignor_name": modern.assignor,
         "members": [_member(call, group, modern, each) for each in modern.members.values()],
     }
+
+
+def _topics_of(group: ModernGroup) -> set[str]:
+    """Return the topics that a group's members have or shall have."""
+    held = {each.topic for member in group.members.values() for each in member.assigned}
+    return held | {each.topic for target in group.target.values() for each in target}
 
 
 def _member(call: Call, group: EmbeddedGroup, modern: ModernGroup, member: ModernMember) -> Fields:
@@ -203,7 +267,7 @@ def _member(call: Call, group: EmbeddedGroup, modern: ModernGroup, member: Moder
         "client_id": home.client_id,
         "client_host": home.host,
         "subscribed_topic_names": list(member.topics),
-        "subscribed_topic_regex": group.patterns.get(member.member_id, ""),
+        "subscribed_topic_regex": group.told[member.member_id].pattern,
         "assignment": {"topic_partitions": _told(call, member.assigned, named=True)},
         "target_assignment": {"topic_partitions": _told(call, target, named=True)},
         "member_type": 1,

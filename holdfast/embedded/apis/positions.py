@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.fetching import READ_COMMITTED
 from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.security.acl_rules import AclOperation
 from holdfast.embedded.topics.partition import EmbeddedPartition
 
 LATEST, EARLIEST, MAX_TIME, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = -1, -2, -3, -4, -5, -6
@@ -28,7 +29,9 @@ def list_offsets(call: Call) -> Fields:
 def _listed(call: Call, topic: str, partitions: list[Fields]) -> list[Fields]:
     indexes = [each["partition_index"] for each in partitions]
     return [
-        _failed(each, KafkaCode.INVALID_REQUEST)
+        _failed(each, KafkaCode.TOPIC_AUTHORIZATION_FAILED)
+        if not call.may_topic(AclOperation.DESCRIBE, topic)
+        else _failed(each, KafkaCode.INVALID_REQUEST)
         if indexes.count(each["partition_index"]) > 1
         else _found(call, topic, each)
         for each in partitions
@@ -86,6 +89,8 @@ def offset_for_leader_epoch(call: Call) -> Fields:
 
 def _epoch_end(call: Call, topic: str, told: Fields) -> Fields:
     partition = call.cluster.topics.partition(topic, told["partition"])
+    if not call.may_cluster(AclOperation.CLUSTER_ACTION) and not call.may_topic(AclOperation.DESCRIBE, topic):
+        return {"error_code": KafkaCode.TOPIC_AUTHORIZATION_FAILED, "partition": told["partition"]}
     code = (
         KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
         if partition is None
@@ -109,8 +114,10 @@ def delete_records(call: Call) -> Fields:
 def _deleted(call: Call, topic: str, told: Fields) -> Fields:
     index, offset = told["partition_index"], told["offset"]
     partition = call.cluster.topics.partition(topic, index)
-    if partition is None:
-        code: KafkaCode | None = KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
+    if not call.may_topic(AclOperation.DELETE, topic):
+        code: KafkaCode | None = KafkaCode.TOPIC_AUTHORIZATION_FAILED
+    elif partition is None:
+        code = KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
     elif (found := call.cluster.topics.get(topic)) is not None and found.is_internal:
         code = KafkaCode.INVALID_TOPIC_EXCEPTION
     elif (code := partition.trouble(call.node_id, -1)) is None:

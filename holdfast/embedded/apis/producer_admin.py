@@ -9,7 +9,8 @@ from holdfast.core.kafka.transaction_state import Transaction, TransactionState
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
 from holdfast.embedded.internal_log import TRANSACTIONS
-from holdfast.embedded.protocol.codes import NO_PARTITION, KafkaCode
+from holdfast.embedded.protocol.codes import FORBIDDEN_TOPIC, NO_PARTITION, KafkaCode
+from holdfast.embedded.security.acl_rules import AclOperation
 from holdfast.embedded.topics.partition import EmbeddedPartition
 
 _WORDS = {each: "".join(part.capitalize() for part in each.name.split("_")) for each in TransactionState}
@@ -26,12 +27,14 @@ def describe_producers(call: Call) -> Fields:
 
 
 def _producers(call: Call, topic: str, index: int) -> Fields:
+    if not call.may_topic(AclOperation.READ, topic):
+        told = {"error_code": KafkaCode.TOPIC_AUTHORIZATION_FAILED, "error_message": FORBIDDEN_TOPIC}
+        return {"partition_index": index, **told, "active_producers": []}
     partition = call.cluster.topics.partition(topic, index)
     if partition is None:
         code = KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
         text = NO_PARTITION if call.cluster.topics.get(topic) is None else None
-        told = {"error_code": code, "error_message": text}
-        return {"partition_index": index, **told, "active_producers": []}
+        return {"partition_index": index, "error_code": code, "error_message": text, "active_producers": []}
     if partition.leader != call.node_id:
         code = KafkaCode.NOT_LEADER_OR_FOLLOWER
         return {"partition_index": index, "error_code": code, "active_producers": []}
@@ -60,6 +63,8 @@ def describe_transactions(call: Call) -> Fields:
 
 def _described(call: Call, transactional_id: str) -> Fields:
     answer: Fields = {"transactional_id": transactional_id, "topics": []}
+    if not call.may_transact(AclOperation.DESCRIBE, transactional_id):
+        return {**answer, "error_code": KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
     if not transactional_id:
         return {**answer, "error_code": KafkaCode.INVALID_REQUEST}
     if (code := elsewhere(call, TRANSACTIONS, transactional_id)) is not None:
@@ -69,7 +74,8 @@ def _described(call: Call, transactional_id: str) -> Fields:
         return {**answer, "error_code": KafkaCode.TRANSACTIONAL_ID_NOT_FOUND}
     topics: dict[str, list[int]] = {}
     for topic, index in known.partitions:
-        topics.setdefault(topic, []).append(index)
+        if call.may_topic(AclOperation.DESCRIBE, topic):
+            topics.setdefault(topic, []).append(index)
     return {
         **answer,
         "error_code": KafkaCode.NONE,
@@ -115,5 +121,6 @@ def _is_wanted(call: Call, name: str, known: Transaction) -> bool:
             fields["duration_filter"] < 0
             or (known.started_ms >= 0 and running_ms > fields["duration_filter"])
         )
+        and call.may_transact(AclOperation.DESCRIBE, name)
         and (not pattern or re.fullmatch(pattern, name) is not None)
     )

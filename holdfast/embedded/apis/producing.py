@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.core.kafka.producer_state import AppendOutcome, AppendVerdict
-from holdfast.core.kafka.record_batch import BatchHeader
+from holdfast.core.kafka.record_batch import BatchHeader, claimed_header
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.transacting import admitted
 from holdfast.embedded.logs.batch_checks import BatchRefusal, checked, recoded
 from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.security.acl_rules import AclOperation
 from holdfast.embedded.topics.partition import EmbeddedPartition, EmbeddedTopic
 
 ALL_IN_SYNC, NO_ANSWER = -1, 0
@@ -17,19 +18,42 @@ FIRST_BY_ID = 13
 _ADMIN = "__admin_client"
 _ADDS_ITSELF, _KNOWS_ABORTABLE = 12, 11
 """From then on a write adds its partition to the transaction (KIP-890), or is told that it may only abort."""
+_FORBIDDEN_TOPIC = BatchRefusal(KafkaCode.TOPIC_AUTHORIZATION_FAILED)
+_FORBIDDEN_ID = BatchRefusal(KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 _UNVERIFIED = "Unable to verify the partition has been added to the transaction. Underlying error: "
 
 
 def produce(call: Call) -> Fields | None:
     """Answer Produce; None where the producer asks for no answer."""
     acks = call.fields["acks"]
+    forbidden = _is_forbidden(call)
     responses = []
     for told in call.fields["topic_data"]:
         topic = _topic(call, told)
         name = {"topic_id": told["topic_id"]} if call.version >= FIRST_BY_ID else {"name": told["name"]}
-        partitions = [_produced(call, topic, each) for each in told["partition_data"]]
+        partitions = [
+            _refused(each["index"], _FORBIDDEN_ID)
+            if forbidden
+            else _produced(call, topic, told["name"], each)
+            for each in told["partition_data"]
+        ]
         responses.append({**name, "partition_responses": partitions})
     return None if acks == NO_ANSWER else {"responses": responses}
+
+
+def _is_forbidden(call: Call) -> bool:
+    """Return whether there are records of a transaction by one who may not transact under its name."""
+    if call.cluster.authorizer is None:
+        return False
+    name = call.fields["transactional_id"]
+    may = name is not None and call.may_transact(AclOperation.WRITE, name)
+    every = (each["records"] for topic in call.fields["topic_data"] for each in topic["partition_data"])
+    return not may and any(map(_is_transactional, every))
+
+
+def _is_transactional(records: bytes | memoryview | None) -> bool:
+    header = claimed_header(records or b"")
+    return header is not None and header.is_transactional
 
 
 def _topic(call: Call, told: Fields) -> EmbeddedTopic | None:
@@ -37,9 +61,9 @@ def _topic(call: Call, told: Fields) -> EmbeddedTopic | None:
     return topics.by_id(told["topic_id"]) if call.version >= FIRST_BY_ID else topics.get(told["name"])
 
 
-def _produced(call: Call, topic: EmbeddedTopic | None, told: Fields) -> Fields:
+def _produced(call: Call, topic: EmbeddedTopic | None, name: str | None, told: Fields) -> Fields:
     index = told["index"]
-    found = _partition(call, topic, index)
+    found = _partition(call, topic, name, index)
     if isinstance(found, BatchRefusal):
         return _refused(index, found)
     assert topic is not None
@@ -53,10 +77,17 @@ def _produced(call: Call, topic: EmbeddedTopic | None, told: Fields) -> Fields:
     return _appended(call, topic, found, packed, now_ms)
 
 
-def _partition(call: Call, topic: EmbeddedTopic | None, index: int) -> EmbeddedPartition | BatchRefusal:
+def _partition(
+    call: Call, topic: EmbeddedTopic | None, name: str | None, index: int
+) -> EmbeddedPartition | BatchRefusal:
     if topic is None:
         by_id = call.version >= FIRST_BY_ID
+        known = by_id or call.may_topic(AclOperation.WRITE, name or "")
+        if not known:
+            return _FORBIDDEN_TOPIC
         return BatchRefusal(KafkaCode.UNKNOWN_TOPIC_ID if by_id else KafkaCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if not call.may_topic(AclOperation.WRITE, topic.name):
+        return _FORBIDDEN_TOPIC
     if not 0 <= index < len(topic.partitions):
         return BatchRefusal(KafkaCode.UNKNOWN_TOPIC_OR_PARTITION)
     acks = call.fields["acks"]

@@ -7,13 +7,17 @@ from collections.abc import Iterator
 
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.configuring import topic_config
+from holdfast.embedded.apis.describing import may_create
 from holdfast.embedded.configs.topic import SETTINGS
-from holdfast.embedded.protocol.codes import NO_PARTITION, KafkaCode
+from holdfast.embedded.protocol.codes import FORBIDDEN_TOPIC, NO_PARTITION, KafkaCode
 from holdfast.embedded.protocol.table import NO_UUID
+from holdfast.embedded.security.acl_rules import AclOperation
 from holdfast.embedded.topics.partition import EmbeddedTopic
 from holdfast.embedded.topics.registry import TopicRefusal
 
 FIRST_BY_ID = 6
+_FORBIDDEN_CREATION = TopicRefusal(KafkaCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
+_FORBIDDEN = TopicRefusal(KafkaCode.TOPIC_AUTHORIZATION_FAILED, FORBIDDEN_TOPIC)
 NO_TOPIC_ID = "This server does not host this topic ID."
 
 
@@ -32,8 +36,11 @@ def create_topics(call: Call) -> Fields:
             text = "Creation of internal topic __cluster_metadata is prohibited."
             found.append(_refused(told["name"], TopicRefusal(KafkaCode.INVALID_REQUEST, text)))
             continue
+        if not may_create(call, told["name"]):
+            found.append(_refused(told["name"], _FORBIDDEN_CREATION))
+            continue
         made = call.cluster.topics.create(told, only_check=call.fields["validate_only"])
-        found.append(_refused(told["name"], made) if isinstance(made, TopicRefusal) else _created(made))
+        found.append(_refused(told["name"], made) if isinstance(made, TopicRefusal) else _created(call, made))
     return {"topics": found}
 
 
@@ -48,7 +55,17 @@ def _refused(name: str, refusal: TopicRefusal) -> Fields:
     }
 
 
-def _created(topic: EmbeddedTopic) -> Fields:
+def _created(call: Call, topic: EmbeddedTopic) -> Fields:
+    if not call.may_topic(AclOperation.DESCRIBE_CONFIGS, topic.name):
+        return {
+            "name": topic.name,
+            "topic_id": topic.topic_id,
+            "error_message": None,
+            "topic_config_error_code": KafkaCode.TOPIC_AUTHORIZATION_FAILED,
+            "num_partitions": -1,
+            "replication_factor": -1,
+            "configs": [],
+        }
     return {
         "name": topic.name,
         "topic_id": topic.topic_id,
@@ -82,6 +99,8 @@ def create_partitions(call: Call) -> Fields:
 
 
 def _grown(call: Call, told: Fields) -> TopicRefusal | None:
+    if not call.may_topic(AclOperation.ALTER, told["name"]):
+        return TopicRefusal(KafkaCode.TOPIC_AUTHORIZATION_FAILED, None)
     topic, count, assignments = call.cluster.topics.get(told["name"]), told["count"], told["assignments"]
     if topic is None:
         return TopicRefusal(KafkaCode.UNKNOWN_TOPIC_OR_PARTITION, None)
@@ -120,8 +139,10 @@ def _deleted(call: Call) -> Iterator[Fields]:
     for (name, topic_id), count in counts.items():
         topics = call.cluster.topics
         topic = topics.get(name) if name is not None else topics.by_id(topic_id)
-        refusal = None
-        if name is None and topic_id == NO_UUID:
+        refusal = _forbidden_deletion(call, topic, name)
+        if refusal is not None:
+            pass
+        elif name is None and topic_id == NO_UUID:
             refusal = TopicRefusal(KafkaCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
         elif name is not None and topic_id != NO_UUID:
             refusal = TopicRefusal(
@@ -139,7 +160,7 @@ def _deleted(call: Call) -> Iterator[Fields]:
         if refusal is not None or topic is None:
             assert refusal is not None
             yield {
-                "name": name,
+                "name": _shown(call, topic, name),
                 "topic_id": topic_id,
                 "error_code": refusal.code,
                 "error_message": refusal.text,
@@ -147,3 +168,20 @@ def _deleted(call: Call) -> Iterator[Fields]:
             continue
         call.cluster.delete_topic(topic)
         yield {"name": topic.name, "topic_id": topic.topic_id, "error_code": KafkaCode.NONE}
+
+
+def _forbidden_deletion(call: Call, topic: EmbeddedTopic | None, name: str | None) -> TopicRefusal | None:
+    """Return what one is told who may not delete a topic that it named, or told the id of, or not even know of it."""
+    named = topic.name if topic is not None else name
+    if named is None:
+        return None
+    may_know = call.may_topic(AclOperation.DESCRIBE, named)
+    may = may_know and (topic is None or call.may_topic(AclOperation.DELETE, named))
+    return None if may else _FORBIDDEN
+
+
+def _shown(call: Call, topic: EmbeddedTopic | None, name: str | None) -> str | None:
+    """Return the name of a topic that is not deleted, if who asks may know it."""
+    if name is None and topic is not None and call.may_topic(AclOperation.DESCRIBE, topic.name):
+        return topic.name
+    return name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from holdfast.core.kafka.producer_state import AppendOutcome
 from holdfast.core.kafka.topic_partition import Place
@@ -20,8 +20,8 @@ from holdfast.embedded.apis.group_members import misplaced
 from holdfast.embedded.apis.group_offsets import commit_trouble, commits
 from holdfast.embedded.internal_log import OFFSETS, TRANSACTIONS, home_of
 from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.security.acl_rules import AclOperation, AclResource
 
-OPERATION_NOT_ATTEMPTED = 55
 _FIRST_FENCED = {"InitProducerId": 4, "AddPartitionsToTxn": 2, "AddOffsetsToTxn": 2, "EndTxn": 2}
 """From which version on a client understands PRODUCER_FENCED; older ones are told INVALID_PRODUCER_EPOCH."""
 _BROKERS_OWN = 4
@@ -39,6 +39,8 @@ def init_producer_id(call: Call) -> Fields:
     """Answer InitProducerId."""
     fields = call.fields
     name, told = fields["transactional_id"], (fields["producer_id"], fields["producer_epoch"])
+    if (forbidden := _forbidden_to_begin(call, name)) is not None:
+        return _no_producer(forbidden)
     if name and (code := elsewhere(call, TRANSACTIONS, name)) is not None:
         return _no_producer(code)
     if (told[0] < 0) is not (told[1] < 0):
@@ -53,6 +55,16 @@ def init_producer_id(call: Call) -> Fields:
     return {"error_code": KafkaCode.NONE, "producer_id": reply.producer_id, "producer_epoch": reply.epoch}
 
 
+def _forbidden_to_begin(call: Call, transactional_id: str | None) -> KafkaCode | None:
+    if transactional_id is not None:
+        may = call.may_transact(AclOperation.WRITE, transactional_id)
+        return None if may else KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    may = call.may_cluster(AclOperation.IDEMPOTENT_WRITE) or call.may_somewhere(
+        AclOperation.WRITE, AclResource.TOPIC
+    )
+    return None if may else KafkaCode.CLUSTER_AUTHORIZATION_FAILED
+
+
 def _no_producer(code: int) -> Fields:
     return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
 
@@ -63,6 +75,8 @@ def _no_producer(code: int) -> Fields:
 def add_partitions_to_txn(call: Call) -> Fields:
     """Answer AddPartitionsToTxn."""
     fields = call.fields
+    if call.version >= _BROKERS_OWN and not call.may_cluster(AclOperation.CLUSTER_ACTION):
+        return {"error_code": KafkaCode.CLUSTER_AUTHORIZATION_FAILED}
     if call.version >= _BROKERS_OWN:
         results = [
             {"transactional_id": each["transactional_id"], "topic_results": _added(call, each)}
@@ -76,16 +90,26 @@ def add_partitions_to_txn(call: Call) -> Fields:
 
 def _added(call: Call, told: Fields) -> list[Fields]:
     places = [(each["name"], index) for each in told["topics"] for index in each["partitions"]]
+    clients_own = call.version < _BROKERS_OWN
+    if clients_own and not call.may_transact(AclOperation.WRITE, told["transactional_id"]):
+        return _codes(told, dict.fromkeys(places, KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
+    forbidden = {
+        place for place in places if clients_own and not call.may_topic(AclOperation.WRITE, place[0])
+    }
     unknown = {place for place in places if call.cluster.topics.partition(*place) is None}
-    if unknown:
-        codes = {
-            each: KafkaCode.UNKNOWN_TOPIC_OR_PARTITION if each in unknown else OPERATION_NOT_ATTEMPTED
-            for each in places
-        }
+    codes: dict[Place, int]
+    if unknown or forbidden:
+        codes = dict.fromkeys(places, KafkaCode.OPERATION_NOT_ATTEMPTED)
+        codes |= dict.fromkeys(unknown, KafkaCode.UNKNOWN_TOPIC_OR_PARTITION)
+        codes |= dict.fromkeys(forbidden, KafkaCode.TOPIC_AUTHORIZATION_FAILED)
     elif told["verify_only"]:
         codes = {each: _verified(call, told, each) for each in places}
     else:
         codes = dict.fromkeys(places, _add(call, told, places))
+    return _codes(told, codes)
+
+
+def _codes(told: Fields, codes: Mapping[Place, int]) -> list[Fields]:
     return [
         {
             "name": each["name"],
@@ -151,6 +175,10 @@ def add_offsets_to_txn(call: Call) -> Fields:
     """Answer AddOffsetsToTxn."""
     fields = call.fields
     name = fields["transactional_id"]
+    if (forbidden := _forbidden_to_write(call)) is not None:
+        return {"error_code": forbidden}
+    if not call.may_group(AclOperation.READ, fields["group_id"]):
+        return {"error_code": KafkaCode.GROUP_AUTHORIZATION_FAILED}
     if name and (code := elsewhere(call, TRANSACTIONS, name)) is not None:
         return {"error_code": code}
     home = home_of(call.cluster.topics, OFFSETS, fields["group_id"])
@@ -163,12 +191,17 @@ def add_offsets_to_txn(call: Call) -> Fields:
     return {"error_code": _told(call, "AddOffsetsToTxn", call.cluster.transactions.do(command).error)}
 
 
+def _forbidden_to_write(call: Call) -> KafkaCode | None:
+    may = call.may_transact(AclOperation.WRITE, call.fields["transactional_id"])
+    return None if may else KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
 def txn_offset_commit(call: Call) -> Fields:
     """Answer TxnOffsetCommit."""
     fields = call.fields
     producer = fields["producer_id"], fields["producer_epoch"]
     member = fields["generation_id"], fields["member_id"], fields["group_instance_id"]
-    code: int | None = misplaced(call)
+    code: int | None = _forbidden_to_write(call) or misplaced(call)
     if code is None:
         home = home_of(call.cluster.topics, OFFSETS, fields["group_id"])
         code = _admitted_offsets(call, producer, (home.topic, home.index))
@@ -177,6 +210,7 @@ def txn_offset_commit(call: Call) -> Fields:
     groups = call.cluster.groups
     if taken and not groups.commit_later(groups.opened(fields["group_id"]), taken, producer):
         topics, _ = commits(call, KafkaCode.INVALID_PRODUCER_EPOCH)
+    groups.forget_new(fields["group_id"])
     return {"topics": topics}
 
 
@@ -195,6 +229,8 @@ def end_txn(call: Call) -> Fields:
     """Answer EndTxn."""
     fields = call.fields
     name = fields["transactional_id"]
+    if (forbidden := _forbidden_to_write(call)) is not None:
+        return {"error_code": forbidden}
     if name and (code := elsewhere(call, TRANSACTIONS, name)) is not None:
         return {"error_code": code}
     command = EndTransaction(
@@ -214,13 +250,19 @@ def end_txn(call: Call) -> Fields:
 
 def write_txn_markers(call: Call) -> Fields:
     """Answer WriteTxnMarkers."""
+    may = call.may_cluster(AclOperation.ALTER) or call.may_cluster(AclOperation.CLUSTER_ACTION)
     markers = []
     for told in call.fields["markers"]:
         topics = [
             {
                 "name": topic["name"],
                 "partitions": [
-                    {"partition_index": index, "error_code": _marked(call, told, (topic["name"], index))}
+                    {
+                        "partition_index": index,
+                        "error_code": _marked(call, told, (topic["name"], index))
+                        if may
+                        else KafkaCode.CLUSTER_AUTHORIZATION_FAILED,
+                    }
                     for index in topic["partition_indexes"]
                 ],
             }

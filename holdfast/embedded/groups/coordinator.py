@@ -8,9 +8,12 @@ from itertools import count
 
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.embedded.groups.group import CommittedOffset, EmbeddedGroup
+from holdfast.embedded.groups.modern_records import ModernImage, changes, image_of
 from holdfast.embedded.internal_log import OFFSETS, Note, home_of, write_notes
+from holdfast.embedded.protocol.table import NO_UUID
 from holdfast.embedded.settings import EmbeddedSettings
 from holdfast.embedded.topics.registry import TopicRegistry
+from holdfast.models.consumer_group import ModernGroup
 from holdfast.models.group_coordinator.rules import next_deadline_ms, step
 from holdfast.models.group_coordinator.types import (
     ClassicGroup,
@@ -54,10 +57,11 @@ class EmbeddedGroups:
             self._groups[group_id] = EmbeddedGroup.empty(group_id, self._settings)
         return self._groups[group_id]
 
-    def forget_new(self, group: EmbeddedGroup) -> None:
+    def forget_new(self, group_id: str) -> None:
         """Forget a group that was made for a request which was refused."""
-        if group.modern is not None and not group.modern.members and not group.offsets:
-            del self._groups[group.group_id]
+        group = self._groups.get(group_id)
+        if group is not None and group.is_new:
+            del self._groups[group_id]
 
     def number(self) -> int:
         """Return the number of the next request."""
@@ -126,12 +130,33 @@ class EmbeddedGroups:
         if agreed or left:
             self._write(group, [_generation(group, self._now_ms())])
 
+    # -- modern groups
+
+    def modern_changed(self, group: EmbeddedGroup, before: ModernGroup) -> None:
+        """Write what has changed in a group of KIP-848 since *before*, as Kafka does."""
+        group.note_changes(before)
+        self._write_image(group, image_of(group, self._topics, self._now_ms()))
+
+    def become_modern(self, group: EmbeddedGroup) -> None:
+        """Have the log say nothing of the classic group that it was."""
+        if group.classic.generation > 0 and not group.written:
+            self._write(group, [Note("GroupMetadata", {"group": group.group_id}, None)])
+
+    def become_classic(self, group: EmbeddedGroup) -> None:
+        """Have the log say nothing of the modern group that it was, which nobody is in."""
+        group.modern = None
+        self._write_image(group, {})
+
+    def _write_image(self, group: EmbeddedGroup, image: ModernImage) -> None:
+        self._write(group, list(changes(group.group_id, group.written, image)))
+        group.written = image
+
     # -- offsets
 
     def commit(self, group: EmbeddedGroup, offsets: Mapping[Place, CommittedOffset]) -> None:
         """Keep *offsets* as committed."""
         group.offsets.update(offsets)
-        self._write(group, [_offset(group, place, each) for place, each in offsets.items()])
+        self._write(group, [self._offset(group, place, each) for place, each in offsets.items()])
 
     def commit_later(
         self, group: EmbeddedGroup, offsets: Mapping[Place, CommittedOffset], producer: tuple[int, int]
@@ -139,7 +164,7 @@ class EmbeddedGroups:
         """Keep *offsets* until the transaction of *producer* (id, epoch) has an outcome; False where the log refuses
         them.
         """
-        notes = [_offset(group, place, each) for place, each in offsets.items()]
+        notes = [self._offset(group, place, each) for place, each in offsets.items()]
         home = home_of(self._topics, OFFSETS, group.group_id)
         if notes and not write_notes(home, notes, self._now_ms(), producer=producer):
             return False
@@ -148,7 +173,9 @@ class EmbeddedGroups:
 
     def forget(self, group: EmbeddedGroup, places: list[Place]) -> None:
         """Forget committed offsets."""
-        notes = [_offset(group, each, None) for each in places if group.offsets.pop(each, None) is not None]
+        notes = [
+            self._offset(group, each, None) for each in places if group.offsets.pop(each, None) is not None
+        ]
         self._write(group, notes)
 
     def decided(self, home: int, producer_id: int, *, commit: bool) -> None:
@@ -163,7 +190,9 @@ class EmbeddedGroups:
     def delete(self, group: EmbeddedGroup) -> None:
         """Delete a group that nobody is in."""
         self.forget(group, list(group.offsets))
-        self._write(group, [Note("GroupMetadata", {"group": group.group_id}, None)])
+        if group.modern is None:
+            self._write(group, [Note("GroupMetadata", {"group": group.group_id}, None)])
+        self._write_image(group, {})
         del self._groups[group.group_id]
         if (timer := self._timers.pop(group.group_id, None)) is not None:
             timer.cancel()
@@ -172,6 +201,20 @@ class EmbeddedGroups:
         """Forget what groups have committed in a topic that is gone."""
         for group in self._groups.values():
             self.forget(group, [each for each in group.offsets if each[0] == topic])
+
+    def _offset(self, group: EmbeddedGroup, place: Place, offset: CommittedOffset | None) -> Note:
+        key = {"group": group.group_id, "topic": place[0], "partition": place[1]}
+        topic = self._topics.get(place[0])
+        if offset is None:
+            return Note("OffsetCommit", key, None)
+        value = {
+            "offset": offset.offset,
+            "leader_epoch": offset.leader_epoch,
+            "metadata": offset.metadata,
+            "commit_timestamp": offset.at_ms,
+            "topic_id": NO_UUID if topic is None else topic.topic_id,
+        }
+        return Note("OffsetCommit", key, value)
 
     def _write(self, group: EmbeddedGroup, notes: list[Note]) -> None:
         if notes:
@@ -186,22 +229,6 @@ class EmbeddedGroups:
         for waiting in self._waiting.values():
             waiting.cancel()
         self._waiting.clear()
-
-
-def _offset(group: EmbeddedGroup, place: Place, offset: CommittedOffset | None) -> Note:
-    key = {"group": group.group_id, "topic": place[0], "partition": place[1]}
-    if offset is None:
-        return Note("OffsetCommit", key, None)
-    return Note(
-        "OffsetCommit",
-        key,
-        {
-            "offset": offset.offset,
-            "leader_epoch": offset.leader_epoch,
-            "metadata": offset.metadata,
-            "commit_timestamp": offset.at_ms,
-        },
-    )
 
 
 def _generation(group: EmbeddedGroup, now_ms: int) -> Note:

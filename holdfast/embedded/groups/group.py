@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from holdfast.core.kafka.topic_partition import Place
+from holdfast.core.kafka.topic_partition import Place, TopicPartition
 from holdfast.models.consumer_group import ModernGroup
 from holdfast.models.group_coordinator.types import ClassicGroup, CoordinatorSettings, GroupState
 
@@ -26,6 +27,25 @@ class MemberHome(NamedTuple):
     host: str
 
 
+class ModernTold(NamedTuple):
+    """What a modern member said of itself when it joined, or since."""
+
+    names: tuple[str, ...]
+    pattern: str
+    rebalance_ms: int
+    assignor: str | None
+
+    def topics(self, matched: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+        """Return what it subscribes to: the topics that it names, and those that its pattern means."""
+        return tuple(sorted({*self.names, *matched.get(self.pattern, ())}))
+
+
+def heir_of(group: ModernGroup, instance_id: str | None) -> str:
+    """Return the member of *group* whose part a new one with that instance takes; "" for none."""
+    found = (each.member_id for each in group.members.values() if each.instance_id == instance_id)
+    return next(found, "") if instance_id else ""
+
+
 @dataclass(slots=True)
 class EmbeddedGroup:
     """One group. *modern* is that of KIP-848, once a member has come by its protocol."""
@@ -35,8 +55,14 @@ class EmbeddedGroup:
     protocol_type: str = ""
     modern: ModernGroup | None = None
     homes: dict[str, MemberHome] = field(default_factory=dict)
-    patterns: dict[str, str] = field(default_factory=dict)
-    """Of a modern member that subscribes by a pattern."""
+    told: dict[str, ModernTold] = field(default_factory=dict)
+    """By modern member."""
+    matched: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By pattern of modern members: the topics that it means."""
+    since: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
+    """By modern member: the epoch in which it was given each partition that it has; 0 since it was away, as Kafka has it."""
+    written: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    """What the log says of the modern group (holdfast.embedded.groups.modern_records)."""
     offsets: dict[Place, CommittedOffset] = field(default_factory=dict)
     pending: dict[int, dict[Place, CommittedOffset]] = field(default_factory=dict)
     """By producer id: offsets of a transaction that has no outcome yet."""
@@ -61,6 +87,31 @@ class EmbeddedGroup:
         if self.modern is not None:
             return not self.modern.members
         return self.classic.state in (GroupState.EMPTY, GroupState.DEAD)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody was ever in it, and nothing committed."""
+        never = self.classic.generation == 0 and (self.modern is None or self.modern.epoch == 0)
+        return self.is_empty and never and not (self.offsets or self.pending)
+
+    def note_changes(self, before: ModernGroup) -> None:
+        """Keep of its modern members what is not in the model, and forget it of those who are gone."""
+        if self.modern is None:
+            return
+        for member in self.modern.members.values():
+            had = (
+                self.since.get(member.member_id) or self.since.get(heir_of(before, member.instance_id)) or {}
+            )
+            held = member.assigned | member.revoking
+            now = 0 if member.away else member.epoch
+            self.since[member.member_id] = {each: now if member.away else had.get(each, now) for each in held}
+        there = self.modern.members
+        self.since = {name: each for name, each in self.since.items() if name in there}
+        self.told = {name: each for name, each in self.told.items() if name in there}
+        self.homes = {name: each for name, each in self.homes.items() if name in there}
+        self.matched = {
+            told.pattern: self.matched[told.pattern] for told in self.told.values() if told.pattern
+        }
 
     def is_unstable(self, place: Place) -> bool:
         """Whether a transaction without an outcome has an offset for *place*."""

@@ -102,7 +102,7 @@ def _read_struct(fields: tuple[MessageField, ...], version: int, flexible: bool)
     for form, run in _runs(fields, version):
         names = tuple(each.name for each in run)
         steps.append((form, names, None if form else _read_field(run[0], version, flexible)))
-    tags = {each.tag: (each.name, _read_field(each, version, flexible)) for each in _tagged(fields, version)}
+    tags = {each.tag: (each.name, _read_tagged(each, version)) for each in _tagged(fields, version)}
 
     def read(reader: WireReader) -> Fields:
         found = absent.copy()
@@ -120,6 +120,14 @@ def _read_struct(fields: tuple[MessageField, ...], version: int, flexible: bool)
         return found
 
     return read
+
+
+def _read_tagged(field: MessageField, version: int) -> Read:
+    """Structs that may be null say so there by 0, elsewhere by -1."""
+    if field.is_array or field.kind != "{}" or version not in field.nullable:
+        return _read_field(field, version, True)
+    inner = _read_struct(field.fields, version, True)
+    return lambda reader: inner(reader) if reader.int8(field.name) else None
 
 
 def _read_field(field: MessageField, version: int, flexible: bool) -> Read:
@@ -210,8 +218,7 @@ def _write_struct(fields: tuple[MessageField, ...], version: int, flexible: bool
         asked = tuple((each.name, each.default) for each in run)
         steps.append((form, asked, None if form else _write_field(run[0], version, flexible)))
     tags = [
-        (each.tag, each.name, each.default, _write_field(each, version, flexible))
-        for each in _tagged(fields, version)
+        (each.tag, each.name, each.default, _write_tagged(each, version)) for each in _tagged(fields, version)
     ]
 
     def write(out: bytearray, value: Fields) -> None:
@@ -244,6 +251,12 @@ def _put_tags(out: bytearray, value: Fields, tags: list[tuple[int, str, Any, Wri
         out += one
 
 
+def _write_tagged(field: MessageField, version: int) -> Write:
+    if field.is_array or field.kind != "{}" or version not in field.nullable:
+        return _write_field(field, version, True)
+    return _or_null(_write_struct(field.fields, version, True), null=0)
+
+
 def _write_field(field: MessageField, version: int, flexible: bool) -> Write:
     nullable = version in field.nullable
     if field.is_array:
@@ -272,9 +285,9 @@ def _write_field(field: MessageField, version: int, flexible: bool) -> Write:
     return write
 
 
-def _or_null(inner: Write) -> Write:
+def _or_null(inner: Write, null: int = 0xFF) -> Write:
     def write(out: bytearray, value: Any) -> None:
-        out.append(0xFF if value is None else 1)
+        out.append(null if value is None else 1)
         if value is not None:
             inner(out, value)
 

@@ -10,10 +10,27 @@ from typing import NamedTuple
 
 from holdfast.core.kafka.wire import WireReader, WireReason
 from holdfast.embedded.apis.call import Call, Fields
-from holdfast.embedded.apis.handlers import API_VERSIONS, HANDLERS, offered, unknown_version
+from holdfast.embedded.apis.handlers import (
+    API_VERSIONS,
+    HANDLERS,
+    api_versions,
+    offered,
+    unknown_version,
+)
 from holdfast.embedded.cluster import EmbeddedCluster
 from holdfast.embedded.faults import Fault, FaultKind
 from holdfast.embedded.protocol.codec import decode, encode, is_flexible
+from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.security.distinguished_name import subject_of
+from holdfast.embedded.security.sasl import SaslRefusal
+from holdfast.embedded.security.tls import ANONYMOUS
+from holdfast.embedded.serving.sasl_gate import (
+    AUTHENTICATE,
+    HANDSHAKE,
+    LIMIT_FRAME_BYTES,
+    GateState,
+    SaslGate,
+)
 from holdfast.errors import WireError
 
 logger = logging.getLogger(__name__)
@@ -47,6 +64,9 @@ class KafkaConnection(asyncio.Protocol):
         self._may_write = True
         self._delays: asyncio.Task[None] | None = None
         """Set while an answer is late by a fault."""
+        self._gate = SaslGate(cluster.users) if cluster.security.users else None
+        """Set until the client has shown who it is, where it must."""
+        self._principal = ANONYMOUS
         self._held: bytearray | None = None
         """An answer that a fault sends behind the next one."""
 
@@ -56,6 +76,10 @@ class KafkaConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._connections.add(self)
+        secure = transport.get_extra_info("ssl_object")
+        certificate = None if secure is None else secure.getpeercert(binary_form=True)
+        if certificate is not None:
+            self._principal = f"User:{subject_of(certificate)}"
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -75,9 +99,10 @@ class KafkaConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += data
         at, received = 0, self._received
+        limit = self._cluster.settings.request_max_bytes if self._gate is None else LIMIT_FRAME_BYTES
         while len(received) - at >= SIZE_BYTES:
             size = int.from_bytes(received[at : at + SIZE_BYTES], "big", signed=True)
-            if not 0 <= size <= self._cluster.settings.request_max_bytes:
+            if not 0 <= size <= limit:
                 logger.warning("a frame of %(size)d bytes: the connection is closed", {"size": size})
                 return self.close()
             end = at + SIZE_BYTES + size
@@ -109,10 +134,15 @@ class KafkaConnection(asyncio.Protocol):
             if len(self._frames) == LIMIT_WAITING:
                 self._transport.resume_reading()
             try:
+                if self._gate is not None:
+                    self._knock(self._gate, frame)
+                    continue
                 asked = self._read(frame)
                 answer = HANDLERS[asked.api](asked.call) if asked.known else unknown_version()
             except WireError as error:
                 logger.warning("not a request (%(error)s): the connection is closed", {"error": error})
+                return self.close()
+            except SaslRefusal:
                 return self.close()
             except Exception:
                 logger.exception("a request could not be answered: the connection is closed")
@@ -122,6 +152,39 @@ class KafkaConnection(asyncio.Protocol):
             elif answer is not None:
                 self._write(asked, answer)
         return None
+
+    def _knock(self, gate: SaslGate, frame: bytes) -> None:
+        """Answer one who has not shown yet who it is; SaslRefusal where no answer is due."""
+        if gate.state is GateState.BARE_TOKEN:
+            token = gate.take(frame)
+            self._send(bytearray(len(token).to_bytes(SIZE_BYTES, "big") + token))
+        else:
+            asked = self._read(frame)
+            self._write(asked, self._answer_to_knock(gate, asked))
+        if gate.state is GateState.CLOSED:
+            self._hang_up()
+        elif gate.principal is not None:
+            self._principal, self._gate = gate.principal, None
+
+    @staticmethod
+    def _answer_to_knock(gate: SaslGate, asked: _Asked) -> Fields:
+        fields = asked.call.fields
+        if asked.api == HANDSHAKE:
+            return gate.handshake(fields["mechanism"], asked.version)
+        if asked.api == AUTHENTICATE:
+            return gate.authenticate(fields["auth_bytes"])
+        if not asked.known:
+            return unknown_version()
+        answer = api_versions(asked.call)
+        if answer["error_code"] == KafkaCode.NONE:
+            gate.told_versions()
+        return answer
+
+    def _hang_up(self) -> None:
+        """Close it once what was written has gone."""
+        self._frames.clear()
+        if self._transport is not None:
+            self._transport.close()
 
     async def _later(self, asked: _Asked, answer: Awaitable[Fields | None]) -> None:
         try:
@@ -143,7 +206,9 @@ class KafkaConnection(asyncio.Protocol):
         if api not in _OFFERED:
             raise reader.error(f"api {api} is not offered", WireReason.API, 0)
         name, versions = _OFFERED[api]
-        call = Call(self._cluster, self._node_id, version, {}, client_id)
+        if self._gate is not None and not self._gate.expects(name):
+            raise reader.error(f"{name} from a client that has not shown who it is", WireReason.API, 0)
+        call = Call(self._cluster, self._node_id, version, {}, client_id, principal=self._principal)
         if version not in versions:
             if name != API_VERSIONS:
                 raise reader.error(f"{name} has no version {version}", WireReason.API, 2)

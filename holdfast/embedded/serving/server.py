@@ -30,9 +30,11 @@ class EmbeddedServer:
     async def listen(self, node_id: int, port: int) -> None:
         """Have one broker listen."""
         connections, loop = self._connections[node_id], asyncio.get_running_loop()
+        tls = self._cluster.security.tls
+        context = None if tls is None else tls.context()
         try:
             listener = await loop.create_server(
-                lambda: KafkaConnection(self._cluster, node_id, connections), HOST, port
+                lambda: KafkaConnection(self._cluster, node_id, connections), HOST, port, ssl=context
             )
         except OSError as error:
             raise DevBrokerError(f"the embedded Kafka cannot listen on {HOST}:{port}: {error}") from error

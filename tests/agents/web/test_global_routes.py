@@ -112,4 +112,4 @@ async def test_few_queries_read_copies_at_once_and_those_that_waited_ask_again_w
 async def test_the_list_of_a_worker_without_globals_is_as_it_was() -> None:
     async with MemoryWorker(settings(), [TOTALS], partitions=2) as worker, Asking(worker) as asking:
         _, listed, _ = await asking.ask("/tables")
-        assert listed.keys() == {"app", "url", "tables"}
+        assert listed.keys() == {"app", "release", "tables", "url"}

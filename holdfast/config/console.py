@@ -1,0 +1,27 @@
+"""Settings of the console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from holdfast.config.section import Section, setting
+from holdfast.config.web import is_loopback, token_problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsoleSettings(Section):
+    """Section `[console]`: where `holdfast console` listens, and who may look."""
+
+    console_bind: str = setting("127.0.0.1", "address the console listens on")
+    console_port: int = setting(6067, "port of the console", low=1, high=65_535)
+    console_token: str | None = setting(None, "secret with which people sign in to the console", secret=True)
+
+    def problems(self) -> Iterator[str]:
+        if (problem := token_problem(self.console_token)) is not None:
+            yield f"{self.place('console_token')} {problem}"
+        if not is_loopback(self.console_bind) and self.console_token is None:
+            yield (
+                f"{self.place('console_bind')} is {self.console_bind}, which others can reach: "
+                "set console_token (best by HOLDFAST_CONSOLE_TOKEN_FILE), or bind to 127.0.0.1"
+            )

@@ -1,0 +1,129 @@
+"""Who may look: the Host header, the token, and the sessions of browsers that have signed in with it."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from hmac import compare_digest
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings, is_loopback
+
+SESSION_S = 12 * 3600.0
+LIMIT_SESSIONS = 1_000
+LIMIT_FAILURES = 10
+FAILURES_S = 60.0
+OPEN_PATHS = ("/sign-in", "/assets/")
+"""What is served to anyone: no word of the application stands there."""
+
+
+class RequestDenied(Exception):
+    """A request that gets no page: HTTP status, and why. *sign_in*: it may be asked again once signed in."""
+
+    def __init__(self, status: int, message: str, *, sign_in: bool = False) -> None:
+        super().__init__(message)
+        self.status, self.sign_in = status, sign_in
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSession:
+    """A browser that has signed in; *ends_s* by the monotonic clock."""
+
+    ends_s: float
+    form_token: str
+
+
+class ConsoleAccess:
+    """The rules of the console.
+
+    Without a token it listens on loopback alone, and the Host header must name this machine: else a page of a browser here could read it
+    by a name of its own that resolves to 127.0.0.1. What a form sends must come from a page of the console itself.
+    """
+
+    def __init__(self, settings: Settings, *, clock: Clock = system_clock) -> None:
+        token = settings.console_token
+        self._token = None if token is None else token.encode()
+        self._clock = clock
+        self._sessions: dict[str, ConsoleSession] = {}
+        self._failures: list[float] = []
+        self.cookie = f"holdfast-console-{settings.console_port}"
+        """Cookies know no ports, so the name does."""
+
+    @property
+    def guarded(self) -> bool:
+        """Return whether people have to sign in."""
+        return self._token is not None
+
+    def check(self, request: web.Request) -> None:
+        """Raise RequestDenied unless the request may be answered."""
+        if self._token is None and not _names_this_machine(request.host):
+            raise RequestDenied(
+                403, "The Host header must name this machine, since no token protects the console."
+            )
+        if request.method == "POST":
+            check_origin(request)
+        if self._token is None or request.path.startswith(OPEN_PATHS) or self._bears_token(request):
+            return
+        if self.session(request) is None:
+            raise RequestDenied(401, "Sign in first, or send `Authorization: Bearer TOKEN`.", sign_in=True)
+
+    def _bears_token(self, request: web.Request) -> bool:
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and self._is_token(given.strip())
+
+    def _is_token(self, given: str) -> bool:
+        return self._token is not None and compare_digest(
+            given.encode("utf-8", "surrogateescape"), self._token
+        )
+
+    def session(self, request: web.Request) -> ConsoleSession | None:
+        """Return the session of a browser, None when it has none or it has ended."""
+        key = request.cookies.get(self.cookie, "")
+        found = self._sessions.get(key)
+        if found is not None and found.ends_s <= self._clock.monotonic_s():
+            del self._sessions[key]
+            return None
+        return found
+
+    def sign_in(self, given: str) -> str:
+        """Return the cookie of a new session; RequestDenied for a wrong token, or after too many of them."""
+        now_s = self._clock.monotonic_s()
+        self._failures = [each for each in self._failures if now_s - each < FAILURES_S]
+        if len(self._failures) >= LIMIT_FAILURES:
+            raise RequestDenied(
+                429, f"{LIMIT_FAILURES} wrong tokens within {FAILURES_S:.0f} s: wait a minute."
+            )
+        if not self._is_token(given):
+            self._failures.append(now_s)
+            raise RequestDenied(403, "That is not the console_token of this console.")
+        if len(self._sessions) >= LIMIT_SESSIONS:
+            del self._sessions[min(self._sessions, key=lambda each: self._sessions[each].ends_s)]
+        key = secrets.token_urlsafe(32)
+        self._sessions[key] = ConsoleSession(now_s + SESSION_S, secrets.token_urlsafe(32))
+        return key
+
+    def sign_out(self, request: web.Request) -> None:
+        self._sessions.pop(request.cookies.get(self.cookie, ""), None)
+
+
+def check_origin(request: web.Request) -> None:
+    """Refuse what another site's page sends: browsers tell where a POST comes from, and pages cannot change it."""
+    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+    if site is not None:
+        allowed = site in ("same-origin", "none")
+    elif origin is not None:
+        allowed = urlsplit(origin).netloc.lower() == request.host.lower()
+    else:
+        allowed = "Authorization" in request.headers  # no browser: it has no cookies that others could use
+    if not allowed:
+        raise RequestDenied(403, "This form was not sent from a page of the console.")
+
+
+def _names_this_machine(host: str) -> bool:
+    try:
+        return is_loopback((urlsplit(f"//{host}").hostname or "").lower())
+    except ValueError:
+        return False

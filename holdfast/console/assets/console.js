@@ -1,0 +1,58 @@
+// Keeps the part #live of a page as of now: the same address, asked for as a stream of events.
+"use strict";
+(() => {
+  const live = document.getElementById("live");
+  const box = document.getElementById("liveness");
+  const state = document.getElementById("live-state");
+  const toggle = document.getElementById("live-toggle");
+  if (!live || !box || !window.EventSource) return;
+  let source = null;
+  let lost = false;
+
+  const clock = () => new Date().toISOString().slice(11, 19);
+  const say = (text, wrong) => {
+    if (state.textContent !== text) state.textContent = text;
+    box.classList.toggle("lost", wrong);
+  };
+
+  // What the reader is about to copy, or has opened, or stands on, must outlive the change.
+  const reading = () => {
+    const chosen = window.getSelection();
+    return chosen && !chosen.isCollapsed && live.contains(chosen.anchorNode);
+  };
+  const place = (element) => {
+    if (!element || !live.contains(element)) return null;
+    const same = (each) => each.tagName === element.tagName && each.getAttribute("href") === element.getAttribute("href") && each.getAttribute("aria-label") === element.getAttribute("aria-label");
+    const all = [...live.querySelectorAll(element.tagName)].filter(same);
+    const at = all.indexOf(element);
+    return () => { const now = [...live.querySelectorAll(element.tagName)].filter(same)[at]; if (now) now.focus({ preventScroll: true }); };
+  };
+  const change = (html) => {
+    if (reading()) return;
+    const focus = place(document.activeElement);
+    const open = [...live.querySelectorAll("details[open]")].map((each) => each.id);
+    const scrolled = [...live.querySelectorAll(".wide")].map((each) => each.scrollLeft);
+    live.innerHTML = html;
+    open.forEach((id) => { const each = document.getElementById(id); if (each) each.open = true; });
+    live.querySelectorAll(".wide").forEach((each, at) => { each.scrollLeft = scrolled[at] || 0; });
+    if (focus) focus();
+  };
+
+  const follow = () => {
+    source = new EventSource(window.location.href);
+    source.onopen = () => { lost = false; say("Live", false); };
+    source.onerror = () => { if (!lost) say("The console does not answer since " + clock() + " UTC", true); lost = true; };
+    source.addEventListener("live", (event) => change(event.data));
+    source.addEventListener("point", (event) => document.dispatchEvent(new CustomEvent("holdfast-point", { detail: JSON.parse(event.data) })));
+  };
+  const stop = () => { source.close(); source = null; say("Paused at " + clock() + " UTC", false); };
+
+  toggle.addEventListener("click", () => {
+    if (source) stop(); else follow();
+    toggle.textContent = source ? "Pause" : "Go on";
+  });
+  window.addEventListener("pagehide", () => { if (source) source.close(); });
+  window.addEventListener("pageshow", (event) => { if (event.persisted && source) follow(); });
+  box.hidden = false;
+  follow();
+})();

@@ -1,0 +1,28 @@
+"""What the pages are made of: the watch, the tables, the declaration of the application."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.clients.tables.client import TableClient
+from holdfast.config import Settings
+from holdfast.console.watch import Watch
+from holdfast.core.engine.declared.global_tables import Global, globals_by_name
+from holdfast.core.engine.declared.processor import Processor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleDesk:
+    """All that a page may look at."""
+
+    settings: Settings
+    processors: tuple[Processor[Any, Any], ...]
+    watch: Watch
+    tables: TableClient
+
+    @property
+    def globals(self) -> Mapping[str, Global[Any]]:
+        """Return the global tables that the application reads, by name."""
+        return globals_by_name(read for each in self.processors for read in each.reads)

@@ -1,0 +1,77 @@
+"""What is remembered of earlier pictures: rates for the charts, and which partitions have long not moved."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.console.picture import PartitionId, Picture
+
+KEPT_POINTS = 600
+STALLED_S = 30.0
+
+Positions = Mapping[PartitionId, tuple[int, int | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ChartPoint:
+    """One moment of the charts: records folded a second since the point before, and records not folded yet."""
+
+    at_s: float
+    rate: float | None
+    behind: int | None
+
+
+class History:
+    """Learns from one picture after another; times are the console's own, in seconds that never go back.
+
+    >>> history = History()
+    >>> history.learn({("t", 1, 0): (4, 2)}, now_s=0.0, at_s=100.0)
+    >>> history.learn({("t", 1, 0): (14, 2)}, now_s=2.0, at_s=102.0)
+    >>> history.points[-1].rate, history.stalled(31.0), history.stalled(32.0)
+    (5.0, set(), {('t', 1, 0)})
+    """
+
+    def __init__(self) -> None:
+        self.points: deque[ChartPoint] = deque(maxlen=KEPT_POINTS)
+        self._before: Positions = {}
+        self._before_s = 0.0
+        self._moved_s: dict[PartitionId, float] = {}
+
+    def learn(self, positions: Positions, *, now_s: float, at_s: float) -> None:
+        """Take in where each partition is, as (offset, records behind): *now_s* counts, *at_s* is shown."""
+        known = [behind for _, behind in positions.values() if behind is not None]
+        self.points.append(ChartPoint(at_s, self._rate(positions, now_s), sum(known) if known else None))
+        for place, (offset, behind) in positions.items():
+            before = self._before.get(place)
+            if before is None or before[0] != offset or not behind:
+                self._moved_s[place] = now_s
+        for place in self._moved_s.keys() - positions.keys():
+            del self._moved_s[place]
+        self._before, self._before_s = positions, now_s
+
+    def _rate(self, positions: Positions, now_s: float) -> float | None:
+        seconds = now_s - self._before_s
+        if not self._before or seconds <= 0:
+            return None
+        moved = sum(
+            max(0, offset - self._before[place][0])
+            for place, (offset, _) in positions.items()
+            if place in self._before
+        )
+        return round(moved / seconds, 1)
+
+    def stalled(self, now_s: float) -> set[PartitionId]:
+        """Return the partitions that have had records to fold for STALLED_S and have not moved."""
+        return {place for place, moved_s in self._moved_s.items() if now_s - moved_s >= STALLED_S}
+
+
+def positions_of(picture: Picture) -> Positions:
+    """Return where the partitions of the versions in use are."""
+    return {
+        (each.table, each.version, each.partition): (each.offset, each.behind)
+        for table in picture.tables
+        for each in table.partitions
+        if each.offset is not None
+    }

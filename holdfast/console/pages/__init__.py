@@ -1,0 +1,1 @@
+"""The pages: each turns what a URL asks for into what its template shows."""

@@ -1,0 +1,31 @@
+"""What a page is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.console.desk import ConsoleDesk
+
+Query = Mapping[str, str]
+Build = Callable[[ConsoleDesk, Query], Awaitable[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolePage:
+    """A page: where it is, which entry of the menu it belongs to, its template, and what fills that.
+
+    The template's block `live` is sent anew, at most each *every_s* seconds, to browsers that ask for it.
+    """
+
+    path: str
+    menu: str
+    template: str
+    build: Build
+    every_s: float = 0.0
+
+
+async def nothing(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
+    """Return what a template needs that shows the picture alone."""
+    return {}

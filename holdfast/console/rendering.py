@@ -1,0 +1,116 @@
+"""Turns what pages show into HTML: templates, and the filters by which they write numbers and times."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+ASSETS = {
+    "console.css": "text/css",
+    "console.js": "text/javascript",
+    "charts.js": "text/javascript",
+    "uPlot.iife.min.js": "text/javascript",
+    "uPlot.min.css": "text/css",
+    "icon.svg": "image/svg+xml",
+}
+"""What the pages load, all of it from the console itself, with its types."""
+
+
+@cache
+def asset(name: str) -> bytes:
+    """Return the content of one of ASSETS."""
+    return (resources.files("holdfast.console") / "assets" / name).read_bytes()
+
+
+@cache
+def asset_url(name: str) -> str:
+    """Return where an asset lies: another place for other content, so that browsers may keep it for ever."""
+    return f"/assets/{name}?{hashlib.sha256(asset(name)).hexdigest()[:12]}"
+
+
+def count(value: float | None) -> str:
+    """Return a number with its thousands apart, a dash for what is not known.
+
+    >>> count(1234567), count(12.5), count(None)
+    ('1,234,567', '12.5', '–')
+    """
+    return "–" if value is None else f"{value:,}"
+
+
+def duration(ms: float | None) -> str:
+    """Return a time span in the largest unit that fits.
+
+    >>> [duration(each) for each in (None, 0, 350, 1_500, 95_000, 7_200_000, 200_000_000)]
+    ['–', '0 ms', '350 ms', '1.5 s', '1.6 min', '2.0 h', '2.3 d']
+    """
+    if ms is None:
+        return "–"
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
+        if ms >= size:
+            return f"{ms / size:.1f} {unit}"
+    return f"{ms:.0f} ms"
+
+
+def moment(at_ms: int | None) -> str:
+    """Return a time in UTC, in ms where calendars do not reach, a dash for what is not known.
+
+    >>> moment(1_700_000_000_250), moment(10**15 - 1), moment(None)
+    ('2023-11-14 22:13:20.250', '999999999999999', '–')
+    """
+    if at_ms is None:
+        return "–"
+    try:
+        return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}.{at_ms % 1000:03d}"
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)
+
+
+def percent(share: float | None) -> str:
+    """Return a share in whole per cent, rounded down, so that only all is 100.
+
+    >>> percent(0.999), percent(1.0), percent(None)
+    ('99 %', '100 %', '–')
+    """
+    return "–" if share is None else f"{int(share * 100)} %"
+
+
+def slug(state: str) -> str:
+    """Return a state as the class that colours it.
+
+    >>> slug("owner is silent")
+    'owner-is-silent'
+    """
+    return "".join(each if each.isalnum() else "-" for each in state.lower())
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("holdfast.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters.update(
+        count=count, duration=duration, moment=moment, percent=percent, slug=slug, asset=asset_url
+    )
+    return made
+
+
+def render(template: str, context: Mapping[str, Any]) -> str:
+    """Return a template's HTML; text in *context* is escaped."""
+    return _environment().get_template(template).render(context)
+
+
+def render_block(template: str, block: str, context: Mapping[str, Any]) -> str:
+    """Return the HTML of one block of a template."""
+    found = _environment().get_template(template)
+    return "".join(found.blocks[block](found.new_context(dict(context))))

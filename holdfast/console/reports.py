@@ -1,0 +1,164 @@
+"""What a worker tells of itself at `/tables`, and how all of them are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+import msgspec
+
+from holdfast.clients.tables.web_tls import WorkerToken, client_tls
+from holdfast.config import Settings
+from holdfast.core.engine.query_wire import MSGPACK
+from holdfast.core.untrusted import careful
+from holdfast.errors import AccessError
+
+ATTEMPT_S = 1.5
+LIMIT_BYTES = 64 << 20
+LIMIT_AT_ONCE = 64
+LIMIT_TOLD = 300
+
+
+class ChangelogReport(msgspec.Struct, frozen=True):
+    """How far a changelog is read: the next offset, and its end."""
+
+    next: int
+    end: int
+
+
+class HeldReport(msgspec.Struct, frozen=True):
+    """A partition that a worker has. What workers of older releases do not tell is None."""
+
+    partition: int
+    role: str
+    serving: bool
+    as_of_offset: int = -1
+    as_of: dict[str, int] = {}
+    version: int | None = None
+    standing: str | None = None
+    partial: dict[str, int] = {}
+    stream_ms: int = -1
+    behind: int | None = None
+    age_ms: int | None = None
+    changelog: ChangelogReport | None = None
+
+
+class TableReport(msgspec.Struct, frozen=True):
+    """A table as a worker declares it, with the partitions that it has."""
+
+    version: int
+    partitions: int
+    held: list[HeldReport]
+    building: list[int] = []
+
+
+class WorkerReport(msgspec.Struct, frozen=True):
+    """All that a worker tells of itself at one moment; *unready* is why it is not ready."""
+
+    app: str
+    url: str
+    tables: dict[str, TableReport]
+    release: str = ""
+    unready: str | None = None
+
+
+decode_report = careful(msgspec.msgpack.Decoder(WorkerReport).decode)
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Why a worker told nothing. *late*: it was only too slow, so what it told last may still be so."""
+
+    cause: str
+    late: bool = False
+
+
+class WorkerReports:
+    """Asks workers over pooled connections. Use it with `async with`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._app, self._settings, self._token = settings.app, settings, WorkerToken(settings)
+        self._tls: ssl.SSLContext | None = None
+        self._at_once = asyncio.Semaphore(LIMIT_AT_ONCE)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers={"Accept": MSGPACK},
+            timeout=aiohttp.ClientTimeout(total=ATTEMPT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def ask(self, urls: Iterable[str]) -> dict[str, WorkerReport | Silence]:
+        """Return what each worker tells, or why it tells nothing; takes ATTEMPT_S for each LIMIT_AT_ONCE of them at the longest."""
+        asked = list(urls)
+        return dict(zip(asked, await asyncio.gather(*map(self._ask, asked)), strict=True))
+
+    async def _ask(self, url: str) -> WorkerReport | Silence:
+        assert self._session is not None, "use `async with`"
+        try:
+            async with (
+                self._at_once,
+                self._session.get(
+                    f"{url}/tables",
+                    headers=self._token.headers(url),
+                    ssl=self._tls_for(url),
+                    allow_redirects=False,
+                ) as response,
+            ):
+                body = await _read(response)
+        except AccessError as error:
+            return Silence(str(error))
+        except TimeoutError:
+            return Silence(f"did not answer within {ATTEMPT_S:g} s", late=True)
+        except (aiohttp.ClientError, ValueError) as error:
+            return Silence(f"cannot be reached: {str(error)[:LIMIT_TOLD]}")
+        return self._read_report(url, response.status, body)
+
+    def _tls_for(self, url: str) -> ssl.SSLContext | bool:
+        if not url.startswith("https:"):
+            return True
+        if self._tls is None:
+            self._tls = client_tls(self._settings)
+        return self._tls
+
+    def _read_report(self, url: str, status: int, body: bytes) -> WorkerReport | Silence:
+        if status in (401, 403):
+            return Silence(
+                "refused the question: set web_token, or the certificates, as the workers have them"
+            )
+        if status != 200:
+            return Silence(f"answered with HTTP {status}")
+        try:
+            report = decode_report(body)
+        except msgspec.DecodeError as error:
+            return Silence(
+                f"answered what the console cannot read ({error}): releases differ, or it is no worker"
+            )
+        if report.app != self._app:
+            return Silence(f"is a worker of {report.app[:100]} by now, not of {self._app}")
+        return report
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    pieces, size_bytes = list[bytes](), 0
+    async for piece in response.content.iter_any():
+        size_bytes += len(piece)
+        if size_bytes > LIMIT_BYTES:
+            raise ValueError(f"it sent more than {LIMIT_BYTES} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)

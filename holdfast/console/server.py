@@ -1,0 +1,238 @@
+"""The console's web application: pages, assets, signing in; what every answer says to browsers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+from holdfast.clients.tables.client import TableClient
+from holdfast.clients.tables.directory import Directory, WorkersTopic
+from holdfast.config import Settings
+from holdfast.console.access import SESSION_S, ConsoleAccess, RequestDenied
+from holdfast.console.desk import ConsoleDesk
+from holdfast.console.group_desk import GroupDesk
+from holdfast.console.live import EVENT_STREAM, LiveStreams
+from holdfast.console.pages import groups, overview, tables, workers
+from holdfast.console.pages.page import ConsolePage
+from holdfast.console.rendering import ASSETS, asset, render
+from holdfast.console.watch import Watch
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+PAGES = (
+    overview.OVERVIEW,
+    workers.WORKERS,
+    workers.WORKER,
+    tables.TABLES,
+    tables.TABLE,
+    groups.GROUPS,
+    groups.GROUP,
+)
+MENU = {page.menu: page.path for page in PAGES if not page.path.endswith("/view")}
+LIMIT_BODY_BYTES = 64 << 10
+SHUTDOWN_S = 2.0
+HTML = "text/html; charset=utf-8"
+SECURITY = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+FOR_EVER = "private, max-age=31536000, immutable"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Console:
+    """Serves the pages of one application at *url* from `async with` on until its end.
+
+    *directory*, with *groups* or without any, and *table_directory* take the place of Kafka in tests; this object closes them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        processors: Sequence[Processor[Any, Any]],
+        *,
+        directory: Directory | None = None,
+        groups: GroupDesk | None = None,
+        table_directory: Directory | None = None,
+    ) -> None:
+        self._settings, self._processors = settings, tuple(processors)
+        self._directory, self._groups, self._table_directory = directory, groups, table_directory
+        self._stack = AsyncExitStack()
+        host = f"[{settings.console_bind}]" if ":" in settings.console_bind else settings.console_bind
+        self.url = f"http://{host}:{settings.console_port}/"
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        settings = self._settings
+        directory = WorkersTopic(settings) if self._directory is None else self._directory
+        groups = GroupDesk(settings) if self._directory is None else self._groups
+        watch = Watch(settings, self._processors, directory, groups)
+        await stack.enter_async_context(watch)
+        client = TableClient(settings, self._processors, directory=self._table_directory)
+        await stack.enter_async_context(client)
+        desk = ConsoleDesk(settings=settings, processors=self._processors, watch=watch, tables=client)
+        access = ConsoleAccess(settings)
+        streams = LiveStreams(desk, access)
+        runner = web.AppRunner(
+            build_application(desk, access, streams), access_log=None, shutdown_timeout=SHUTDOWN_S
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        stack.push_async_callback(streams.close)
+        try:
+            await web.TCPSite(runner, settings.console_bind, settings.console_port).start()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {settings.console_bind} port {settings.console_port}: {error.strerror}; "
+                "set console_bind and console_port to a free place, or give --port"
+            ) from error
+
+
+def build_application(desk: ConsoleDesk, access: ConsoleAccess, streams: LiveStreams) -> web.Application:
+    """Return the aiohttp application of the console."""
+    views = _Views(desk, access, streams)
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            access.check(request)
+            return await handler(request)
+        except RequestDenied as denied:
+            return views.denied(request, denied)
+        except web.HTTPException as error:
+            return views.denied(
+                request, RequestDenied(error.status, f"{request.method} {request.path[:200]}: {error.reason}")
+            )
+        except Exception:
+            logger.exception("a page failed: %(path)s", {"path": request.path[:200]})
+            return views.denied(
+                request, RequestDenied(500, "The console failed to make this page; its log has the cause.")
+            )
+
+    async def secure(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(SECURITY)
+        response.headers.setdefault("Cache-Control", "no-store")
+        response.headers["Vary"] = "Accept"
+
+    application = web.Application(middlewares=[guard], client_max_size=LIMIT_BODY_BYTES)
+    application.on_response_prepare.append(secure)
+    for page in PAGES:
+        application.router.add_get(page.path, views.page(page))
+    application.router.add_get("/assets/{name}", views.asset)
+    application.router.add_get("/sign-in", views.sign_in_form)
+    application.router.add_post("/sign-in", views.sign_in)
+    application.router.add_post("/sign-out", views.sign_out)
+    return application
+
+
+class _Views:
+    def __init__(self, desk: ConsoleDesk, access: ConsoleAccess, streams: LiveStreams) -> None:
+        self._desk, self._access, self._streams = desk, access, streams
+
+    def page(self, page: ConsolePage) -> Handler:
+        """Return what answers requests for *page*, and for its changes."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if EVENT_STREAM in request.headers.get("Accept", ""):
+                return await self._streams.serve(request, page)
+            self._desk.watch.asked()
+            context = await page.build(self._desk, request.query)
+            reading = await tables.read(self._desk, request.query) if page is tables.TABLE else None
+            points = [[each.at_s, each.rate, each.behind] for each in self._desk.watch.history.points]
+            return self._html(request, page.template, {**context, "reading": reading, "points": points}, page)
+
+        return answer
+
+    def _html(
+        self,
+        request: web.Request,
+        template: str,
+        context: Mapping[str, Any],
+        page: ConsolePage | None = None,
+        *,
+        status: int = 200,
+    ) -> web.Response:
+        text = render(
+            template,
+            {
+                "picture": self._desk.watch.picture,
+                "menu": MENU,
+                "here": None if page is None else page.menu,
+                "live": page is not None,
+                "signed_in": self._access.session(request) is not None,
+                "query": request.query,
+                **context,
+            },
+        )
+        return web.Response(text=text, status=status, headers={"Content-Type": HTML})
+
+    async def asset(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in ASSETS:
+            raise RequestDenied(404, f"There is no asset {name[:100]}.")
+        return web.Response(
+            body=asset(name), headers={"Content-Type": ASSETS[name], "Cache-Control": FOR_EVER}
+        )
+
+    def denied(self, request: web.Request, denied: RequestDenied) -> web.Response:
+        """Return the page that says why there is none; browsers that have to sign in get the form."""
+        if denied.sign_in and request.method == "GET" and "text/html" in request.headers.get("Accept", ""):
+            return web.Response(status=303, headers={"Location": "/sign-in"})
+        context = {"title": f"Error {denied.status}", "trouble": str(denied)}
+        if not self._access.guarded or self._access.session(request) is not None:
+            return self._html(request, "trouble.html", context, status=denied.status)
+        return self._html(request, "stranger.html", context, status=denied.status)
+
+    async def sign_in_form(self, request: web.Request) -> web.Response:
+        if not self._access.guarded:
+            return web.Response(status=303, headers={"Location": "/"})
+        return self._html(request, "sign_in.html", {"title": "Sign in", "trouble": None})
+
+    async def sign_in(self, request: web.Request) -> web.Response:
+        given = (await request.post()).get("token", "")
+        try:
+            key = self._access.sign_in(given if isinstance(given, str) else "")
+        except RequestDenied as denied:
+            context = {"title": "Sign in", "trouble": str(denied)}
+            return self._html(request, "sign_in.html", context, status=denied.status)
+        response = web.Response(status=303, headers={"Location": "/"})
+        response.set_cookie(
+            self._access.cookie,
+            key,
+            max_age=int(SESSION_S),
+            httponly=True,
+            samesite="Strict",
+            secure=request.secure,
+            path="/",
+        )
+        return response
+
+    async def sign_out(self, request: web.Request) -> web.Response:
+        self._access.sign_out(request)
+        response = web.Response(status=303, headers={"Location": "/sign-in"})
+        response.del_cookie(self._access.cookie, path="/")
+        return response

@@ -1,0 +1,20 @@
+"""SaslHandshake and SaslAuthenticate of those who need none any more (or never did): what comes before a connection is let
+in is answered by holdfast.embedded.serving.sasl_gate.
+"""
+
+from __future__ import annotations
+
+from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.protocol.codes import KafkaCode
+
+_TOO_LATE = "SaslAuthenticate request received after successful authentication"
+
+
+def sasl_handshake(call: Call) -> Fields:
+    """Answer SaslHandshake."""
+    return {"error_code": KafkaCode.ILLEGAL_SASL_STATE}
+
+
+def sasl_authenticate(call: Call) -> Fields:
+    """Answer SaslAuthenticate."""
+    return {"error_code": KafkaCode.ILLEGAL_SASL_STATE, "error_message": _TOO_LATE}

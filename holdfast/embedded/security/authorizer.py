@@ -1,0 +1,142 @@
+"""Decides what a principal may do, as Kafka's StandardAuthorizer does (org.apache.kafka.metadata.authorizer)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from holdfast.embedded.security.acl_rules import (
+    ANYTHING,
+    AclFilter,
+    AclOperation,
+    AclPattern,
+    AclPermission,
+    AclResource,
+    AclRule,
+)
+
+_Op = AclOperation
+_IMPLIES: Mapping[AclOperation, frozenset[AclOperation]] = {
+    _Op.DESCRIBE: frozenset({_Op.DESCRIBE, _Op.READ, _Op.WRITE, _Op.DELETE, _Op.ALTER}),
+    _Op.DESCRIBE_CONFIGS: frozenset({_Op.DESCRIBE_CONFIGS, _Op.ALTER_CONFIGS}),
+}
+"""Operations that allow another one, if a rule allows them; a denial denies what it names only."""
+OPERATIONS: Mapping[AclResource, tuple[AclOperation, ...]] = {
+    AclResource.TOPIC: (
+        _Op.READ,
+        _Op.WRITE,
+        _Op.CREATE,
+        _Op.DESCRIBE,
+        _Op.DELETE,
+        _Op.ALTER,
+        _Op.DESCRIBE_CONFIGS,
+        _Op.ALTER_CONFIGS,
+    ),
+    AclResource.GROUP: (_Op.READ, _Op.DESCRIBE, _Op.DELETE, _Op.DESCRIBE_CONFIGS, _Op.ALTER_CONFIGS),
+    AclResource.CLUSTER: (
+        _Op.CREATE,
+        _Op.CLUSTER_ACTION,
+        _Op.DESCRIBE_CONFIGS,
+        _Op.ALTER_CONFIGS,
+        _Op.IDEMPOTENT_WRITE,
+        _Op.ALTER,
+        _Op.DESCRIBE,
+    ),
+}
+"""What can be done to a resource, where clients ask for what they may do (AclEntry.supportedOperations)."""
+LIMIT_REMEMBERED = 10_000
+"""Decisions that are kept until a rule changes."""
+
+
+class EmbeddedAuthorizer:
+    """The rules in force. *super_users* are principals (``User:root``) who may do everything; without any rule about a
+    resource, others may touch it only where *allow_if_no_rule*.
+    """
+
+    def __init__(
+        self,
+        rules: Iterable[AclRule] = (),
+        super_users: Iterable[str] = (),
+        *,
+        allow_if_no_rule: bool = False,
+    ) -> None:
+        self._rules = dict.fromkeys(rules)
+        self._super_users, self._default = frozenset(super_users), allow_if_no_rule
+        self._decided: dict[tuple[str, str, AclOperation, AclResource, str], bool] = {}
+
+    def add(self, rule: AclRule) -> None:
+        self._rules[rule] = None
+        self._decided.clear()
+
+    def remove(self, rule: AclRule) -> None:
+        self._rules.pop(rule, None)
+        self._decided.clear()
+
+    def found(self, wanted: AclFilter) -> Iterator[AclRule]:
+        """Yield the rules that *wanted* finds."""
+        return (each for each in tuple(self._rules) if wanted.finds(each))
+
+    def may(
+        self, principal: str, host: str, operation: AclOperation, resource: AclResource, name: str
+    ) -> bool:
+        """Return whether *principal* at *host* may do *operation* to the resource *name*."""
+        asked = (principal, host, operation, resource, name)
+        if (decided := self._decided.get(asked)) is None:
+            if len(self._decided) >= LIMIT_REMEMBERED:
+                self._decided.clear()
+            decided = self._decided[asked] = self._decide(*asked)
+        return decided
+
+    def _decide(
+        self, principal: str, host: str, operation: AclOperation, resource: AclResource, name: str
+    ) -> bool:
+        if principal in self._super_users:
+            return True
+        about = [each for each in self._rules if each.covers(resource, name)]
+        if not about:
+            return self._default
+        said = {
+            each.permission for each in about if each.concerns(principal, host) and _is_about(each, operation)
+        }
+        return AclPermission.DENY not in said and AclPermission.ALLOW in said
+
+    def may_somewhere(
+        self, principal: str, host: str, operation: AclOperation, resource: AclResource
+    ) -> bool:
+        """Return whether there can be a resource of that kind to which *principal* may do *operation*: one that a rule
+        allows, and that no wider rule denies (Authorizer.authorizeByResourceType).
+        """
+        if self.may(principal, host, operation, resource, "hardcode"):
+            return True
+        mine = [
+            each
+            for each in self._rules
+            if each.resource is resource
+            and each.concerns(principal, host)
+            and each.operation in (operation, AclOperation.ALL)
+        ]
+        denied = [each for each in mine if each.permission is AclPermission.DENY]
+        if any(each.pattern is AclPattern.LITERAL and each.name == ANYTHING for each in denied):
+            return False
+        allowed = [each for each in mine if each.permission is AclPermission.ALLOW]
+        return any(not any(_hides(denial, each) for denial in denied) for each in allowed)
+
+    def operations(self, principal: str, host: str, resource: AclResource, name: str) -> int:
+        """Return what *principal* may do to a resource, as the protocol's bits."""
+        return sum(
+            1 << each for each in OPERATIONS[resource] if self.may(principal, host, each, resource, name)
+        )
+
+
+def _is_about(rule: AclRule, operation: AclOperation) -> bool:
+    if rule.operation in (AclOperation.ALL, operation):
+        return True
+    return rule.permission is AclPermission.ALLOW and rule.operation in _IMPLIES.get(operation, ())
+
+
+def _hides(denial: AclRule, allowed: AclRule) -> bool:
+    """Return whether *denial* leaves nothing of what another rule allows."""
+    if (allowed.pattern, allowed.name) == (AclPattern.LITERAL, ANYTHING):
+        return False
+    if denial.pattern is AclPattern.PREFIXED:
+        return allowed.name.startswith(denial.name)
+    return allowed.pattern is AclPattern.LITERAL and denial.name == allowed.name

@@ -1,0 +1,95 @@
+"""What a connection must pass before its requests are answered: Kafka's SaslServerAuthenticator."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from holdfast.embedded.apis.call import Fields
+from holdfast.embedded.apis.handlers import API_VERSIONS
+from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.security.sasl import SaslExchange, SaslRefusal
+from holdfast.embedded.security.users import SaslUsers
+
+HANDSHAKE, AUTHENTICATE = "SaslHandshake", "SaslAuthenticate"
+LIMIT_FRAME_BYTES = 524_288
+"""Of a frame that comes before its sender is known (``sasl.server.max.receive.size``)."""
+FIRST_WITH_HEADERS = 1
+"""Of SaslHandshake: after an older one, tokens come as frames of their own, without a request around them."""
+
+
+class GateState(Enum):
+    """What is expected next."""
+
+    VERSIONS_OR_HANDSHAKE = auto()
+    HANDSHAKE = auto()
+    TOKEN_REQUEST = auto()
+    BARE_TOKEN = auto()
+    PASSED = auto()
+    CLOSED = auto()
+
+
+class SaslGate:
+    """One connection's way in. *principal* is None until it has shown who it is."""
+
+    def __init__(self, users: SaslUsers) -> None:
+        self._users = users
+        self._exchange: SaslExchange | None = None
+        self._mechanism = ""
+        self.state = GateState.VERSIONS_OR_HANDSHAKE
+
+    @property
+    def principal(self) -> str | None:
+        return (
+            None
+            if self.state is not GateState.PASSED or self._exchange is None
+            else f"User:{self._exchange.user}"
+        )
+
+    def expects(self, api: str) -> bool:
+        """Return whether a request of *api* may come now; any other one ends the connection."""
+        match self.state:
+            case GateState.VERSIONS_OR_HANDSHAKE:
+                return api in (API_VERSIONS, HANDSHAKE)
+            case GateState.HANDSHAKE:
+                return api == HANDSHAKE
+            case GateState.TOKEN_REQUEST:
+                return api == AUTHENTICATE
+        return False
+
+    def told_versions(self) -> None:
+        """Take note that the client has heard which versions there are: it may not ask again."""
+        self.state = GateState.HANDSHAKE
+
+    def handshake(self, mechanism: str, version: int) -> Fields:
+        """Answer SaslHandshake."""
+        known = mechanism in self._users.mechanisms
+        code = KafkaCode.NONE if known else KafkaCode.UNSUPPORTED_SASL_MECHANISM
+        if known:
+            self._exchange, self._mechanism = self._users.begin(mechanism), mechanism
+            headers = version >= FIRST_WITH_HEADERS
+            self.state = GateState.TOKEN_REQUEST if headers else GateState.BARE_TOKEN
+        else:
+            self.state = GateState.CLOSED
+        return {"error_code": code, "mechanisms": list(self._users.mechanisms)}
+
+    def authenticate(self, token: bytes) -> Fields:
+        """Answer SaslAuthenticate."""
+        try:
+            return {"error_code": KafkaCode.NONE, "auth_bytes": self.take(token)}
+        except SaslRefusal as refusal:
+            text = refusal.text or (
+                f"Authentication failed during authentication due to invalid credentials with SASL mechanism {self._mechanism}"
+            )
+            return {"error_code": KafkaCode.SASL_AUTHENTICATION_FAILED, "error_message": text}
+
+    def take(self, token: bytes) -> bytes:
+        """Return the answer to a token; SaslRefusal, after which the gate is closed, for a wrong one."""
+        assert self._exchange is not None
+        try:
+            answer = self._exchange.take(token)
+        except SaslRefusal:
+            self.state = GateState.CLOSED
+            raise
+        if self._exchange.user is not None:
+            self.state = GateState.PASSED
+        return answer

@@ -1,0 +1,49 @@
+"""A bronze table that is sound, opened for upkeep, and what upkeep asks of it once another commit came first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from holdfast.errors import LakeError
+from holdfast.pipeline.bronze.commits import LastLanding, history_of, listed_files, sound_chain
+from holdfast.pipeline.bronze.files import File
+from holdfast.pipeline.bronze.lake import open_table
+from holdfast.pipeline.bronze.layout import layout_faults
+
+
+class SoundTable(NamedTuple):
+    """A delta-rs table, its files by partition in the order of their first offsets, and its landings, newest first."""
+
+    table: Any
+    files: dict[int, list[File]]
+    chain: list[LastLanding]
+
+
+def open_sound(path: str) -> SoundTable:
+    """Open the table at *path*; LakeError where it has faults, which upkeep would hide, or where only Spark reads it."""
+    table = open_table(path)
+    if features := set(table.protocol().reader_features or ()) & {"deletionVectors", "columnMapping"}:
+        raise LakeError(
+            f"{path} uses {', '.join(sorted(features))}, which only Spark reads: use Spark for its upkeep (OPTIMIZE)"
+        )
+    listed, chain = listed_files(table), sound_chain(path, history_of(table))
+    for fault in layout_faults(path, chain, listed):
+        raise LakeError(f"{fault.told}: see `holdfast pipeline check`")
+    return SoundTable(table, listed, chain)
+
+
+def version_of(commit: str, table: Any, read: int) -> int | None:
+    """Return the version of a commit that was made after version *read*, None when there is none."""
+    newer = history_of(table, int(table.version()) - read) if int(table.version()) > read else ()
+    return next((each.version for each in newer if f'"{commit}"' in (each.metadata or "")), None)
+
+
+def check_there(path: str, table: Any, taken: Sequence[File], verb: str) -> None:
+    """Refuse to go on where something else has removed files that were *taken*: their rows may be elsewhere by now."""
+    there = {file.path for files in listed_files(table).values() for file in files}
+    if gone := [file.path for file in taken if file.path not in there]:
+        raise LakeError(
+            f"{path}: nothing was {verb}, since another commit removed {gone[0]} meanwhile (another compaction or expiry, or OPTIMIZE); run "
+            "one at a time"
+        )

@@ -1,0 +1,277 @@
+"""The console in a real Chromium, of real workers on the embedded Kafka: that people can use each page, with eyes and without, by
+keyboard, without JavaScript, and that what happens shows.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
+
+from holdfast import by_key
+from holdfast.clients.claims.blocking import BlockingClaimConsumer
+from holdfast.console.server import MENU
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.embedded.kafka import EmbeddedKafka
+from tests.agents.fleet import Fleet, Writer
+from tests.console.running import PARTITIONS, RunningConsole, running_fleet
+from tests.support.browser import DEADLINE_MS, started, violations
+from tests.support.harness import Worker, wait_for
+from tests.support.parts import part
+
+TOKEN = "s3cret"
+SESSION_S = 60
+"""Long enough that nobody takes over while a test looks at a worker that was killed."""
+Scheme = Literal["light", "dark"]
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What is looked at."""
+
+    fleet: Fleet
+    console: RunningConsole
+    guarded: RunningConsole
+    workers: tuple[Worker, Worker]
+
+    def paths(self) -> dict[str, str]:
+        """Return an address of each page."""
+        return {
+            "overview": "/",
+            "workers": "/workers",
+            "worker": f"/workers/view?url={self.workers[0].url}",
+            "tables": "/tables",
+            "table": "/tables/view?name=totals&verb=scan&key=",
+            "groups": "/groups",
+            "group": "/groups/view?kind=claim&name=billing",
+            "error": "/tables/view?name=nothing",
+        }
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    folder = tmp_path_factory.mktemp("console")
+    with EmbeddedKafka(seed=21) as kafka:
+        broker = SessionBroker(config={"bootstrap.servers": kafka.bootstrap})
+        with running_fleet(broker, folder) as fleet:
+            for name in ("SESSION_TIMEOUT_S", "REQUEST_TIMEOUT_S", "REBALANCE_TIMEOUT_S"):
+                fleet.environment[f"HOLDFAST_{name}"] = str(SESSION_S)
+            workers = fleet.worker().start(), fleet.worker().start()
+            console, guarded = (
+                RunningConsole(fleet, folder),
+                RunningConsole(fleet, folder, "--set", f"console_token={TOKEN}"),
+            )
+            try:
+                fleet.wait_spread(*workers)
+                keys = ("ada", "alan", "grace")
+                writer = Writer(broker)
+                for key in keys:
+                    home = by_key(key, PARTITIONS)
+                    writer.write(
+                        fleet.processors[0].topics[0], key.encode(), key=key.encode(), partition=home
+                    )
+                broker.create_topic(fleet.settings.coordination_topic, partitions=2, exact=True)
+                with BlockingClaimConsumer(
+                    fleet.settings,
+                    topics=[fleet.processors[0].topics[0]],
+                    group="billing",
+                    client="billing-1",
+                    heartbeat_interval_s=1,
+                ):
+                    console.wait_shown("/groups", "billing", "claim")
+                    yield System(fleet, console, guarded, workers)
+            finally:
+                console.close()
+                guarded.close()
+
+
+@pytest.fixture(scope="module")
+@part("browser")
+def browser() -> Iterator[Browser]:
+    with started() as found:
+        yield found
+
+
+class Tab:
+    """A page of the console in a browser, with what the browser complained of."""
+
+    def __init__(
+        self, browser: Browser, console: RunningConsole, scheme: Scheme = "light", *, scripts: bool = True
+    ) -> None:
+        self.context = browser.new_context(
+            base_url=console.url,
+            color_scheme=scheme,
+            java_script_enabled=scripts,
+            viewport={"width": 1280, "height": 800},
+        )
+        self.context.set_default_timeout(DEADLINE_MS)
+        self.page: Page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.page.on("console", self._heard)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        expect.set_options(timeout=DEADLINE_MS)
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def open(self, path: str) -> Page:
+        self.page.goto(path)
+        return self.page
+
+
+@pytest.fixture
+def tab(browser: Browser, system: System) -> Iterator[Tab]:
+    found = Tab(browser, system.console)
+    yield found
+    found.context.close()
+    assert found.complaints == []
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_nothing_keeps_people_from_using_a_page(browser: Browser, system: System, scheme: Scheme) -> None:
+    found: dict[str, list[str]] = {}
+    tab = Tab(browser, system.console, scheme)
+    for name, path in system.paths().items():
+        page = tab.open(path)
+        if name != "error":
+            expect(page.locator("#live-state")).to_have_text("Live")
+        found[name] = violations(page)
+    tab.context.close()
+    guarded = Tab(browser, system.guarded, scheme)
+    found["sign in"] = violations(guarded.open("/"))
+    guarded.page.get_by_label("Token").fill("wrong")
+    guarded.page.get_by_role("button").click()
+    expect(guarded.page.locator(".trouble")).to_be_visible()
+    found["wrong token"] = violations(guarded.page)
+    guarded.context.close()
+    assert {name: each for name, each in found.items() if each} == {}
+    assert [each for each in tab.complaints if "404" not in each] == []
+
+
+def test_a_violation_would_be_found(tab: Tab) -> None:
+    """What finds nothing must be able to find something."""
+    page = tab.open("/")
+    page.evaluate(
+        "document.querySelector('main').insertAdjacentHTML('beforeend', '<img src=\"/assets/icon.svg\"><input>')"
+    )
+    assert {each.partition(":")[0] for each in violations(page)} == {"image-alt", "label"}
+
+
+def test_the_menu_and_a_look_up_work_by_keyboard_alone(tab: Tab) -> None:
+    page = tab.open("/")
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    page.get_by_role("link", name="Tables", exact=True).focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="totals").focus()
+    page.keyboard.press("Enter")
+    page.get_by_label("Key").focus()
+    page.keyboard.type("ada")
+    page.keyboard.press("Enter")
+    answer = page.get_by_role("region", name="Answer")
+    expect(answer).to_contain_text('"count": 1')
+    expect(answer).to_contain_text("active")
+    assert page.get_by_label("Key").input_value() == "ada"
+
+
+def test_every_entry_of_the_menu_is_marked_where_one_is(tab: Tab) -> None:
+    for name, path in MENU.items():
+        page = tab.open(path)
+        expect(page.locator("nav [aria-current=page]")).to_have_text(name)
+        expect(page.locator("h1")).to_have_text(name)
+
+
+def test_pages_can_be_read_without_javascript(browser: Browser, system: System) -> None:
+    tab = Tab(browser, system.console, scripts=False)
+    for path in system.paths().values():
+        page = tab.open(path)
+        expect(page.locator("h1")).to_be_visible()
+        expect(page.locator("#liveness")).to_be_hidden()
+        assert page.locator("#live").inner_text().strip()
+    expect(tab.open("/").locator("#live")).to_contain_text("All is well")
+    tab.open("/tables/view?name=totals")
+    tab.page.get_by_label("Key").fill("grace")
+    tab.page.get_by_role("button", name="Read").click()
+    expect(tab.page.locator("#answer")).to_contain_text('"count": 1')
+    tab.context.close()
+
+
+def test_what_a_reader_stands_on_outlives_changes_and_updates_can_be_paused(tab: Tab, system: System) -> None:
+    page = tab.open("/groups/view?kind=claim&name=billing")  # heartbeats age: it changes all the time
+    page.evaluate(
+        "window.changes = 0; new MutationObserver(() => { window.changes++; }).observe(document.getElementById('live'), {childList: true})"
+    )
+    region = page.get_by_role("region", name="Partitions of the group")
+    region.focus()
+    wait_for("two changes", lambda: page.evaluate("window.changes >= 2"), DEADLINE_MS / 1000)
+    expect(region).to_be_focused()
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("#live-state")).to_have_text(re.compile("Paused at .* UTC"))
+    seen = page.evaluate("window.changes")
+    page.wait_for_timeout(3_000)
+    assert page.evaluate("window.changes") == seen
+    page.get_by_role("button", name="Go on").click()
+    wait_for("a change", lambda: page.evaluate(f"window.changes > {seen}"), DEADLINE_MS / 1000)
+    page.locator("#live td").first.select_text()
+    seen = page.evaluate("window.changes")
+    page.wait_for_timeout(3_000)
+    assert page.evaluate("window.changes") == seen, "it changed below a selection"
+
+
+def test_charts_are_drawn(tab: Tab) -> None:
+    page = tab.open("/")
+    expect(page.locator("#chart-rate canvas")).to_be_visible()
+    expect(page.locator("#chart-behind canvas")).to_be_visible()
+
+
+def test_a_person_signs_in_and_out(browser: Browser, system: System) -> None:
+    tab = Tab(browser, system.guarded)
+    page = tab.open("/workers")
+    expect(page).to_have_url(re.compile("/sign-in$"))
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.locator("#live")).to_contain_text("All is well")
+    expect(page.locator("#live-state")).to_have_text("Live")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page).to_have_url(re.compile("/sign-in$"))
+    page.goto("/")
+    expect(page).to_have_url(re.compile("/sign-in$"))
+    tab.context.close()
+    assert tab.complaints == []
+
+
+def test_a_narrow_window_hides_nothing(browser: Browser, system: System) -> None:
+    tab = Tab(browser, system.console)
+    tab.page.set_viewport_size({"width": 320, "height": 640})
+    for path in system.paths().values():
+        page = tab.open(path)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), path
+    tab.context.close()
+
+
+def test_a_kill_shows_before_anybody_takes_over_and_so_does_the_end_of_the_console(
+    browser: Browser, system: System, tmp_path: Path
+) -> None:
+    """The last of this file: it takes apart what the others look at."""
+    tab = Tab(browser, system.console)
+    page, killed = tab.open("/"), system.workers[0]
+    expect(page.locator("#live")).to_contain_text("All is well")
+    killed.kill()
+    expect(page.locator("#live")).to_contain_text(f"Worker {killed.url} cannot be reached")
+    expect(page.locator("#live")).to_contain_text("have an owner that does not answer")
+    assert len(system.workers[1].applied()) < PARTITIONS, "others have taken over before it was shown"
+    assert violations(page) == []
+    system.console.process.send_signal(signal.SIGTERM)
+    expect(page.locator("#live-state")).to_contain_text("The console does not answer since")
+    expect(page.locator("#live")).to_contain_text(killed.url)
+    tab.context.close()

@@ -1,0 +1,124 @@
+"""The stream of events: what is sent, when, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from holdfast.console import live
+from holdfast.dev.memory_tables import MemoryWorker
+from tests.agents.web.test_server import scenario
+from tests.console.opened import Browsing, console_settings, opened
+from tests.console.test_pages import TOTALS, worker_settings
+
+TOKEN = "s3cret"
+
+
+async def events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, str]]:
+    """Yield (name, data) of each event."""
+    name, data = "", list[str]()
+    async for raw in response.content:
+        line = raw.decode().rstrip("\n")
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            data.append(line.removeprefix("data: "))
+        elif not line and name:
+            yield name, "\n".join(data)
+            name, data = "", []
+
+
+async def live_block(found: AsyncIterator[tuple[str, str]], what: str) -> str:
+    """Return the first block that has *what* in it."""
+    async for name, data in found:
+        if name == "live" and what in data:
+            return data
+    raise AssertionError(f"the stream has ended without {what}")
+
+
+def stream(browsing: Browsing, path: str = "/", **headers: str) -> Any:
+    return browsing.session.get(browsing.url + path, headers={"Accept": live.EVENT_STREAM, **headers})
+
+
+@scenario
+async def test_what_happens_to_a_worker_is_sent_at_once() -> None:
+    async with (
+        MemoryWorker(worker_settings(), [TOTALS], partitions=2) as worker,
+        opened(console_settings(), worker.directory()) as browsing,
+        stream(browsing) as response,
+    ):
+        assert response.headers["Content-Type"] == live.EVENT_STREAM
+        found = events(response)
+        assert "All is well" in await live_block(found, "<h2")
+        worker.cause = "a record of orders/1 <cannot> be read"
+        shown = await live_block(found, "1 to look at")
+        assert "a record of orders/1 &lt;cannot&gt; be read" in shown
+        await worker.__aexit__(None, None, None)
+        shown = await live_block(found, "2 critical")
+        assert "All 2 partitions of totals v1 have an owner that does not answer" in shown
+        assert "<html" not in shown
+
+
+@scenario
+async def test_figures_are_sent_as_points() -> None:
+    async with MemoryWorker(worker_settings(), [TOTALS], partitions=1) as worker:
+        worker.replica(TOTALS, 0).source_end = 10
+        async with opened(console_settings(), worker.directory()) as browsing, stream(browsing) as response:
+            async for name, data in events(response):
+                if name == "point" and data.endswith(", 10]"):
+                    break
+
+
+def test_so_many_pages_are_live_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LIMIT_STREAMS", 2)
+
+    @scenario
+    async def run() -> None:
+        async with (
+            MemoryWorker(worker_settings(), [TOTALS], partitions=1) as worker,
+            opened(console_settings(), worker.directory()) as browsing,
+            stream(browsing) as first,
+            stream(browsing) as second,
+            stream(browsing) as third,
+        ):
+            assert [first.status, second.status, third.status] == [200, 200, 503]
+            assert (await browsing.get("/"))[0] == 200
+            first.close()
+            while (again := await stream(browsing)).status == 503:  # the place of one that has left is free
+                await browsing.get("/")
+            again.close()
+
+    run()
+
+
+@scenario
+async def test_the_stream_ends_with_the_session_that_asked_for_it() -> None:
+    same = {"Sec-Fetch-Site": "same-origin"}
+    async with (
+        MemoryWorker(worker_settings(), [TOTALS], partitions=1) as worker,
+        opened(console_settings(console_token=TOKEN), worker.directory()) as browsing,
+    ):
+        sign_in, sign_out = f"{browsing.url}/sign-in", f"{browsing.url}/sign-out"
+        await (await browsing.session.post(sign_in, data={"token": TOKEN}, headers=same)).read()
+        async with stream(browsing) as response:
+            found = events(response)
+            await live_block(found, "<h2")
+            await (await browsing.session.post(sign_out, headers=same)).read()
+            async for _ in found:
+                pass
+
+
+@scenario
+async def test_the_end_of_the_console_ends_all_streams() -> None:
+    async with (
+        MemoryWorker(worker_settings(), [TOTALS], partitions=1) as worker,
+        aiohttp.ClientSession() as session,
+    ):
+        async with opened(console_settings(), worker.directory()) as browsing:
+            response = await session.get(browsing.url, headers={"Accept": live.EVENT_STREAM})
+            await live_block(events(response), "<h2")
+        async for _ in events(response):
+            pass

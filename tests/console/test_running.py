@@ -1,0 +1,101 @@
+"""`holdfast console` of real workers on the embedded Kafka: what it shows as they are killed, and how it ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import by_key
+from holdfast.clients.claims.blocking import BlockingClaimConsumer
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.dev.ports import free_ports
+from holdfast.embedded.kafka import EmbeddedKafka
+from tests.agents.fleet import Fleet, Writer
+from tests.console.running import DEADLINE_S, PARTITIONS, RunningConsole, running_fleet
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[SessionBroker]:
+    with EmbeddedKafka(seed=20) as kafka:
+        yield SessionBroker(config={"bootstrap.servers": kafka.bootstrap})
+
+
+@pytest.fixture
+def fleet(broker: SessionBroker, tmp_path: Path) -> Iterator[Fleet]:
+    with running_fleet(broker, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def start(fleet: Fleet, tmp_path: Path) -> Iterator[Callable[..., RunningConsole]]:
+    made: list[RunningConsole] = []
+
+    def console(*more: str) -> RunningConsole:
+        made.append(RunningConsole(fleet, tmp_path, *more))
+        return made[-1]
+
+    yield console
+    for each in made:
+        each.close()
+
+
+def test_a_worker_comes_is_killed_and_is_replaced_before_ones_eyes(
+    fleet: Fleet, broker: SessionBroker, start: Callable[..., RunningConsole]
+) -> None:
+    console = start()
+    console.wait_shown("/", f"No worker of {fleet.settings.app} runs")
+    first, second = fleet.worker().start(), fleet.worker().start()
+    fleet.wait_spread(first, second)
+    console.wait_shown("/", "All is well", "2 of 2", f"{PARTITIONS} of {PARTITIONS}")
+    home = by_key("ada", PARTITIONS)
+    Writer(broker).write_all(fleet.processors[0].topics[0], [(b"ada", b"ada", home, 0)] * 3)
+    console.wait_shown("/tables/view?name=totals&verb=get&key=ada", "&#34;count&#34;: 3")
+    console.wait_shown(f"/workers/view?url={first.url}", "ready", "this worker")
+    killed, heir = first, second
+    killed.kill()
+    console.wait_shown("/", f"Worker {killed.url} cannot be reached")
+    console.wait_shown("/", "All is well", "1 of 1", f"{PARTITIONS} of {PARTITIONS}")
+    console.wait_shown("/workers", "1 earlier worker", killed.url)
+    assert heir.ready
+    console.process.send_signal(signal.SIGTERM)
+    assert console.process.wait(DEADLINE_S) == 0, console.log.read_text()
+
+
+def test_groups_are_shown_as_they_work(
+    fleet: Fleet, broker: SessionBroker, start: Callable[..., RunningConsole]
+) -> None:
+    console = start()
+    topic = fleet.processors[0].topics[0]
+    broker.create_topic(fleet.settings.coordination_topic, partitions=2, exact=True)
+    with BlockingClaimConsumer(
+        fleet.settings, topics=[topic], group="billing", client="billing-1", heartbeat_interval_s=1
+    ):
+        console.wait_shown("/groups", "billing", "claim", f"{PARTITIONS} of {PARTITIONS}")
+        shown = console.wait_shown("/groups/view?kind=claim&name=billing", "billing-1-", "fresh")
+        assert shown.count("billing-1-") == PARTITIONS
+    assert "no client has ever claimed" in console.get("/groups/view?kind=claim&name=nobody")
+
+
+def test_a_broker_that_is_away_is_told_and_ends_nothing(
+    fleet: Fleet, start: Callable[..., RunningConsole]
+) -> None:
+    console = start("--bootstrap", f"127.0.0.1:{free_ports(1)[0]}")
+    console.wait_shown("/", "Kafka does not answer the console")
+    console.process.send_signal(signal.SIGINT)
+    assert console.process.wait(DEADLINE_S) == 0, console.log.read_text()
+
+
+def test_a_taken_port_is_one_line(fleet: Fleet, start: Callable[..., RunningConsole]) -> None:
+    first = start()
+    first.wait_shown("/", "Overview")
+    second = start("--port", first.url.rpartition(":")[2])
+    assert second.process.wait(DEADLINE_S) == 2
+    assert re.search(
+        r"cannot listen on 127.0.0.1 port \d+: .*set console_bind and console_port", second.log.read_text()
+    )

@@ -1,0 +1,34 @@
+"""Roles do their jobs with exactly their grants, on the embedded broker: one in each run, all in the full one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import test_grants
+from tests.support.secured import Guarded, GuardedEmbedded
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Guarded]:
+    with GuardedEmbedded() as broker:
+        yield broker
+
+
+def test_a_worker_does_its_job_with_exactly_its_grants(guarded: Guarded, tmp_path: Path) -> None:
+    test_grants.test_a_role_does_its_job_with_exactly_its_grants("worker", guarded, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", test_grants.JOBS)
+def test_a_role_does_its_job_with_exactly_its_grants(role: str, guarded: Guarded, tmp_path: Path) -> None:
+    test_grants.test_a_role_does_its_job_with_exactly_its_grants(role, guarded, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("role", test_grants.JOBS)
+def test_a_role_fails_without_any_one_of_its_grants(role: str, guarded: Guarded, tmp_path: Path) -> None:
+    test_grants.test_a_role_fails_without_any_one_of_its_grants(role, guarded, tmp_path)
