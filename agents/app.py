@@ -76,7 +76,8 @@ class App(FaustParts):
     manager: PartitionManager
     harvesting: HarvesterService | None = None
     """What harvests the outbox in this worker."""
-    _exporting: Exporting | None = None
+    exporting: Exporting | None = None
+    """What sends this worker's traces, while it runs."""
     bound: str
     """Faust's web_bind as it was before its command line was read."""
 
@@ -118,15 +119,15 @@ class App(FaustParts):
 
     async def on_first_start(self) -> None:
         make_data_dir(self.settings.data_dir)  # Faust makes only the last folder of the path
-        self._exporting = Exporting(self.settings.app)
-        self._exporting.start()
+        self.exporting = Exporting(self.settings.app)
+        self.exporting.start()
         await super().on_first_start()
         quiet_the_collector()
 
     async def stop(self) -> None:
         exit_within(self.settings.commit_timeout_s + self.settings.rebalance_timeout_s, STUCK_EXIT_CODE)
         await super().stop()
-        exporting, self._exporting = self._exporting, None
+        exporting, self.exporting = self.exporting, None
         if exporting is not None:
             await asyncio.to_thread(exporting.stop)
 

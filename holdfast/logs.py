@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
 _OF_EVERY_RECORD = frozenset(logging.makeLogRecord({}).__dict__) | {"asctime", "message", "extra", "data"}
 """What logging itself notes of a record, and mode, Faust's library; the rest was given as `extra`."""
+_OF_MODE = re.compile(r"\[\^-*([^\]]*)\]: ")
+"""How mode begins the lines of its services: `[^--App]: Starting...`"""
 
 
 class JsonFormatter(logging.Formatter):
@@ -38,7 +41,7 @@ class JsonFormatter(logging.Formatter):
             "time": moment.replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
-            "event": str(record.msg),  # as logging does: a message may be any object
+            "event": _event(record),
             "message": record.getMessage(),
         }
         if record.exc_info:
@@ -46,9 +49,20 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(own | fields_of(record) | own, default=str, skipkeys=True)
 
 
+def _event(record: logging.LogRecord) -> str:
+    """Return the template of a record, without what mode puts before it: how deep its service lies, and the service's name.
+
+    >>> _event(logging.makeLogRecord({"msg": "[^---Fetcher]: Stopping..."}))
+    'Stopping...'
+    """
+    return _OF_MODE.sub("", str(record.msg))  # as logging does: a message may be any object
+
+
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
     """Return the named fields of a record: the mapping that its text is made with, and what was given as `extra`."""
     named = record.args if isinstance(record.args, Mapping) else {}
+    if (service := _OF_MODE.match(str(record.msg))) is not None:
+        named = {**named, "service": service[1]}
     return {**{k: v for k, v in record.__dict__.items() if k not in _OF_EVERY_RECORD}, **named}
 
 

@@ -87,7 +87,8 @@ def _end(manager: PartitionManager, error: BaseException | None) -> None:
 def _note(membership: Membership, request: Any, answer: Any, sent_s: float, term: int) -> None:
     codes = _codes(request, answer)
     if codes & NOT_A_MEMBER:
-        membership.refused(term)
+        if not membership.refused(term):
+            return  # of an answer before this one
         logger.warning(
             "the group refused this member (%(request)s): it owns nothing any more and joins anew",
             {"request": type(request).__name__},

@@ -17,6 +17,7 @@ from typing import Any
 import faust
 from mode.worker import EX_FAILURE
 
+from holdfast.agents.faust.outages import outages
 from holdfast.errors import HoldfastError
 from holdfast.logs import use_format
 
@@ -40,10 +41,20 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+def one_line_of_bug(error: Exception) -> str:
+    r"""Return what a bug is, and the user's line that met it if there is one, as one line.
+
+    >>> one_line_of_bug(ValueError("no\nnumber"))
+    'ValueError: no number'
+    """
+    return f"{_place(error.__traceback__)}{type(error).__name__}: {one_line(error)}"
+
+
 class Worker(faust.Worker):
     """Faust's worker process.
 
-    It leaves with 1 after an operating error, which it has logged once, in one line.
+    It leaves with 1 after an error. The last thing that it logs of one names its cause: in one line if it is an operating
+    error, after the traceback of a bug.
     """
 
     app: Any
@@ -57,15 +68,15 @@ class Worker(faust.Worker):
             self._tell(error)
 
     def _crash(self, reason: BaseException) -> None:
-        if isinstance(reason, HoldfastError):
+        if isinstance(reason, Exception):
             self._tell(reason)
         super()._crash(reason)
 
-    def _tell(self, error: HoldfastError) -> None:
+    def _tell(self, error: Exception) -> None:
         if self._told:
             return  # what fails because of the first failure is not worth another line
         self._told = True
-        text = one_line(error)
+        text = one_line(error) if isinstance(error, HoldfastError) else one_line_of_bug(error)
         logger.critical("leaving: %(reason)s", {"reason": text})
         if self.logfile:  # the operator looks here first
             print(f"holdfast: {text}", file=self.stderr)
@@ -76,6 +87,7 @@ class Worker(faust.Worker):
         use_format(self.app.settings.log_format)
         for handler in logger.handlers:
             handler.addFilter(shortened)
+            handler.addFilter(outages.filter)
 
     def _shutdown_loop(self) -> None:
         if self._told:

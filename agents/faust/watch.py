@@ -15,6 +15,7 @@ from typing import Any
 
 from mode import Service
 
+from holdfast.agents.faust.outages import outages
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.partitions.upkeep.checker import StoreChecker
 from holdfast.clock import system_clock
@@ -95,6 +96,10 @@ class ManagerService(Service):
             if why is not None:
                 manager.crash(HoldfastError(why))
                 return
+
+    @Service.task
+    async def _watch_outages(self) -> None:
+        await outages.run(lambda: self.manager.feed.broker_down)
 
     @Service.task
     async def _check_stores(self) -> None:

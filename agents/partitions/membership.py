@@ -32,8 +32,8 @@ class Membership:
     False
     >>> membership.granted(9.9, rebalancing=False); membership.owns()
     True
-    >>> membership.refused(membership.term); membership.owns()
-    False
+    >>> membership.refused(membership.term), membership.owns()
+    (True, False)
     """
 
     __slots__ = (
@@ -103,12 +103,14 @@ class Membership:
         """
         self.term = NO_TERM
 
-    def refused(self, term: int) -> None:
+    def refused(self, term: int) -> bool:
         """End the *term* in which a request was sent that the group refused: it does not know this member,
-        or not in this generation.
+        or not in this generation. Return whether it was the term until now.
         """
-        if self.term == term:
-            self.term = NO_TERM
+        if self.term != term or term == NO_TERM:
+            return False
+        self.term = NO_TERM
+        return True
 
     def adopt(self, term: int) -> None:
         """Note that what is served from here on is what *term* assigned."""

@@ -33,6 +33,8 @@ class Application:
     settings: Settings
     processors: tuple[Processor[Any, Any], ...]
     faust: FaustTopics = NO_FAUST
+    is_built_in: bool = False
+    """Whether this is holdfast's own, since no -A names another."""
 
     @property
     def read_topics(self) -> list[str]:
@@ -50,8 +52,9 @@ class Application:
             if processor.name == name:
                 return processor
         names = [processor.name for processor in self.processors]
+        cure = "; name your application with -A MODULE" if self.is_built_in else ""
         raise ConfigError(
-            f"application {self.settings.app} has no processor {name}{suggest(name, names)}; it has {', '.join(sorted(names))}"
+            f"application {self.settings.app} has no processor {name}{suggest(name, names)}; it has {', '.join(sorted(names))}{cure}"
         )
 
 
@@ -85,7 +88,7 @@ def load_application(spec: str | None, settings: Settings) -> Application:
             f"-A {place}: two processors share a name: {sorted(processor.name for processor in processors)}"
         )
     registry.use(settings)
-    return Application(settings=settings, processors=processors, faust=faust)
+    return Application(settings=settings, processors=processors, faust=faust, is_built_in=spec is None)
 
 
 def load_app(spec: str | None) -> object:
@@ -154,7 +157,7 @@ def _import(name: str) -> ModuleType:
         missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and (name == missing or name.startswith(f"{missing}.")):
             raise ConfigError(
-                f"-A {name}: there is no module {missing} in {folder} or among the installed packages"
+                f"-A {name}: there is no module {missing} in {folder} or among the installed packages: start where its file lies, or install it"
             ) from error
         extra = extra_of(missing)
         more = f"pip install 'holdfast[{extra}]'" if extra else "-v shows the traceback"
@@ -191,7 +194,7 @@ def _attribute(module: ModuleType, name: str) -> object:
     if name:
         if not hasattr(module, name):
             raise ConfigError(
-                f"-A {module.__name__}:{name}: {module.__file__} has no {name}{suggest(name, [*vars(module)])}"
+                f"-A {module.__name__}:{name}: {module.__file__} has no {name}{suggest(name, [*vars(module)])}; leave out :{name} to take `app`"
             )
         return getattr(module, name)
     for candidate in NAMES:

@@ -125,7 +125,9 @@ def _document(file: Path) -> dict[str, object]:
     try:
         return tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
-        raise ConfigError(f"file {file}: cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"file {file}: cannot be read: {error.strerror}; --config and HOLDFAST_CONFIG name the file"
+        ) from error
     except ValueError as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError
         raise ConfigError(f"file {file}: is not valid TOML: {error}") from error
     except RecursionError:
@@ -230,7 +232,10 @@ def _secret(path: Path, origin: str) -> str:
     try:
         text = path.read_text("utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{origin}: cannot read {path}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"{origin}: cannot read {path}: {why}; name a file that holds the value, which this account may read"
+        ) from error
     if not text:
         raise ConfigError(f"{origin}: {path} is empty")
     return text

@@ -90,7 +90,9 @@ def _run(url: str | URL, layout: str | Layout, table: str, target: str) -> None:
         ) from error
     except SQLAlchemyError as error:
         message = " ".join(str(getattr(error, "orig", None) or error).split())
-        raise OutboxDatabaseError(f"{place}: {message}") from error
+        raise OutboxDatabaseError(
+            f"{place}: {message}; check the URL, that the database runs, and what its user may do"
+        ) from error
 
 
 def _refuse_other_layout(connection: Connection, layout: Layout, table: str) -> None:

@@ -20,7 +20,7 @@ import pytest
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from tests.chaos.conftest import MakeApplication
-from tests.support.harness import TIMES, Application, end_transactions, running, wait_for
+from tests.support.harness import TIMES, Application, Worker, end_transactions, running, wait_for
 from tests.support.parts import part
 from tests.support.proof import prove
 
@@ -114,7 +114,16 @@ def test_a_broker_killed_and_restarted_under_load_costs_nothing(
         90,
     )
     progressed(app)
+    told = [outage_lines(worker) for worker in app.live]
+    assert all(1 <= len(lines) <= 4 for lines in told), "\n".join(line for lines in told for line in lines)
     prove(app, load.stop(), lost_ends=True)
+
+
+def outage_lines(worker: Worker) -> list[str]:
+    """Return what a worker has said above INFO, besides of records that are to be refused: of an outage its beginning and its end, and what
+    becomes of the group.
+    """
+    return [line for line in worker.said(r"\[(WARNING|ERROR|CRITICAL)\]") if "record quarantined" not in line]
 
 
 def applied(app: Application) -> dict[tuple[str, int], int]:

@@ -119,7 +119,10 @@ def _problems(outbox: _Outbox) -> list[str]:
             f"the driver of {read.drivername} is not installed ({error}); pip install 'holdfast[outbox]'"
         ) from error
     except SQLAlchemyError as error:
-        raise OutboxDatabaseError(f"{shown(read)}: {' '.join(str(error).split())}") from error
+        message = " ".join(str(getattr(error, "orig", None) or error).split())
+        raise OutboxDatabaseError(
+            f"{shown(read)}: {message}; check the URL, that the database runs, and what its user may do"
+        ) from error
 
 
 def _advice(found: Sequence[str], outbox: _Outbox) -> str:

@@ -181,7 +181,7 @@ class QueryRouter:
                 ):  # else it is the deadline that cut the last look short
                     raise failure
                 raise NotReadyError(
-                    f"no worker of {self._settings.app} has announced table {name} in time; is one running?"
+                    f"no worker of {self._settings.app} has announced table {name} in time: is one running? `holdfast -A MODULE worker` starts one"
                 )
             self._refuse_other_version(processor)
             await asyncio.sleep(min(next(waits_s), left_s))

@@ -215,6 +215,11 @@ class Fetcher:
             logger.warning("sources: no broker answers: %(why)s", {"why": why})
         self.broker_down = True
 
+    def _up(self) -> None:
+        if self.broker_down:
+            logger.warning("sources: a broker answers again")
+        self.broker_down = False
+
     async def _know_leaders(self) -> None:
         client, sources = self._client, self._sources
         with contextlib.suppress(AioKafkaError, TimeoutError, OSError):
@@ -352,7 +357,8 @@ class Fetcher:
         code, answers = fetched(data, at)
         if code:
             raise for_code(code)(f"broker {node} refuses a fetch")
-        self._answered_s, self.broker_down = self._clock.monotonic_s(), False
+        self._answered_s = self._clock.monotonic_s()
+        self._up()
         self._failing.discard(node)
         if sources is self._sources:
             self._take(len(data), answers, asked)

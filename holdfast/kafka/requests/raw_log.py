@@ -162,7 +162,7 @@ class RawLog:
             await self._client.force_metadata_update()
             known = self._client.cluster.partitions_for_topic(topic)
         if not known:
-            raise TopicError(f"topic {topic} does not exist")
+            raise TopicError(f"topic {topic} does not exist; `holdfast topics list` shows those that do")
         if partition not in known:
             raise TopicError(f"topic {topic} has no partition {partition}, only 0 to {max(known)}")
         leader = self._client.cluster.leader_for_partition(TopicPartition(topic, partition))

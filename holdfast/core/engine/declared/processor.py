@@ -183,7 +183,9 @@ class Processor(Generic[E, R]):
         if not self.hands_over:
             return
         if self.version == 1:
-            raise self._wrong('emits_from="handover" needs a version before it: version 1 has none')
+            raise self._wrong(
+                'emits_from="handover" needs a version before it: version 1 has none; leave it out'
+            )
         if self.internal:
             raise self._wrong(
                 f'emits_from="handover" with internal topic {self.internal[0]}: what the version before had folded lies in another topic, so nothing tells '
@@ -259,11 +261,11 @@ class Processor(Generic[E, R]):
         for topic in (*self._sources, *self.emits):
             if not is_topic(topic):
                 hint = (
-                    ""
+                    "use 1 to 249 letters, digits, '.', '_' and '-'"
                     if self.source or self.on
-                    else ": write source='...', or on={Source(...): fold} for several"
+                    else "write source='...', or on={Source(...): fold} for several"
                 )
-                raise self._wrong(f"{topic!r:.200} is not a valid Kafka topic name{hint}")
+                raise self._wrong(f"{topic!r:.200} is not a valid Kafka topic name: {hint}")
         for topic in self.emits:
             if topic in self._sources and not isinstance(topic, Internal):
                 raise self._wrong(
