@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
 
+from holdfast.cli.tables.mending import Mender
 from holdfast.clients.topics.admin import Admin
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.base import BASE
@@ -166,3 +168,22 @@ def test_without_what_it_needs_it_is_refused(books: Books) -> None:
     bootstrap(second, books.settings, MIGRATE)
     with pytest.raises(ConfigError, match="--engine local"):
         replay(second, books.settings, replace(LOCAL, engine="spark"))
+
+
+@pytest.mark.parametrize("applied", [None, 130])
+def test_a_table_that_is_mended_keeps_what_it_began_with(books: Books, applied: int | None) -> None:
+    second = books.version(2, migrate={1: doubled})
+    bootstrap(second, books.settings, MIGRATE)
+    before = read_live(second, books.settings)
+    books.write(20, first=120)
+    mender = Mender(second, books.settings)
+    for at in range(PARTITIONS):
+        step = asyncio.run(mender.write(at, rebuild=applied is None, applied=applied))
+        assert step.changes is not None
+    after = read_live(second, books.settings)
+    assert [each.base for each in after] == [each.base for each in before]
+    assert [each.applied for each in after] == [applied or 119] * PARTITIONS
+    verdict = verify(second, books.settings, LOCAL)
+    assert (verdict.equal, len(verdict.bases)) == (True, PARTITIONS), verdict
+    if applied is None:
+        assert [each.stored for each in after] == [each.stored for each in before]
