@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
+from holdfast.cli.tables.mending import Mender
 from holdfast.clients.topics.admin import Admin
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Bytes
@@ -216,3 +218,22 @@ def test_spark_migrates_and_verifies_as_this_process_does(books: Books, spark: S
     with pytest.raises(SparkError, match="no sums"):
         bootstrap(failed, books.settings, BootstrapOptions(replay=on_spark, migrate=True))
     assert books.messages(failed.changelog(books.name)) == []
+
+
+@pytest.mark.parametrize("applied", [None, 130])
+def test_a_table_that_is_mended_keeps_what_it_began_with(books: Books, applied: int | None) -> None:
+    second = books.version(2, migrate={1: doubled})
+    bootstrap(second, books.settings, MIGRATE)
+    before = read_live(second, books.settings)
+    books.write(20, first=120)
+    mender = Mender(second, books.settings)
+    for at in range(PARTITIONS):
+        step = asyncio.run(mender.write(at, rebuild=applied is None, applied=applied))
+        assert step.changes is not None
+    after = read_live(second, books.settings)
+    assert [each.base for each in after] == [each.base for each in before]
+    assert [each.applied for each in after] == [applied or 119] * PARTITIONS
+    verdict = verify(second, books.settings, LOCAL)
+    assert (verdict.equal, len(verdict.bases)) == (True, PARTITIONS), verdict
+    if applied is None:
+        assert [each.stored for each in after] == [each.stored for each in before]

@@ -20,11 +20,13 @@ from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.merge.strays import Audit, ForeignRecords, Mending
+from holdfast.core.engine.state.base import BASE, encode_base
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.errors import ChangelogError, ConfigError
 from holdfast.kafka.requests.raw_log import RawLog
 from holdfast.pipeline.bootstrap.fencing import TRANSACTION_S, fenced_writer
 from holdfast.pipeline.bronze.extent import Until
+from holdfast.pipeline.folds.bases import read_bases
 from holdfast.pipeline.folds.positions import position_of
 from holdfast.pipeline.replay import ReplayOptions, replay
 
@@ -75,9 +77,13 @@ class Mender:
         return found
 
     def plan_rebuild(self, partition: int, found: ForeignRecords) -> MendingStep:
-        """Return what empties a partition, so that the next worker folds its source from the beginning."""
+        """Return what empties a partition, so that the next worker folds its source from the beginning; one that began with a base is put back to that."""
         puts: dict[bytes, bytes | None] = dict.fromkeys(found.row_keys())
-        return self._step(partition, found, puts, self._positions.start, "emptied")
+        base = read_bases(self._processor, self._settings).get(partition)
+        if base is None:
+            return self._step(partition, found, puts, self._positions.start, "emptied")
+        puts |= {**dict(base.stored), BASE: encode_base(base.base)}
+        return self._step(partition, found, puts, base.position, f"put back to {base.base.told()}")
 
     def plan(self, partition: int, found: ForeignRecords, applied: Applied | None) -> MendingStep:
         """Return what makes a partition good: the state that the last worker left, or with *applied* the source's up to that offset."""
@@ -87,7 +93,7 @@ class Mender:
             puts: dict[bytes, bytes | None] = {
                 key: value for key, value in state.items() if ours.get(key) != value
             }
-            puts.update(dict.fromkeys(key for key in found.row_keys() if key not in state))
+            puts.update(dict.fromkeys(key for key in found.row_keys() if key not in state and key != BASE))
             return self._step(
                 partition, found, puts, marker, f"replayed up to source offset {shown(applied)}"
             )
@@ -201,10 +207,10 @@ class Mender:
         was done."""
         async with fenced_writer(self._processor, self._settings, partition) as writer:
             found = await self.look(partition)
-            step = (
-                self.plan_rebuild(partition, found)
+            step = await (
+                asyncio.to_thread(self.plan_rebuild, partition, found)
                 if rebuild
-                else await asyncio.to_thread(self.plan, partition, found, applied)
+                else asyncio.to_thread(self.plan, partition, found, applied)
             )
             if step.changes is not None:
                 await writer.write(step.changes, [], TRANSACTION_S)
