@@ -204,7 +204,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "config": frozenset({"context", "output"}),
         "dev": frozenset({"context", "output"}),
         "doctor": frozenset({"application", "context", "output"}),
-        "logs": frozenset({"application", "context", "output"}),
+        "logs": frozenset({"application", "context", "output", "pipeline"}),
         "outbox": frozenset({"asked", "context", "output"}),
         "pipeline": frozenset({"application", "asked", "context", "output", "status_line"}),
         "tables": frozenset({"application", "asking", "context", "output"}),

@@ -32,8 +32,8 @@ class Until:
     at_most: bool = False
 
 
-def parse_until(text: str) -> Until:
-    """Read what `--until` takes: last offsets by partition, or by partition and source, a time with its zone, or ms since
+def parse_until(text: str, option: str = "--until") -> Until:
+    """Read what `--until` takes, or another *option*: last offsets by partition, or by partition and source, a time with its zone, or ms since
     the epoch.
 
     >>> parse_until("0:1500,1:20").offsets
@@ -58,7 +58,7 @@ def parse_until(text: str) -> Until:
         at = None
     if at is None or at.tzinfo is None:
         raise ConfigError(
-            f"--until {text!r}: write the last offset of each partition (0:1500,1:20; of several sources 0:orders:17), a time with its zone "
+            f"{option} {text!r}: write the last offset of each partition (0:1500,1:20; of several sources 0:orders:17), a time with its zone "
             "(2024-05-01T12:00:00Z), or ms since the epoch"
         )
     return Until(at_ms=round((at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000))

@@ -269,6 +269,46 @@ def test_a_row_type_may_get_fields(topic: TopicInMemory, lake: Path) -> None:
     )
 
 
+def test_named_tables_and_event_time_go_on_too(topic: TopicInMemory, lake: Path) -> None:
+    def counting(rows: Rows[int], value: int, at_ms: int) -> None:
+        rows[f"k{value % 3}"] = rows.get(f"k{value % 3}", 0) + value
+        seen = rows.table("seen")
+        if value % 5 == 0:
+            del seen["last"]
+        else:
+            seen["last"] = (str(value),)
+        rows.wake_at(f"k{value % 3}", value + 10, clock="event")
+
+    def on_event(rows: Rows[int], key: str, at_ms: int) -> None:
+        rows[f"fired/{key}"] = at_ms
+
+    processor: Processor[Any, Any] = Processor(
+        name="accounts",
+        source="t",
+        decode=lambda value: int(value or b"0"),
+        fold=counting,
+        on_event=on_event,
+        time=lambda value: value,
+        row=int,
+        tables={"seen": tuple[str, ...]},
+    )
+    for number in range(4):
+        chance = random.Random(number)
+        topic.append(0, [b"%d" % (30 * number + chance.randrange(40)) for _ in range(25)])
+        land(topic, lake)
+        report = run(lake, processor)
+        options = ReplayOptions(engine="local", source="bronze", lake=str(lake))
+        whole = replay(processor, NO_KAFKA, options)
+        assert (report.digest, report.applied) == (whole.digest, whole.applied)
+    rows = rows_of(lake, "state")
+    assert {each["kind"] for each in rows} == {"row", "event"}
+    [last] = [each["row_seen"] for each in rows if each["table"] == "seen"] or [None]
+    changes = [each for each in rows_of(lake, "history") if each["table"] == "seen"]
+    assert len(changes) > 50
+    assert [each["after_seen"] for each in changes if each["is_current"]] == ([last] if last else [])
+    assert all(each["row"] > 0 for each in rows if each["kind"] == "row" and each["table"] is None)
+
+
 # -- refused
 
 

@@ -22,6 +22,7 @@ from holdfast.pipeline.folds import on_spark
 from holdfast.pipeline.folds.folding import FoldPlan
 from holdfast.pipeline.folds.merged_bronze import open_several
 from holdfast.pipeline.folds.results import Replayed
+from holdfast.pipeline.histories.as_of import AsOfOptions, row_as_of
 from holdfast.pipeline.replay import ReplayOptions, replay
 from tests.choices.world import TOPICS, Journal, logs_of, processor_of
 from tests.choices.world import Log as SourceLog
@@ -232,3 +233,18 @@ def test_records_behind_the_cut_are_left_for_the_next_landing(lake: Path) -> Non
         for topic, applied in (each.sources or {}).items():
             assert applied < behind[topic][each.partition]
         assert (each.choices or 0) <= marker(live).choices
+
+
+def test_a_row_as_of_the_end_is_the_replays_and_tells_records_of_every_source(lake: Path) -> None:
+    write(lake)
+    bronze = ReplayOptions(engine="local", source="bronze", lake=str(lake))
+    rows = replay(PROCESSOR, NO_KAFKA, bronze).table("rows", PROCESSOR).to_pylist()
+    end = Until(at_ms=(1 << 62) // 1000)
+    topics: set[str | None] = set()
+    for row in rows[:5]:
+        told = row_as_of(PROCESSOR, NO_KAFKA, row["key"], end, AsOfOptions(replay=bronze))
+        [found] = [each for each in told.rows if each.partition == row["partition"]]
+        assert found.row == row["row"]
+        assert all((each.topic is None) == (each.record is None) for each in found.changes)
+        topics |= {each.topic for each in found.changes}
+    assert topics > {None} or len(topics) > 1, "a toy"

@@ -15,7 +15,10 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.context import LAST_OFFSET, LAST_PARTITION, output_of, settings_of
+from holdfast.cli.logs.explain_row import AskedRow, explain_row
 from holdfast.cli.output import Cell, Output, note, show, show_json
+from holdfast.cli.pipeline.engines import EngineName, EngineOption
+from holdfast.cli.pipeline.replay import LakeOption, SourceName, chosen_source
 from holdfast.clients.logs.cells import (
     COLUMNS,
     FIELDS,
@@ -166,14 +169,23 @@ def _one_line(cell: Cell) -> Cell:
 # -- the command
 
 
+def _partition(text: str) -> int:
+    if not text.isdecimal() or int(text) > LAST_PARTITION:
+        raise typer.BadParameter(
+            f"{text!r} is not a partition, 0 to {LAST_PARTITION}; for a row of a table say --at",
+            param_hint="PARTITION",
+        )
+    return int(text)
+
+
 @app.command(
-    help="Show the batches of a segment file (--segment FILE), or everything known about one offset (TOPIC PARTITION OFFSET). Of a batch that "
-    "cannot be read it shows what the header claims, and why; the exit code is then 1."
+    help="Show the batches of a segment file (--segment FILE), everything known about one offset (TOPIC PARTITION OFFSET), or the row of a table as it was "
+    "and the records that made it so (PROCESSOR KEY --at TIME). Of a batch that cannot be read it shows what the header claims, and why; the exit code is then 1."
 )
 def explain(
     context: typer.Context,
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC")] = None,
-    partition: Annotated[int | None, typer.Argument(metavar="PARTITION", min=0, max=LAST_PARTITION)] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC|PROCESSOR")] = None,
+    place: Annotated[str | None, typer.Argument(metavar="PARTITION|KEY")] = None,
     offset: Annotated[int | None, typer.Argument(metavar="OFFSET", min=0, max=LAST_OFFSET)] = None,
     segment: Annotated[
         Path | None, typer.Option("--segment", metavar="FILE", help="A .log file of a broker's data folder.")
@@ -191,13 +203,43 @@ def explain(
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for a reply, in seconds.")
     ] = 10.0,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME|OFFSET",
+            help="Of a row: as it was at a time (2026-11-25T12:00:00Z), or after an offset of its partition (17, 0:17; of several sources 0:orders:17).",
+        ),
+    ] = None,
+    changes: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Of a row, show at most so many changes, the last ones.")
+    ] = 20,
+    engine: EngineOption = EngineName.AUTO,
+    source: Annotated[
+        SourceName | None,
+        typer.Option(
+            "--source",
+            help="Of a row, where to read: as --from of replay. Default: history with --lake, else topic.",
+        ),
+    ] = None,
+    lake: LakeOption = None,
+    allow_holes: Annotated[
+        bool, typer.Option("--allow-holes", help="Of a row, fold what is left of a log with holes.")
+    ] = False,
 ) -> None:
     output = output_of(context)
+    if at is not None:
+        if topic is None or place is None or offset is not None or segment is not None:
+            raise ConfigError("with --at, name a row as PROCESSOR KEY, or PROCESSOR.TABLE KEY")
+        asked = AskedRow(topic, place, at, changes, engine, chosen_source(source, lake), lake, allow_holes)
+        explain_row(context, asked)
+        return
     if segment is not None:
         if topic is not None:
             raise ConfigError("give either --segment FILE or TOPIC PARTITION OFFSET, not both")
         _explain_segment(segment, first, limit, records, output)
         return
+    partition = None if place is None else _partition(place)
     if topic is None or partition is None or offset is None:
         raise ConfigError("name an offset as TOPIC PARTITION OFFSET, or a file with --segment FILE")
     found, unreadable = asyncio.run(
