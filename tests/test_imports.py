@@ -54,7 +54,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "pipeline": frozenset(
         {"clients", "tables", "kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}
     ),
-    "console": frozenset({"clients", "core", "config", "clock", "errors"}),
+    "console": frozenset({"clients", "outbox", "core", "config", "clock", "errors"}),
     "cli": None,
     "dev": None,
     "testing": None,
@@ -79,6 +79,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "topics": frozenset(),
         "tables": frozenset(),
         "producers": frozenset(),
+        "logs": frozenset(),
         "quarantine": frozenset({"topics"}),
         "claims": frozenset({"topics"}),
         "groups": frozenset({"claims", "topics"}),
@@ -92,13 +93,27 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "faults": frozenset(),
         "fetch_sessions": frozenset({"protocol"}),
         "logs": frozenset({"configs", "protocol"}),
-        "topics": frozenset({"configs", "logs", "protocol", "settings"}),
+        "storage": frozenset({"configs", "logs"}),
+        "topics": frozenset({"configs", "logs", "protocol", "settings", "storage"}),
         "internal_log": frozenset({"protocol", "topics"}),
         "groups": frozenset({"internal_log", "protocol", "settings", "topics"}),
-        "transactions": frozenset({"faults", "groups", "internal_log", "logs", "settings", "topics"}),
+        "transactions": frozenset(
+            {"faults", "groups", "internal_log", "logs", "settings", "storage", "topics"}
+        ),
         "upkeep": frozenset({"configs", "logs", "settings", "topics"}),
         "cluster": frozenset(
-            {"upkeep", "faults", "fetch_sessions", "groups", "security", "settings", "topics", "transactions"}
+            {
+                "upkeep",
+                "faults",
+                "fetch_sessions",
+                "groups",
+                "logs",
+                "security",
+                "settings",
+                "storage",
+                "topics",
+                "transactions",
+            }
         ),
         "apis": frozenset(
             {
@@ -202,16 +217,20 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "reports": frozenset(),
         "rendering": frozenset(),
         "access": frozenset(),
-        "group_desk": frozenset(),
+        "blocking": frozenset(),
+        "drawing": frozenset(),
+        "group_desk": frozenset({"blocking"}),
         "paging": frozenset({"access"}),
         "picture": frozenset({"reports"}),
         "findings": frozenset({"picture"}),
         "history": frozenset({"picture"}),
         "watch": frozenset({"group_desk", "history", "picture", "reports"}),
-        "desk": frozenset({"watch"}),
-        "pages": frozenset({"access", "desk", "findings", "paging", "picture", "rendering"}),
+        "desk": frozenset({"blocking", "watch"}),
+        "pages": frozenset({"access", "desk", "drawing", "findings", "paging", "picture", "rendering"}),
         "live": frozenset({"access", "desk", "history", "pages", "rendering"}),
-        "server": frozenset({"access", "desk", "group_desk", "live", "pages", "rendering", "watch"}),
+        "server": frozenset(
+            {"access", "blocking", "desk", "group_desk", "live", "pages", "rendering", "watch"}
+        ),
     },
     "dev.demo": {
         "narrator": frozenset(),
