@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -142,9 +143,24 @@ def filesystem_of(uri: str) -> Any:
 
     if is_local(uri):
         return fs.SubTreeFileSystem(unquote(uri.removeprefix("file://")), fs.LocalFileSystem())
+    if uri.startswith("s3://"):
+        return fs.SubTreeFileSystem(uri.removeprefix("s3://").rstrip("/"), _s3())
     from deltalake.fs import DeltaStorageHandler
 
     return fs.PyFileSystem(DeltaStorageHandler.from_table(open_table(uri)._table))
+
+
+def _s3() -> Any:
+    """Return Arrow's own client of S3, set up as delta-rs is. That of delta-rs keeps Python's lock while it waits, and two threads that write
+    through it wait for each other for ever.
+    """
+    from pyarrow import fs
+
+    scheme, _, host = os.environ.get("AWS_ENDPOINT_URL", "").rpartition("://")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if not host:
+        return fs.S3FileSystem(region=region)
+    return fs.S3FileSystem(region=region, endpoint_override=host, scheme=scheme or "https")
 
 
 def is_local(uri: str) -> bool:

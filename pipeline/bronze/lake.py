@@ -174,8 +174,14 @@ def describe(vector: Vector) -> str:
 
 
 def table_uri(path: str) -> str:
-    """Return a table's path as delta-rs takes it."""
-    return path if "://" in path else Path(path).absolute().as_uri()
+    """Return a table's path as delta-rs takes it, to which Hadoop's s3a is S3.
+
+    >>> table_uri("s3a://lake/bronze/orders"), table_uri("/data/lake/bronze/orders")
+    ('s3://lake/bronze/orders', 'file:///data/lake/bronze/orders')
+    """
+    if "://" not in path:
+        return Path(path).absolute().as_uri()
+    return f"s3://{path.removeprefix('s3a://')}" if path.startswith("s3a://") else path
 
 
 def open_table(path: str) -> Any:
@@ -189,6 +195,6 @@ def open_table(path: str) -> Any:
         raise LakeError(
             f"no Delta table at {path}: land the topic first (`holdfast pipeline land`)"
         ) from error
-    except DeltaError as error:
+    except (DeltaError, OSError) as error:  # an OSError where a store does not let us in, or is not there
         hint = "; delta-rs does not find folders with a percent sign in their name" if "%" in path else ""
         raise LakeError(f"cannot open the Delta table at {path}: {error}{hint}") from error

@@ -63,7 +63,8 @@ class BronzeFile:
         self, filesystem: Any, batches: Iterator[pa.RecordBatch], schema: pa.Schema = FILE_SCHEMA
     ) -> None:
         """Write *batches*, which are in the order of their offsets, a group of rows at a time."""
-        filesystem.create_dir(self.path.rpartition("/")[0], recursive=True)
+        if getattr(getattr(filesystem, "base_fs", None), "type_name", "") != "s3":  # which has no folders
+            filesystem.create_dir(self.path.rpartition("/")[0], recursive=True)
         with (
             filesystem.open_output_stream(self.path) as stream,
             parquet.ParquetWriter(stream, schema, compression="snappy", use_dictionary=_REPEATING) as out,

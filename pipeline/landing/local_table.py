@@ -53,7 +53,7 @@ class LocalTable:
         self._filesystem = filesystem_of(str(self._table.table_uri))
 
     def _open(self) -> DeltaTable:
-        if not DeltaTable.is_deltatable(table_uri(self.path)):
+        if not self._is_there():
             try:
                 DeltaTable.create(
                     table_uri(self.path),
@@ -62,9 +62,9 @@ class LocalTable:
                     partition_by=PARTITIONED_BY,
                     configuration=PROPERTIES,
                 )
-            except DeltaError as error:
+            except (DeltaError, OSError) as error:
                 # Another landing made it first, or nobody can.
-                if not DeltaTable.is_deltatable(table_uri(self.path)):
+                if not self._is_there():
                     raise LakeError(f"cannot make a Delta table at {self.path}: {error}") from error
         table: DeltaTable = open_table(self.path)
         there = {field.name for field in table.schema().fields}
@@ -73,6 +73,12 @@ class LocalTable:
             table.alter.add_columns([Field.from_arrow(field) for field in missing])
             table = open_table(self.path)
         return table
+
+    def _is_there(self) -> bool:
+        try:
+            return DeltaTable.is_deltatable(table_uri(self.path))
+        except OSError as error:
+            raise LakeError(f"cannot look for a Delta table at {self.path}: {error}") from error
 
     def history(self, limit: int) -> Sequence[TableCommit]:
         return history_of(self._table, limit)
