@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from typing import Annotated
 
@@ -27,6 +28,9 @@ def console(
     chosen.flags |= {
         name: value for name, value in (("console_port", port), ("console_bind", bind)) if value is not None
     }
+    logging.getLogger("holdfast.console").setLevel(
+        logging.ERROR
+    )  # a page that fails says that the log has the cause
     application = load_application(chosen.application, chosen.settings())
     asyncio.run(_serve(application))
 

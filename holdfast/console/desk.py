@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.clients.tables.client import TableClient
 from holdfast.config import Settings
+from holdfast.console.blocking import BlockingCalls
 from holdfast.console.watch import Watch
 from holdfast.core.engine.declared.global_tables import Global, globals_by_name
 from holdfast.core.engine.declared.processor import Processor
@@ -21,6 +22,7 @@ class ConsoleDesk:
     processors: tuple[Processor[Any, Any], ...]
     watch: Watch
     tables: TableClient
+    calls: BlockingCalls
 
     @property
     def globals(self) -> Mapping[str, Global[Any]]:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from holdfast.clients.groups.admin import GroupAdmin
 from holdfast.clients.groups.records import GroupDescription, GroupKind, Position
 from holdfast.config import Settings
+from holdfast.console.blocking import BlockingCalls
 from holdfast.errors import BrokerError, HoldfastError
 
 T = TypeVar("T")
 
 TIMEOUT_S = 4.0
-WAIT_S = 10.0
-LIMIT_WAITING = 16
-"""Questions that may wait for the thread; more than these are refused, since each would wait for the ones before."""
 
 
 class GroupDesk:
@@ -25,9 +21,8 @@ class GroupDesk:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-console-groups")
+        self._calls = BlockingCalls("groups")
         self._admin: GroupAdmin | None = None
-        self._waiting = 0
         self.groups: tuple[GroupDescription, ...] = ()
         self.trouble: str | None = None
 
@@ -52,24 +47,7 @@ class GroupDesk:
 
     async def ask(self, work: Callable[[GroupAdmin], T]) -> T:
         """Return what *work* makes of the groups as they are now; raises BrokerError when Kafka does not answer in time."""
-        if self._waiting >= LIMIT_WAITING:
-            raise BrokerError(
-                f"{LIMIT_WAITING} questions about groups wait for Kafka already; ask again later"
-            )
-        self._waiting += 1
-        asked = asyncio.get_running_loop().run_in_executor(self._thread, self._work, work)
-        asked.add_done_callback(self._done)
-        try:
-            return await asyncio.wait_for(asyncio.shield(asked), WAIT_S)
-        except TimeoutError:
-            raise BrokerError(
-                f"Kafka did not answer about groups within {WAIT_S:g} s; check bootstrap.servers and the brokers"
-            ) from None
-
-    def _done(self, asked: asyncio.Future[Any]) -> None:
-        self._waiting -= 1
-        if not asked.cancelled():
-            asked.exception()  # told to whoever waited; nobody may by now
+        return await self._calls.run(lambda: self._work(work))
 
     def _work(self, work: Callable[[GroupAdmin], T]) -> T:
         if self._admin is None:
@@ -87,5 +65,4 @@ class GroupDesk:
 
     async def close(self) -> None:
         """Close the clients; waits until a question that is being asked has ended."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
-        self._thread.shutdown(wait=False)
+        await self._calls.close(self._close)

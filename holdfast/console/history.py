@@ -11,6 +11,8 @@ from holdfast.console.picture import PartitionId, Picture
 KEPT_POINTS = 600
 STALLED_S = 30.0
 
+FlowId = tuple[str, int, str, int]
+"""A table, its version, one of its sources, a partition."""
 Positions = Mapping[PartitionId, tuple[int, int | None]]
 
 
@@ -38,6 +40,9 @@ class History:
         self._before: Positions = {}
         self._before_s = 0.0
         self._moved_s: dict[PartitionId, float] = {}
+        self._flows: Mapping[FlowId, int] = {}
+        self._flows_s = 0.0
+        self._rates: dict[tuple[str, int, str], float] = {}
 
     def learn(self, positions: Positions, *, now_s: float, at_s: float) -> None:
         """Take in where each partition is, as (offset, records behind): *now_s* counts, *at_s* is shown."""
@@ -62,6 +67,21 @@ class History:
         )
         return round(moved / seconds, 1)
 
+    def learn_flows(self, flows: Mapping[FlowId, int], *, now_s: float) -> None:
+        """Take in up to which offset each partition has folded each of its sources."""
+        before, seconds = self._flows, now_s - self._flows_s
+        rates: dict[tuple[str, int, str], float] = {}
+        for place, offset in flows.items():
+            if seconds > 0 and place in before:
+                moved = max(0, offset - before[place])
+                rates[place[:3]] = rates.get(place[:3], 0.0) + moved / seconds
+        self._rates, self._flows, self._flows_s = rates, flows, now_s
+
+    def rate(self, table: str, version: int, topic: str) -> float | None:
+        """Return how many records a second a table has folded of a source since the last look but one."""
+        found = self._rates.get((table, version, topic))
+        return None if found is None else round(found, 1)
+
     def stalled(self, now_s: float) -> set[PartitionId]:
         """Return the partitions that have had records to fold for STALLED_S and have not moved."""
         return {place for place, moved_s in self._moved_s.items() if now_s - moved_s >= STALLED_S}
@@ -74,4 +94,15 @@ def positions_of(picture: Picture) -> Positions:
         for table in picture.tables
         for each in table.partitions
         if each.offset is not None
+    }
+
+
+def flows_of(picture: Picture) -> dict[FlowId, int]:
+    """Return up to which offset each partition has folded each of its sources."""
+    return {
+        (each.table, each.version, topic, each.partition): offset
+        for table in picture.tables
+        for each in table.partitions
+        if each.offset is not None
+        for topic, offset in (each.sources or {table.sources[0]: each.offset}).items()
     }

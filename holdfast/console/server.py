@@ -14,10 +14,21 @@ from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.directory import Directory, WorkersTopic
 from holdfast.config import Settings
 from holdfast.console.access import SESSION_S, ConsoleAccess, RequestDenied
+from holdfast.console.blocking import BlockingCalls
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.group_desk import GroupDesk
 from holdfast.console.live import EVENT_STREAM, LiveStreams
-from holdfast.console.pages import groups, overview, tables, workers
+from holdfast.console.pages import (
+    groups,
+    log,
+    outbox,
+    overview,
+    producers,
+    quarantine,
+    tables,
+    topology,
+    workers,
+)
 from holdfast.console.pages.page import ConsolePage
 from holdfast.console.rendering import ASSETS, asset, render
 from holdfast.console.watch import Watch
@@ -28,16 +39,23 @@ logger = logging.getLogger(__name__)
 
 PAGES = (
     overview.OVERVIEW,
+    topology.TOPOLOGY,
     workers.WORKERS,
     workers.WORKER,
     tables.TABLES,
     tables.TABLE,
     groups.GROUPS,
     groups.GROUP,
+    outbox.OUTBOX,
+    producers.PRODUCERS,
+    quarantine.QUARANTINE,
+    quarantine.QUARANTINED,
+    log.LOG,
 )
 MENU = {page.menu: page.path for page in PAGES if not page.path.endswith("/view")}
 LIMIT_BODY_BYTES = 64 << 10
 SHUTDOWN_S = 2.0
+THREADS = 2
 HTML = "text/html; charset=utf-8"
 SECURITY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -94,7 +112,11 @@ class Console:
         await stack.enter_async_context(watch)
         client = TableClient(settings, self._processors, directory=self._table_directory)
         await stack.enter_async_context(client)
-        desk = ConsoleDesk(settings=settings, processors=self._processors, watch=watch, tables=client)
+        calls = BlockingCalls("logs", THREADS)
+        desk = ConsoleDesk(
+            settings=settings, processors=self._processors, watch=watch, tables=client, calls=calls
+        )
+        stack.push_async_callback(calls.close)
         access = ConsoleAccess(settings)
         streams = LiveStreams(desk, access)
         runner = web.AppRunner(
@@ -157,7 +179,7 @@ class _Views:
         """Return what answers requests for *page*, and for its changes."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            if EVENT_STREAM in request.headers.get("Accept", ""):
+            if page.live and EVENT_STREAM in request.headers.get("Accept", ""):
                 return await self._streams.serve(request, page)
             self._desk.watch.asked()
             context = await page.build(self._desk, request.query)
@@ -182,7 +204,7 @@ class _Views:
                 "picture": self._desk.watch.picture,
                 "menu": MENU,
                 "here": None if page is None else page.menu,
-                "live": page is not None,
+                "live": page is not None and page.live,
                 "signed_in": self._access.session(request) is not None,
                 "query": request.query,
                 **context,

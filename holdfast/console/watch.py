@@ -13,7 +13,7 @@ from holdfast.clients.tables.directory import Directory, Workers
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.console.group_desk import GroupDesk
-from holdfast.console.history import History, positions_of
+from holdfast.console.history import History, flows_of, positions_of
 from holdfast.console.picture import Picture, WorkerState, picture_of
 from holdfast.console.reports import Silence, WorkerReport, WorkerReports
 from holdfast.core.engine.declared.processor import Processor
@@ -145,6 +145,7 @@ class Watch:
         )
         self._rest(picture, workers, asked, now_s)
         self.history.learn(positions_of(picture), now_s=now_s, at_s=at_ms / 1000)
+        self.history.learn_flows(flows_of(picture), now_s=now_s)
         async with self._looked:
             self.picture = picture
             self._looked.notify_all()

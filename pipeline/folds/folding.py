@@ -78,6 +78,14 @@ def all_emits(
     return EmitsWanted(handovers=upto if internal_alone else {}, due=upto)
 
 
+class FoldedPartition(Protocol):
+    """The fold of one partition, which is given its records in order and then tells what came of them."""
+
+    def feed(self, batch: Batch, size_bytes: int) -> None: ...
+
+    def finish(self) -> Iterator[pa.RecordBatch]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldPlan:
     """What to fold and what to tell of it.
@@ -99,6 +107,15 @@ class FoldPlan:
     later_timeout_s: float = 600.0
     bases: Mapping[int, Beginning] = field(default_factory=dict)
     """What partitions begin with in place of nothing."""
+    begin: Callable[[FoldPlan, int, Results], FoldedPartition] | None = None
+    """What folds a partition from its beginning, in place of `PartitionFold`."""
+
+    def fold_of(self, partition: int, results: Results, state: FoldedState | None = None) -> FoldedPartition:
+        """Return the fold of one partition, from *state* or else its beginning."""
+        if self.begin is not None:
+            assert state is None, "only PartitionFold goes on with a state"
+            return self.begin(self, partition, results)
+        return PartitionFold(self, partition, results, state)
 
     def handover(self, partition: int) -> Handover | None:
         """Return up to where a partition's emits are not told."""
@@ -198,7 +215,7 @@ class Results:
         rows, self._rows = self._rows, []
         for start in range(0, len(rows), OUT_ROWS):
             chunk = rows[start : start + OUT_ROWS]
-            yield _result(dict(zip(RESULT.names, zip(*chunk, strict=True), strict=False)), len(chunk))
+            yield result_batch(chunk)
 
 
 def encode_headers(headers: Headers) -> str:
@@ -387,6 +404,11 @@ def summary_batch(summary: FoldSummary) -> pa.RecordBatch:
     )
 
 
+def result_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Return rows, with the columns of RESULT or the first of them, as Arrow has them."""
+    return _result(dict(zip(RESULT.names, zip(*rows, strict=True), strict=False)), len(rows))
+
+
 def _result(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
     arrays = [
         pa.array(columns[each.name], each.type) if each.name in columns else pa.nulls(rows, each.type)
@@ -453,12 +475,12 @@ def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
     to mapInArrow.
     """
     results = Results()
-    folds: dict[int, PartitionFold] = {}
+    folds: dict[int, FoldedPartition] = {}
     for records in batches:
         for partition, batch in split(records, plan.processor.columns):
             fold = folds.get(partition)
             if fold is None:
-                fold = folds[partition] = PartitionFold(plan, partition, results)
+                fold = folds[partition] = plan.fold_of(partition, results)
             fold.feed(batch, records.nbytes * len(batch.offsets) // records.num_rows)
             yield from results.take()
     for partition in sorted(folds):
@@ -474,7 +496,7 @@ def fold_partition(
 ) -> Iterator[pa.RecordBatch]:
     """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last; go on with *state* where that is given."""
     results = results or Results()
-    fold = PartitionFold(plan, partition, results, state)
+    fold = plan.fold_of(partition, results, state)
     reached: int | None = None
     for batch, size_bytes in batches:
         fold.feed(batch, size_bytes)

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
-from holdfast import by_key
+from holdfast import OutboxWriter, by_key
 from holdfast.clients.claims.blocking import BlockingClaimConsumer
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.outbox.schema.migrate import upgrade
 from tests.agents.fleet import Fleet, Writer
 from tests.console.running import DEADLINE_S, PARTITIONS, RunningConsole, running_fleet
 
@@ -80,6 +83,44 @@ def test_groups_are_shown_as_they_work(
         shown = console.wait_shown("/groups/view?kind=claim&name=billing", "billing-1-", "fresh")
         assert shown.count("billing-1-") == PARTITIONS
     assert "no client has ever claimed" in console.get("/groups/view?kind=claim&name=nobody")
+
+
+def test_a_refused_record_is_found_with_its_reason_and_its_place_in_the_log(
+    fleet: Fleet, broker: SessionBroker, start: Callable[..., RunningConsole]
+) -> None:
+    console, topic = start(), fleet.processors[0].topics[0]
+    console.wait_shown("/quarantine", "No record was refused")
+    worker = fleet.worker().start()
+    fleet.wait_spread(worker)
+    partition, offset = Writer(broker).write(topic, b"<\xff>", key=b"ada", partition=0)
+    place = f"{topic}/{partition}/{offset}"
+    console.wait_shown("/quarantine", place, "totals", "decode", "not yet")
+    shown = console.wait_shown(f"/quarantine/view?name={place}", f"totals refused {place}", "0x3cff3e", "ada")
+    assert "UnicodeDecodeError" in shown
+    console.wait_shown("/quarantine?processor=another", "No such record waits")
+    assert "The quarantine holds no" in console.get("/quarantine/view?name=nothing/0/0")
+    log = f"/log?topic={topic}&partition=0&offset={offset}"
+    console.wait_shown(log, "0x3cff3e", "committed readers", "see it", "log append time")
+    console.wait_shown(f"/log?topic={topic}&partition=0&offset=99", "Trouble:")
+    console.wait_shown("/topology", topic, "totals v1", "folds")
+
+
+def test_an_outbox_and_ledgers_are_shown_where_there_are_any(
+    fleet: Fleet, start: Callable[..., RunningConsole], tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'out.db'}"
+    upgrade(url)
+    engine = create_engine(url)
+    with Session(engine) as session, session.begin():
+        OutboxWriter().write(session, "orders", key="ada", value=b"1")
+    engine.dispose()
+    console = start("--set", f"outbox_database={url}")
+    console.wait_shown("/outbox", "Rows waiting1", "No harvester leads")
+    console.wait_shown("/producers", "keeps no ledgers of producers")
+    bare = start()
+    bare.wait_shown("/outbox", "No outbox is named")
+    wrong = start("--set", f"outbox_database=sqlite:///{tmp_path / 'other.db'}")
+    wrong.wait_shown("/outbox", "Trouble:")
 
 
 def test_a_broker_that_is_away_is_told_and_ends_nothing(

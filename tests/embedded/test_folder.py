@@ -290,12 +290,12 @@ def test_the_number_of_brokers_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"{", r"embedded\.json cannot be read"),
+        (b"{", r"embedded-topics\.json cannot be read"),
         (b'{"version": 2}', "has version 2, this holdfast reads 1"),
     ],
 )
 def test_a_catalog_that_cannot_be_read_is_refused(tmp_path: Path, data: bytes, words: str) -> None:
-    (tmp_path / "embedded.json").write_bytes(data)
+    (tmp_path / "embedded-topics.json").write_bytes(data)
     with pytest.raises(BrokerFolderError, match=words):
         EmbeddedKafka(folder=tmp_path).start()
 

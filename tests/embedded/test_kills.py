@@ -4,70 +4,18 @@ nothing is there twice, and no aborted record is seen.
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from tests.embedded.killed_broker import DEADLINE_S, KilledBroker, broker_in
 
 pytestmark = pytest.mark.process
-
-DEADLINE_S = 60.0
-_SERVER = """
-import sys
-from holdfast.embedded.kafka import EmbeddedKafka
-folder, port, fsync = sys.argv[1:]
-with EmbeddedKafka(folder=folder, port=int(port), fsync=fsync == "fsync") as kafka:
-    if kafka.cluster.topics.get("orders") is None:
-        kafka.create_topic("orders", partitions=2, config={"segment.bytes": str(1 << 20)})
-    print(kafka.bootstrap, flush=True)
-    sys.stdin.read()
-"""
-
-
-class KilledBroker:
-    """A broker in a process of its own, at one address however often it is killed."""
-
-    def __init__(self, folder: Path, how: str) -> None:
-        self._folder, self._how = folder, how
-        self.bootstrap = "127.0.0.1:0"
-        self._start()
-
-    def _start(self) -> None:
-        port = self.bootstrap.split(":")[1]
-        command = [sys.executable, "-P", "-c", _SERVER, str(self._folder), port, self._how]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.bootstrap = self._process.stdout.readline().strip()
-        assert self.bootstrap, "it did not start"
-
-    def kill(self) -> None:
-        """SIGKILL it, and start it again."""
-        self.end()
-        self._start()
-
-    def end(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
-        self._process.communicate(timeout=DEADLINE_S)
-
-    def config(self, **more: object) -> dict[str, object]:
-        return {"bootstrap.servers": self.bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 200, **more}
-
-
-@contextmanager
-def broker_in(folder: Path, how: str) -> Iterator[KilledBroker]:
-    broker = KilledBroker(folder, how)
-    try:
-        yield broker
-    finally:
-        broker.end()
 
 
 class IdempotentWriter(threading.Thread):
@@ -137,6 +85,12 @@ class PairWriter(threading.Thread):
         return producer
 
 
+def make_topic(broker: KilledBroker) -> None:
+    topic = NewTopic("orders", 2, config={"segment.bytes": str(1 << 20)})
+    admin = AdminClient(broker.config())
+    admin.create_topics([topic])["orders"].result(DEADLINE_S)
+
+
 def read(broker: KilledBroker) -> tuple[list[int], list[list[int]]]:
     """Return the committed numbers, and those of the pairs in each partition."""
     told = {"group.id": "reader", "auto.offset.reset": "earliest", "enable.partition.eof": True}
@@ -161,6 +115,7 @@ def read(broker: KilledBroker) -> tuple[list[int], list[list[int]]]:
 def _killed(folder: Path, how: str, *, times: int, seed: int) -> None:
     chance = Random(seed)
     with broker_in(folder, how) as broker:
+        make_topic(broker)
         writer, pairs = IdempotentWriter(broker, Random(seed)), PairWriter(broker, Random(seed + 1))
         for each in (writer, pairs):
             each.start()
@@ -188,6 +143,33 @@ def _killed(folder: Path, how: str, *, times: int, seed: int) -> None:
 @pytest.mark.parametrize("how", ["fsync", "no fsync"])
 def test_what_was_acknowledged_outlives_sigkill(tmp_path: Path, how: str) -> None:
     _killed(tmp_path / "broker", how, times=2, seed=1)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_goes_on_after_sigkill(tmp_path: Path, protocol: str) -> None:
+    assigned: list[list[TopicPartition]] = []
+    with broker_in(tmp_path / "broker", "no fsync") as broker:
+        make_topic(broker)
+        told = {"group.id": "readers", "group.protocol": protocol, "auto.offset.reset": "earliest"}
+        consumer = Consumer(broker.config(**told))
+        consumer.subscribe(["orders"], on_assign=lambda _, places: assigned.append(places))
+        producer = Producer(broker.config())
+
+        def copied(value: bytes) -> None:
+            producer.produce("orders", value, partition=0)
+            until_s = time.monotonic() + DEADLINE_S
+            while (message := consumer.poll(0.1)) is None or message.error() is not None:
+                assert time.monotonic() < until_s, "the record does not come"
+            assert message.value() == value
+            consumer.commit(message=message, asynchronous=False)
+
+        copied(b"before")
+        broker.kill()
+        copied(b"after")
+        (place,) = consumer.committed([TopicPartition("orders", 0)], DEADLINE_S)
+        consumer.close()
+    assert place.offset == 2
+    assert len(assigned) == 1, "nobody has to join again"
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ group had counted, become the first transaction of a processor's changelog, and 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,18 +11,12 @@ from typing import Any, TypeAlias
 import msgspec
 
 from holdfast.clients.groups.broker import BrokerGroups
-from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.specs import base_spec
-from holdfast.clients.topics.types import CreateTopic
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.positions import stored_format
 from holdfast.core.engine.migrating import Beginning
-from holdfast.core.engine.state.base import BASE_FORMAT, TableBase
-from holdfast.core.engine.state.codec import NOTHING_APPLIED, Marker, RowCodec, digest, row_key
+from holdfast.core.engine.state.codec import NOTHING_APPLIED, Marker, RowCodec, row_key
 from holdfast.errors import ChangelogError, ConfigError
-from holdfast.pipeline.bootstrap.fencing import TRANSACTION_S, fenced_writer
-from holdfast.pipeline.bootstrap.migration import parts_of
+from holdfast.pipeline.bootstrap.beginnings import beginning, write_beginning
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 from holdfast.pipeline.verify import LivePartition, read_live
 
@@ -95,16 +88,7 @@ class FaustTakeover:
 
     def _beginning(self, marker: Marker, rows: list[tuple[bytes, bytes]]) -> Beginning:
         what = f"table {self._table.name} of" if self._table else "no table, at the place of"
-        base = TableBase(
-            format=BASE_FORMAT,
-            version=self._processor.version,
-            position=stored_format(self._processor).encode(marker),
-            applied=marker.applied,
-            entries=len(rows),
-            digest=digest(rows),
-            origin=f"{what} Faust application {self._group}",
-        )
-        return Beginning(base=base, position=marker, stored=rows, lost={})
+        return beginning(self._processor, marker, rows, f"{what} Faust application {self._group}")
 
     def _taken(self, live: LivePartition, found: Beginning) -> TakenPartition:
         done = bool(found.stored or found.position.applied != NOTHING_APPLIED) and (
@@ -119,20 +103,7 @@ class FaustTakeover:
 
     async def write(self, taken: TakenPartition) -> None:
         """Fence earlier writers, and write the beginning of a partition in one transaction, with it what replays begin with."""
-        processor, settings, partition = self._processor, self._settings, taken.partition
-        await asyncio.to_thread(self._make_base)
-        async with fenced_writer(processor, settings, partition) as writer:
-            await writer.write_parts(
-                lambda: parts_of(processor, settings, partition, taken.beginning), TRANSACTION_S
-            )
-
-    def _make_base(self) -> None:
-        admin = Admin(self._settings)
-        counts = admin.partition_counts()
-        if self._processor.base(self._settings.app) not in counts:
-            count = counts[self._changelog]
-            spec = base_spec(self._settings, self._processor, count)
-            admin.apply([CreateTopic(spec=spec, partitions=count)])
+        await write_beginning(self._processor, self._settings, taken.partition, taken.beginning)
 
     # -- positions
 

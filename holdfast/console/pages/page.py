@@ -16,7 +16,7 @@ Build = Callable[[ConsoleDesk, Query], Awaitable[dict[str, Any]]]
 class ConsolePage:
     """A page: where it is, which entry of the menu it belongs to, its template, and what fills that.
 
-    The template's block `live` is sent anew, at most each *every_s* seconds, to browsers that ask for it.
+    The template's block `live` is sent anew, at most each *every_s* seconds, to browsers that ask for it, unless the page is not *live*.
     """
 
     path: str
@@ -24,6 +24,7 @@ class ConsolePage:
     template: str
     build: Build
     every_s: float = 0.0
+    live: bool = True
 
 
 async def nothing(desk: ConsoleDesk, query: Query) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a folder says of the cluster as a whole, in ``embedded.json``: its topics, and which producer ids are taken."""
+"""What a folder says of the cluster as a whole, in ``embedded-topics.json``: its topics, and which producer ids are taken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from holdfast.embedded.storage.disk import Disk, folder_error
 from holdfast.errors import BrokerFolderError
 
-NAME = "embedded.json"
+NAME = "embedded-topics.json"
 VERSION = 1
 
 

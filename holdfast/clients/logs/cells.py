@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from holdfast.cli.output import Cell
 from holdfast.core.broker_logs.folds import OFFSETS_TOPIC, TRANSACTION_TOPIC, decode_group, decode_transaction
 from holdfast.core.kafka.compression import Compression
 from holdfast.core.kafka.record_batch import (
@@ -23,6 +22,9 @@ from holdfast.core.kafka.record_batch import (
 )
 from holdfast.core.producers.stamps import read_stamp
 from holdfast.errors import DecodeError, WireError
+
+Cell = str | int | float | bool | None | Sequence["Cell"] | Mapping[str, "Cell"]
+"""What stands in a report."""
 
 COLUMNS = (
     *("offset", "last_offset", "time", "records", "bytes", "compression"),

@@ -1,0 +1,1 @@
+"""Record batches of logs, told in the words of a report."""

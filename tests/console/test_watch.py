@@ -1,0 +1,86 @@
+"""How soon the console believes that a worker is gone: one that refuses at once, one that is late after a while."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.clients.tables.directory import FixedDirectory
+from holdfast.clock import ManualClock
+from holdfast.console import reports
+from holdfast.console.picture import WorkerState
+from holdfast.console.watch import BELIEVED_S, RESTED_S, Watch
+from holdfast.dev.memory_tables import MemoryWorker
+from tests.agents.web.test_server import scenario
+from tests.console.test_pages import TOTALS, worker_settings
+
+
+def state(watch: Watch) -> WorkerState:
+    (worker,) = watch.picture.workers
+    return worker.state
+
+
+@scenario
+async def test_a_worker_that_refuses_is_silent_at_the_next_look() -> None:
+    clock = ManualClock()
+    async with MemoryWorker(worker_settings(), [TOTALS], partitions=1) as worker:
+        watch = Watch(worker.settings, [TOTALS], worker.directory(), None, clock=clock)
+        async with watch:
+            assert state(watch) is WorkerState.READY
+            await worker.__aexit__(None, None, None)
+            await watch.look()
+            assert state(watch) is WorkerState.SILENT
+
+
+async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+def test_a_worker_that_is_only_late_is_believed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "ATTEMPT_S", 0.2)
+
+    @scenario
+    async def run() -> None:
+        clock, settings = ManualClock(), worker_settings()
+        worker = await MemoryWorker(settings, [TOTALS], partitions=1).__aenter__()
+        async with Watch(settings, [TOTALS], worker.directory(), None, clock=clock) as watch:
+            await worker.__aexit__(None, None, None)
+            server = await asyncio.start_server(hang, "127.0.0.1", settings.web_port)
+            await watch.look()
+            assert state(watch) is WorkerState.READY
+            clock.advance_ms(int(BELIEVED_S * 1000) + 1)
+            await watch.look()
+            assert state(watch) is WorkerState.SILENT
+            server.close()
+
+    run()
+
+
+@scenario
+async def test_a_worker_that_is_gone_is_asked_again_seldom_or_once_it_announces_itself_anew() -> None:
+    clock, dead_settings = ManualClock(), worker_settings()
+    dead = MemoryWorker(dead_settings, [TOTALS], partitions=1)
+    async with MemoryWorker(worker_settings(), [TOTALS], partitions=1) as heir:
+        directory = FixedDirectory([dead.claims(generation=1), heir.claims(generation=2)])
+        async with Watch(heir.settings, [TOTALS], directory, None, clock=clock) as watch:
+
+            def dead_state() -> WorkerState | None:
+                found = watch.picture.worker(dead.url)
+                return None if found is None else found.state
+
+            assert dead_state() is WorkerState.GONE
+            async with MemoryWorker(dead_settings, [TOTALS], partitions=1, active=[]):
+                await watch.look()
+                assert dead_state() is WorkerState.GONE  # it is not asked
+                clock.advance_ms(int(RESTED_S * 1000) + 1)
+                await watch.look()
+                assert dead_state() is WorkerState.READY
+            await watch.look()
+            assert dead_state() is WorkerState.GONE
+            async with MemoryWorker(dead_settings, [TOTALS], partitions=1) as again:
+                claims = {each.url: each for each in (again.claims(generation=3), heir.claims(generation=2))}
+                directory.announce(claims)
+                await watch.look()
+                assert dead_state() is WorkerState.READY
