@@ -724,6 +724,10 @@ def group_of_the_new_protocol(talk: Talk) -> None:
         "topic_partitions": [],
     }
     talk.ask("ConsumerGroupHeartbeat", 1, group_id="", member_id="a", member_epoch=0, **first)
+    told = {"group_id": group, "member_id": "a", "member_epoch": 0, **first, "subscribed_topic_regex": "("}
+    answer = talk.client().ask("ConsumerGroupHeartbeat", 1, **told)
+    words = str(answer["error_message"]).rpartition(": ")
+    talk.tell("a wrong pattern", {**answer, "error_message": words[0]})
     beat("", 0, **first)
     beat("a", 0, subscribed_topic_names=[topic], topic_partitions=[])
     beat("a", 0, **{**first, "server_assignor": "mine"})

@@ -40,6 +40,8 @@ def consumer_group_heartbeat(call: Call) -> Fields:
         return {"error_code": KafkaCode.GROUP_AUTHORIZATION_FAILED}
     if (trouble := _trouble(call)) is not None:
         return {"error_code": KafkaCode.INVALID_REQUEST, "error_message": trouble}
+    if (wrong := _wrong_pattern(fields["subscribed_topic_regex"])) is not None:
+        return {"error_code": KafkaCode.INVALID_REGULAR_EXPRESSION, "error_message": wrong}
     if (code := elsewhere(call, OFFSETS, group_id)) is not None:
         return {"error_code": code}
     if not all(
@@ -74,6 +76,15 @@ def _trouble(call: Call) -> str | None:
         return "RebalanceTimeoutMs must be provided in first request."
     if fields["topic_partitions"] is None or fields["topic_partitions"]:
         return "TopicPartitions must be empty when (re-)joining."
+    return None
+
+
+def _wrong_pattern(pattern: str | None) -> str | None:
+    """Return what is wrong with a pattern, in Python's words: Kafka's are those of RE2."""
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        return f"SubscribedTopicRegex `{pattern}` is not a valid regular expression: {error}."
     return None
 
 
