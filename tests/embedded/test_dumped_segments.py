@@ -14,11 +14,11 @@ from confluent_kafka import TopicPartition as Place
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.jars import find_java, kafka_jars, resolve
 from tests.support.parts import QUICK_JAVA
+from tests.support.places import TESTDATA
 
 pytestmark = pytest.mark.process
 
 DEADLINE_S = 60.0
-TOOLS = Path(__file__).with_name("kafka_tools.lock")
 TOOL = "org.apache.kafka.tools.DumpLogSegments"
 _DUMPER = """
 public class Dump {
@@ -81,7 +81,7 @@ def test_kafkas_own_tool_reads_every_file(tmp_path: Path) -> None:
         [
             str(find_java()),
             "-cp",
-            os.pathsep.join(map(str, [*kafka_jars(), *resolve(TOOLS)])),
+            os.pathsep.join(map(str, [*kafka_jars(), *resolve(TESTDATA / "kafka_tools.lock")])),
             str(program),
             *asked,
         ],

@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -186,3 +187,21 @@ def test_what_was_answered_outlives_a_power_cut(seed: int, cuts: list[int]) -> N
                     check(cluster, told)
                     leave(cluster)
                     return
+
+
+class PairsAlone(Client):
+    """Has transactions only, the first without an answer to begin."""
+
+    def step(self, number: int) -> None:
+        self._pair(b"%d" % number)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2, 3))])
+def test_no_cut_within_a_transaction_leaves_a_half(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.embedded.test_power_cuts.Client", PairsAlone)
+    for cut_at in range(1, 200):
+        with TemporaryDirectory() as name:
+            told = Told()
+            played(Path(name) / "broker", Random(1_000 * seed + cut_at), cut_at, told)
+            with cluster_in(Path(name) / "broker") as cluster:
+                check(cluster, told)
