@@ -1,5 +1,5 @@
-"""The embedded Kafka beside librdkafka's mock cluster, `python -P -m bench.embedded`: start, memory, records a second and transactions
-a second, through librdkafka on one core.
+"""The embedded Kafka, in memory and in a folder, beside librdkafka's mock cluster, `python -P -m bench.embedded`: start, memory, records a
+second and transactions a second, through librdkafka on one core; and its start with a folder of 100 MB.
 
 Broker and client are pinned to one core, for the mock cluster lives within the client. Of what each took, the seconds of processor are told too:
 on a machine that does other work they say more than those of the clock. The mock cluster keeps no rules (it fences nobody, orders no
@@ -12,6 +12,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,15 +24,18 @@ from confluent_kafka import Producer
 RECORD, TOPIC = b"x" * 100, "bench"
 LINGER = {"linger.ms": 20, "queue.buffering.max.messages": 100_000, "acks": "all"}
 DEADLINE_S = 30.0
+FOLDER_BYTES = 100_000_000
 _SERVER = """
-import time
+import sys, time
 from pathlib import Path
 from holdfast.embedded.kafka import EmbeddedKafka
+how, folder = sys.argv[1:]
 began_s = time.perf_counter()
-with EmbeddedKafka() as kafka:
+with EmbeddedKafka(folder=folder or None, fsync=how == "fsync") as kafka:
     took_ms = (time.perf_counter() - began_s) * 1000
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
-    kafka.create_topic("bench", partitions=1)
+    if kafka.cluster.topics.get("bench") is None:
+        kafka.create_topic("bench", partitions=1)
     print(kafka.bootstrap, took_ms, resident, flush=True)
     used_s = time.process_time()
     while input():
@@ -77,8 +81,8 @@ class Served:
 
 
 @contextmanager
-def served() -> Iterator[Served]:
-    command = [sys.executable, "-P", "-c", _SERVER]
+def served(how: str = "memory", folder: str = "") -> Iterator[Served]:
+    command = [sys.executable, "-P", "-c", _SERVER, how, folder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Served(process)
@@ -142,6 +146,23 @@ def measure(
     print(f"{name:<9} transactions {spent(lambda: transactions(writer, seconds), broker_s)}", flush=True)
 
 
+def start_with_records() -> None:
+    """Kill a broker whose folder holds 100 MB, in large and in small batches, and start it again."""
+    for batch_bytes in (16_384, 1_000):
+        with tempfile.TemporaryDirectory() as folder:
+            with served("folder", folder) as kafka:  # it is killed at the end
+                limits = {"batch.size": batch_bytes, "linger.ms": 5, "log_level": 0}
+                producer = Producer({"bootstrap.servers": kafka.bootstrap, **LINGER, **limits})
+                records(producer, FOLDER_BYTES // len(RECORD))
+            size_mb = sum(each.stat().st_size for each in Path(folder, f"{TOPIC}-0").iterdir()) / 1e6
+            with served("folder", folder) as kafka:
+                print(
+                    f"folder    start with {size_mb:.0f} MB in batches of {batch_bytes:,} bytes, after SIGKILL: {kafka.took_ms:.0f} ms,"
+                    f" {kafka.resident_mb:.0f} MB",
+                    flush=True,
+                )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=200_000)
@@ -154,6 +175,11 @@ def main() -> None:
             f"embedded  start {kafka.took_ms:.1f} ms after the import, {kafka.resident_mb:.0f} MB; load {load:.1f}"
         )
         measure("embedded", {"bootstrap.servers": kafka.bootstrap}, told.records, told.seconds, kafka.used_s)
+    for how in ("folder", "fsync"):
+        with tempfile.TemporaryDirectory() as folder, served(how, folder) as kafka:
+            config = {"bootstrap.servers": kafka.bootstrap}
+            measure(how, config, told.records, told.seconds, kafka.used_s)
+    start_with_records()
     began_s, before_mb = time.perf_counter(), resident_mb()
     mock = Producer({"test.mock.num.brokers": "1"})
     mock.list_topics(timeout=DEADLINE_S)

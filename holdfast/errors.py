@@ -58,6 +58,7 @@ HoldfastError
 │   │   └── RepeatedOffsetError  an offset is in a table of the lake twice
 │   └── OrderError           records of a partition came out of offset order; never folded
 ├── DevBrokerError           the local development broker could not be set up or started
+│   └── BrokerFolderError    the folder of an embedded Kafka cannot be read or written, or is damaged
 ├── WorkersError             a worker that `holdfast worker` keeps running fails to start again and again
 └── DemoError                something the demo shows did not hold, or could not be shown
 """
@@ -368,6 +369,10 @@ class OrderError(PipelineError):
 
 class DevBrokerError(HoldfastError):
     """The local development broker could not be set up or started."""
+
+
+class BrokerFolderError(DevBrokerError):
+    """The folder of an embedded Kafka cannot be read or written, is damaged, or is another's."""
 
 
 class DemoError(HoldfastError):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,11 +34,13 @@ from holdfast.pipeline.folds.bases import behind_bases, first_behind, read_bases
 from holdfast.pipeline.folds.folding import RESULT, RESULT_DDL, EmitsWanted, FoldPlan, FoldSummary
 from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
+from holdfast.pipeline.folds.paired import PairedFold
 from holdfast.pipeline.folds.results import Replayed, gather
 from holdfast.pipeline.output import Format, Writer, written_by_spark
 from holdfast.pipeline.progress import begin
 from holdfast.pipeline.spark.pickling import modules_of
 from holdfast.pipeline.spark.session import SparkOptions, cores_of, import_pyspark, open_session
+from holdfast.pipeline.spark.shipping import ship
 from holdfast.pipeline.topic import TopicLog
 from holdfast.schemas import registry
 
@@ -59,6 +61,7 @@ class ReplayOptions:
     not exist; without it they are in memory. *allow_holes* folds a log whose beginning was deleted. *skips*
     None: what the application skips of the source, by its topic, or for bronze by what the last landing
     noted. *positions* stand in for *until* where there are several sources. *emits* has what is emitted told. *refused* are records, by topic and offset, that are refused unread.
+    With *beside* another version is folded over the same records, and only where the two differ is told (holdfast/pipeline/folds/paired.py).
     Results go *through* something where they are made: here, or in Spark's tasks, so that it can be pickled.
     """
 
@@ -78,6 +81,7 @@ class ReplayOptions:
     emits: EmitsWanted | None = None
     refused: Mapping[int, frozenset[tuple[str, int]]] = field(default_factory=dict)
     through: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None
+    beside: Processor[Any, Any] | None = None
     spark: SparkOptions = field(default_factory=SparkOptions)
 
     def __post_init__(self) -> None:
@@ -139,6 +143,7 @@ def replay(
         emits=options.emits,
         refused=options.refused,
         later_timeout_s=settings.later_timeout_s,
+        begin=None if options.beside is None else partial(PairedFold, options.beside),
     )
     if processor.on is not None:
         return _from_several(plan, settings, options)
@@ -146,7 +151,11 @@ def replay(
         raise ConfigError(
             f"processor {processor.name} folds one source: --until takes PARTITION:OFFSET of it"
         )
-    if (processor.migrate or options.source != "bronze") and (bases := read_bases(processor, settings)):
+    if (
+        options.beside is None
+        and (processor.migrate or options.source != "bronze")
+        and (bases := read_bases(processor, settings))
+    ):
         if options.engine == "spark":
             raise ConfigError(
                 f"table {processor.table} began with rows of an earlier version: use --engine local"
@@ -226,12 +235,18 @@ def _on_spark(
         )
 
 
-def _session(plan: FoldPlan, options: ReplayOptions) -> AbstractContextManager[SparkSession]:
-    """Give a Spark session; SparkError, before a JVM starts, when the processor cannot be sent to its workers."""
+@contextmanager
+def _session(plan: FoldPlan, options: ReplayOptions) -> Iterator[SparkSession]:
+    """Give a Spark session; SparkError, before a JVM starts, when a processor cannot be sent to its workers."""
     import_pyspark()
-    modules_of(plan.processor)
+    folded = [plan.processor, *([] if options.beside is None else [options.beside])]
+    for each in folded:
+        modules_of(each)
     begin(f"replay of {plan.processor.name} on Spark", None)
-    return open_session(options.spark)
+    with open_session(options.spark) as session:
+        for each in folded[1:]:
+            ship(session, each)
+        yield session
 
 
 def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:

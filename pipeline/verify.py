@@ -187,6 +187,7 @@ def verify(
     started then would have: the verdict is `partial` then, as it is for a table that began so.
     """
     live = read_live(processor, settings)
+    _require_bases(processor, options, live)
     asked = replace(
         # After the state: a skip is written before what is behind it is folded.
         upto(processor, settings, options or ReplayOptions(), {each.partition: each.marker for each in live}),
@@ -218,6 +219,18 @@ def verify(
         holes=replayed.holes,
         bases=told_bases(replayed.bases),
     )
+
+
+def _require_bases(
+    processor: Processor[Any, Any], options: ReplayOptions | None, live: Iterable[LivePartition]
+) -> None:
+    """Raise ConfigError for a table with a base, of which its declaration does not tell, and a replay that asks no broker."""
+    if options is None or options.source != "bronze" or processor.migrate:
+        return
+    if base := next((each.base for each in live if each.base), None):
+        raise ConfigError(
+            f"table {processor.table} began with {base.told()}, and --from bronze reads the lake alone: leave out --from, which reads the base and the topic too"
+        )
 
 
 class _Began(Protocol):

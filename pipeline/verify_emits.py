@@ -124,8 +124,9 @@ def verify_emits(
         )
     due = {each.partition: _place(each.marker) for each in read_live(processor, settings)}
     topics = {str(topic): _Topic(settings, str(topic)) for topic in processor.emits}
-    exact = {str(topic) for topic in processor.emits if isinstance(topic, Internal) or processor.version == 1}
     live = {each.partition: each for each in read_live(processor, settings)}
+    first = processor.version == 1 and not any(each.base for each in live.values())
+    exact = {str(topic) for topic in processor.emits if isinstance(topic, Internal) or first}
     options = options or ReplayOptions()
     if options.source == "topic":
         _check_heads(processor, settings, live)

@@ -47,6 +47,7 @@ from holdfast.clients.topics.grants import (
     worker_grants,
 )
 from holdfast.clients.topics.types import AlterConfig
+from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import RESET_INSTANCE
 from holdfast.core.claims.frames import (
@@ -263,7 +264,7 @@ def replayer_job(guarded: Guarded, folder: Path) -> Job:
 
 
 def resetter_job(guarded: Guarded, folder: Path) -> Job:
-    """Somebody takes an application back to its beginning, and empties what it has emitted."""
+    """Somebody takes an application back to a time, and empties what it has emitted."""
     broker = SessionBroker(config=guarded.root())
     application = Application(broker, folder, partitions=1)
     words = Filter(name=f"{application.name}-words", source=Source(application.source, Bytes()), keep=bool)
@@ -275,14 +276,15 @@ def resetter_job(guarded: Guarded, folder: Path) -> Job:
         admin.delete([root.reset_topic, application.out, between])
         create_topics(root, chain, partitions=1)
         producer = Producer(guarded.root())
-        for topic in (application.out, between):
+        for topic in (application.out, between, application.source):
             producer.produce(topic, b"old", partition=0)
         assert producer.flush(POSITIVE_S) == 0
         group = Consumer({**guarded.root(), "group.id": application.name})
         group.commit(offsets=[TopicPartition(application.source, 0, 0)], asynchronous=False)
         group.close()
         settings = replace(root, kafka=dict(kafka), request_timeout_s=min(patience_s, 30))
-        reset = ApplicationReset(settings, chain, empty_outputs=True)
+        later_ms = system_clock.now_ms() + 60_000
+        reset = ApplicationReset(settings, chain, empty_outputs=True, to_ms=later_ms)
         reset.check()
         for step in reset.steps():
             step.do()

@@ -93,13 +93,27 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "faults": frozenset(),
         "fetch_sessions": frozenset({"protocol"}),
         "logs": frozenset({"configs", "protocol"}),
-        "topics": frozenset({"configs", "logs", "protocol", "settings"}),
+        "storage": frozenset({"configs", "logs"}),
+        "topics": frozenset({"configs", "logs", "protocol", "settings", "storage"}),
         "internal_log": frozenset({"protocol", "topics"}),
         "groups": frozenset({"internal_log", "protocol", "settings", "topics"}),
-        "transactions": frozenset({"faults", "groups", "internal_log", "logs", "settings", "topics"}),
+        "transactions": frozenset(
+            {"faults", "groups", "internal_log", "logs", "settings", "storage", "topics"}
+        ),
         "upkeep": frozenset({"configs", "logs", "settings", "topics"}),
         "cluster": frozenset(
-            {"upkeep", "faults", "fetch_sessions", "groups", "security", "settings", "topics", "transactions"}
+            {
+                "upkeep",
+                "faults",
+                "fetch_sessions",
+                "groups",
+                "logs",
+                "security",
+                "settings",
+                "storage",
+                "topics",
+                "transactions",
+            }
         ),
         "apis": frozenset(
             {
@@ -298,11 +312,14 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),
         "replay": frozenset({"bronze", "folds", "output", "progress", "spark", "topic"}),
+        "pages": frozenset({"bronze"}),
+        "comparing": frozenset({"folds", "pages", "replay"}),
         "audit": frozenset({"bronze", "folds", "replay", "spark", "topic"}),
         "verify": frozenset({"bronze", "folds", "replay", "topic"}),
         "verify_store": frozenset({"folds", "replay", "verify"}),
         "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
         "bootstrap": frozenset({"bronze", "folds", "replay", "topic", "verify"}),
+        "histories": frozenset({"bronze", "folds", "landing", "progress", "replay", "spark", "topic"}),
     },
 }
 # Modules of the import root that are one topic with another.

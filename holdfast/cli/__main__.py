@@ -66,6 +66,10 @@ COMMANDS = {
     "tail": Noun("topics.tail", "Print records of a topic, decoded as the application declares them."),
     "topics": Noun("topics.topics", "List, create, check and describe the topics of an application."),
     "topology": Noun("topics.topology", "Print the graph of topics and processors."),
+    "compare": Noun(
+        "pipeline.compare",
+        "Fold two versions of a processor over one history, and tell where their rows differ.",
+    ),
     "verify": Noun("pipeline.verify", "Compare a live table with a replay of its source."),
     "worker": Noun("worker.worker", "Run a worker of the application, or several on this machine."),
 }

@@ -12,7 +12,7 @@ from holdfast.cli.context import output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.dev.broker import jars
 from holdfast.dev.broker.cluster import Cluster, Credentials
-from holdfast.dev.embedded_process import EmbeddedFault, EmbeddedGuard, EmbeddedProcess
+from holdfast.dev.embedded_process import EmbeddedFault, EmbeddedGuard, EmbeddedProcess, EmbeddedStart
 from holdfast.embedded.faults import EVERY_API
 from holdfast.embedded.kafka import NOTICE
 from holdfast.embedded.security.acl_lines import rules_of_lines
@@ -55,6 +55,18 @@ def up(
             help="Start the embedded Kafka instead: no JDK, ready in a second, records in memory until it is stopped.",
         ),
     ] = False,
+    kept_in: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder", help="For --embedded: keep topics, records, groups and transactions in this folder."
+        ),
+    ] = None,
+    fsync: Annotated[
+        bool,
+        typer.Option(
+            "--fsync", help="For --folder: answer once it is on the disk, so that it outlives a power cut."
+        ),
+    ] = False,
     users: Annotated[
         Path | None,
         typer.Option(help="For --embedded --sasl: a file of more users, a line NAME=PASSWORD each."),
@@ -79,16 +91,23 @@ def up(
     existing = Cluster.find(folder)
     if (users or acls) and not (embedded and sasl):
         raise ConfigError("--users and --acls are for --embedded --sasl; add those, or leave them out")
+    if (kept_in or fsync) and not embedded:
+        raise ConfigError("--folder and --fsync are for --embedded; add that, or leave them out")
+    if fsync and kept_in is None:
+        raise ConfigError(
+            "--fsync without --folder: there is nothing to sync; add --folder F, or leave it out"
+        )
     if embedded:
         _refuse_with_embedded(wanted=wanted, cluster=existing, folder=folder)
-        guard = _guard(password, users, acls) if sasl else None
-        if running is not None and (guard is not None) is not running.is_guarded:
-            raise DevBrokerError(
-                f"an embedded Kafka runs already in {folder}, {'without' if sasl else 'with'} --sasl;"
-                f" `holdfast dev down --dir {folder}` first"
-            )
+        told = EmbeddedStart(
+            guard=_guard(password, users, acls) if sasl else None,
+            folder=None if kept_in is None else kept_in.absolute(),
+            fsync=fsync,
+        )
+        if running is not None:
+            _refuse_another(running, told, folder)
         _show_embedded(
-            running or EmbeddedProcess.start(folder, nodes=nodes or 1, port=port, guard=guard),
+            running or EmbeddedProcess.start(folder, nodes=nodes or 1, port=port, told=told),
             output_of(context),
         )
         return
@@ -170,9 +189,17 @@ def down(
     if output_of(context) is Output.JSON:
         show_json({"folder": str(folder), "nodes_stopped": stopped, "purged": purge and cluster is not None})
         return
+    print(f"stopped {stopped} node{'s' * (stopped != 1)}; {_fate(folder, cluster, embedded, purge=purge)}")
+
+
+def _fate(folder: Path, cluster: Cluster | None, embedded: EmbeddedProcess | None, *, purge: bool) -> str:
+    """Return what has become of the data."""
+    if embedded is not None and embedded.kept_in is not None:
+        return f"data stays in {embedded.kept_in}"
+    if cluster is not None:
+        return f"{'removed' if purge else 'data stays in'} {folder}"
     nothing = "nothing was ever started in" if embedded is None else "it held its records in memory, not in"
-    fate = nothing if cluster is None else "removed" if purge else "data stays in"
-    print(f"stopped {stopped} node{'s' * (stopped != 1)}; {fate} {folder}")
+    return f"{nothing} {folder}"
 
 
 @app.command(
@@ -221,6 +248,18 @@ def _running_embedded(folder: Path) -> EmbeddedProcess | None:
     return found if found is not None and found.is_running else None
 
 
+def _refuse_another(running: EmbeddedProcess, told: EmbeddedStart, folder: Path) -> None:
+    advice = f"`holdfast dev down --dir {folder}` first"
+    if (told.guard is not None) is not running.is_guarded:
+        how = "with" if running.is_guarded else "without"
+        raise DevBrokerError(f"an embedded Kafka runs already in {folder}, {how} --sasl; {advice}")
+    if told.folder != running.kept_in:
+        where = running.kept_in or "memory"
+        raise DevBrokerError(
+            f"an embedded Kafka runs already in {folder}, with its records in {where}; {advice}"
+        )
+
+
 def _guard(password: str | None, users: Path | None, acls: Path | None) -> EmbeddedGuard:
     first = {"holdfast": password or secrets.token_urlsafe(18)}
     return EmbeddedGuard(
@@ -254,6 +293,8 @@ def _show_embedded(embedded: EmbeddedProcess, output: Output) -> None:
         return
     show(nodes, ("node", "endpoint", "state", "pid"), output)
     note(NOTICE)
+    if embedded.kept_in is not None:
+        note(f"data in {embedded.kept_in}")
     if embedded.is_guarded:
         note(f"clients need the properties in {embedded.client_file}")
     if embedded.is_running:

@@ -1,5 +1,5 @@
-"""An embedded Kafka in a process of its own, for `holdfast dev up --embedded`: it holds its records in memory, and runs
-until it is stopped.
+"""An embedded Kafka in a process of its own, for `holdfast dev up --embedded`: it holds its records in memory or in a
+folder, and runs until it is stopped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.dev import parent_death, processes
 from holdfast.dev.broker.properties import CLIENT_FILE, render
 from holdfast.dev.signals import EndingSignals, Interrupted
 from holdfast.embedded.faults import EVERY_API
-from holdfast.embedded.kafka import NOTICE, EmbeddedKafka
+from holdfast.embedded.kafka import FOLDER_DEADLINE_S, NOTICE, EmbeddedKafka
 from holdfast.embedded.security.acl_rules import AclRule
 from holdfast.embedded.security.tls import EmbeddedTls
 from holdfast.errors import DevBrokerError
@@ -43,6 +43,8 @@ class _State(msgspec.Struct, frozen=True):
     endpoints: tuple[str, ...]
     client: dict[str, str] = {}
     """What a client needs beside the address: with a password, so the file is for this user alone."""
+    kept_in: str = ""
+    """The folder in which it keeps what it holds, "" for none: it is in memory."""
 
 
 class EmbeddedGuard(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,17 @@ class EmbeddedGuard(msgspec.Struct, frozen=True, kw_only=True):
         super_users = [] if self.acls is None else [f"User:{next(iter(self.users))}"]
         tls = EmbeddedTls.made_in(folder)
         return {"users": self.users, "tls": tls, "acls": self.acls, "super_users": super_users}
+
+
+class EmbeddedStart(msgspec.Struct, frozen=True, kw_only=True):
+    """What such a process is told as it starts: how it is guarded, and where it keeps what it holds."""
+
+    guard: EmbeddedGuard | None = None
+    folder: Path | None = None
+    fsync: bool = False
+
+
+_PLAIN = EmbeddedStart()
 
 
 class EmbeddedFault(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +122,7 @@ class EmbeddedProcess:
         *,
         nodes: int,
         port: int | None,
-        guard: EmbeddedGuard | None = None,
+        told: EmbeddedStart = _PLAIN,
         bound: bool = False,
     ) -> EmbeddedProcess:
         """Start one and return it once it listens; *bound*, it ends with the thread that calls (see `parent_death`)."""
@@ -127,8 +140,10 @@ class EmbeddedProcess:
             )
         assert child.stdin is not None
         with contextlib.suppress(BrokenPipeError), child.stdin:  # one that has ended says why in its log
-            child.stdin.write(msgspec.json.encode(guard))
-        until_s = system_clock.monotonic_s() + START_DEADLINE_S
+            child.stdin.write(msgspec.json.encode(told, enc_hook=str))
+        until_s = system_clock.monotonic_s() + (
+            START_DEADLINE_S if told.folder is None else FOLDER_DEADLINE_S
+        )
         while (found := cls.find(folder)) is None:
             if child.poll() is not None or system_clock.monotonic_s() > until_s:
                 child.kill()
@@ -176,6 +191,11 @@ class EmbeddedProcess:
         return bool(self._state.client)
 
     @property
+    def kept_in(self) -> Path | None:
+        """The folder in which it keeps what it holds; None: it is in memory."""
+        return Path(self._state.kept_in) if self._state.kept_in else None
+
+    @property
     def is_running(self) -> bool:
         return processes.is_alive(self._state.pid, self._state.birth)
 
@@ -190,7 +210,7 @@ class EmbeddedProcess:
         ]
 
     def stop(self) -> bool:
-        """Stop it, and with it all that it holds; return whether it ran."""
+        """Stop it, and with it all that it holds in memory; return whether it ran."""
         ran = self.is_running
         processes.end(self._state.pid, self._state.birth, grace_s=STOP_GRACE_S)
         for each in (self.folder / _STATE, self.client_file):
@@ -245,24 +265,31 @@ def _obey_file(kafka: EmbeddedKafka, folder: Path) -> None:
 
 def serve(folder: Path, nodes: int, port: int) -> None:
     """Run one until SIGTERM, and tell in *folder* who it is."""
-    guard = msgspec.json.decode(sys.stdin.buffer.read(), type=EmbeddedGuard | None)
+    told = msgspec.json.decode(
+        sys.stdin.buffer.read(), type=EmbeddedStart, dec_hook=lambda kind, data: kind(data)
+    )
     try:
-        options = {} if guard is None else guard.options(folder)
+        options = {} if told.guard is None else told.guard.options(folder)
+        options |= {"folder": told.folder, "fsync": told.fsync}
         with EndingSignals(), EmbeddedKafka(nodes=nodes, port=port, **options) as kafka:
             print(f"{NOTICE}, on {kafka.bootstrap}", flush=True)
             pid = os.getpid()
             client = kafka.client_config()
             endpoints = tuple(client.pop("bootstrap.servers").split(","))
-            state = _State(pid, processes.birth_of(pid) or "", endpoints, client)
+            kept_in = "" if told.folder is None else str(told.folder)
+            state = _State(pid, processes.birth_of(pid) or "", endpoints, client, kept_in)
             if client:
                 _write(folder / CLIENT_FILE, render(kafka.client_config()))
             asked = threading.Event()
             signal.signal(SIGUSR1, lambda *_: asked.set())
             _write(folder / _STATE, msgspec.json.encode(state))
-            while True:
+            kafka.on_failure(asked.set)
+            while kafka.failure is None:
                 asked.wait()
                 asked.clear()
-                _obey_file(kafka, folder)
+                if kafka.failure is None:
+                    _obey_file(kafka, folder)
+            raise kafka.failure
     except Interrupted as ended:
         sys.exit(0 if ended.number == SIGTERM else ended.exit_code)
     except DevBrokerError as error:

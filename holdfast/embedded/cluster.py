@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
 from holdfast.clock import Clock, system_clock
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.embedded.faults import RequestedFaults
 from holdfast.embedded.fetch_sessions import FetchSessions
 from holdfast.embedded.groups.coordinator import EmbeddedGroups
+from holdfast.embedded.logs.partition_log import PartitionLog
 from holdfast.embedded.security.settings import SecuritySettings
 from holdfast.embedded.settings import HOST, EmbeddedSettings
+from holdfast.embedded.storage.durable_answers import DurableAnswers
+from holdfast.embedded.storage.folder import FolderStorage
+from holdfast.embedded.storage.storage import BrokerStorage, MemoryStorage
 from holdfast.embedded.topics.partition import EmbeddedTopic
 from holdfast.embedded.topics.registry import TopicRegistry
 from holdfast.embedded.transactions.coordinator import EmbeddedTransactions
 from holdfast.embedded.upkeep import Upkeep
+from holdfast.errors import BrokerFolderError
 
 
 @dataclass(slots=True)
@@ -47,11 +54,17 @@ class EmbeddedCluster:
         self.faults = RequestedFaults(seed)
         self.cluster_id = base64.urlsafe_b64encode(self.chance.randbytes(16)).decode().rstrip("=")
         self.nodes = {number: EmbeddedNode(number) for number in range(1, settings.nodes + 1)}
-        self.topics = TopicRegistry(settings, list(self.nodes), self.chance)
+        self.storage = _storage(settings, self.cluster_id, self.now_ms)
+        self.topics = TopicRegistry(settings, list(self.nodes), self.chance, self.storage)
         self.sessions = {number: FetchSessions(self.chance, settings.fetch_sessions) for number in self.nodes}
         self.upkeep = Upkeep(self.topics, settings, self.now_ms)
         self.groups = EmbeddedGroups(self.topics, settings, self.now_ms)
-        self.transactions = EmbeddedTransactions(self.topics, self.groups, settings, self.now_ms, self.faults)
+        self.transactions = EmbeddedTransactions(
+            self.topics, self.groups, settings, self.now_ms, self.faults, self.storage
+        )
+        self._was_open = self._is_open = False
+        self.answers: DurableAnswers | None = None
+        """Holds answers back until what they speak of is on disk; None where they need not wait."""
 
     @property
     def alive(self) -> list[EmbeddedNode]:
@@ -67,9 +80,9 @@ class EmbeddedCluster:
         return self.clock.now_ms() + self.faults.clock_ms
 
     def delete_topic(self, topic: EmbeddedTopic) -> None:
-        """Delete *topic* and what is kept about it elsewhere."""
-        self.topics.delete(topic)
+        """Delete *topic* and what is kept about it elsewhere: that first, so no later topic of that name finds it."""
         self.groups.topic_deleted(topic.name)
+        self.topics.delete(topic)
 
     def lose(self, node_id: int) -> None:
         """Have a broker be gone: others lead what it led, as far as they are in sync."""
@@ -89,13 +102,54 @@ class EmbeddedCluster:
         for partition in self.topics.partitions():
             partition.elect(alive)
 
+    # -- begin and end
+
+    def open(self, on_failure: Callable[[BrokerFolderError], None]) -> None:
+        """Take up what the folder holds, on the running loop; *on_failure* hears when it cannot be written any more.
+        Whoever calls it calls `close`.
+        """
+        if self._was_open and self.settings.folder is not None:
+            raise BrokerFolderError(
+                f"this embedded Kafka has had {self.settings.folder} open already: make another one"
+            )
+        self.storage.open(on_failure)
+        self._was_open = self._is_open = True
+        if isinstance(self.storage, FolderStorage):
+            self.cluster_id = self.storage.cluster_id
+        self.topics.load()
+        self.groups.load()
+        self.transactions.load()
+        self.storage.settle()
+        if (disk := self.storage.syncs) is not None:
+            self.answers = DurableAnswers(disk)
+
     def start(self) -> None:
         """Begin what happens by itself, on the running loop."""
         self.transactions.start()
         self.upkeep.start()
 
-    def close(self) -> None:
+    def pause(self) -> None:
         """Let nothing happen by itself any more."""
         self.upkeep.close()
         self.transactions.close()
         self.groups.close()
+
+    def close(self) -> None:
+        """Let nothing happen any more, and leave the folder in order; a second time does nothing."""
+        self.pause()
+        if self.answers is not None:
+            self.answers.close()
+        if self._is_open:
+            self._is_open = False
+            self.storage.close(self._logs())
+
+    def _logs(self) -> dict[Place, PartitionLog]:
+        return {(each.topic, each.index): each.log for each in self.topics.partitions()}
+
+
+def _storage(settings: EmbeddedSettings, cluster_id: str, now_ms: Callable[[], int]) -> BrokerStorage:
+    if settings.folder is None:
+        return MemoryStorage()
+    return FolderStorage(
+        settings.folder, fsync=settings.fsync, nodes=settings.nodes, cluster_id=cluster_id, now_ms=now_ms
+    )

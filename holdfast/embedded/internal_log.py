@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.core.groups.java_order import coordinator_partition
@@ -10,14 +10,18 @@ from holdfast.core.kafka.producer_state import AppendOutcome, Origin
 from holdfast.core.kafka.record_batch import (
     NO_PRODUCER,
     TRANSACTIONAL_BIT,
+    ControlType,
     Record,
     RecordBatch,
+    control_of,
+    decode_batch,
     decode_header,
     encode_batch,
 )
-from holdfast.embedded.protocol.codec import encode
+from holdfast.embedded.protocol.codec import decode, encode
 from holdfast.embedded.topics.partition import EmbeddedPartition
 from holdfast.embedded.topics.registry import TopicRegistry
+from holdfast.errors import BrokerFolderError, WireError
 
 OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
 _MODERN = {
@@ -88,6 +92,59 @@ def write_notes(
     )
     home.log.replicated(home.log.end_offset)
     return verdict.outcome is AppendOutcome.ACCEPTED
+
+
+class Decision(NamedTuple):
+    """The marker of a transaction that had written notes."""
+
+    producer_id: int
+    commit: bool
+
+
+class WrittenNote(NamedTuple):
+    """A note as it was read again; *producer_id* is that of its transaction, if it has one."""
+
+    note: Note
+    producer_id: int | None
+
+
+def read_notes(home: EmbeddedPartition) -> Iterator[WrittenNote | Decision]:
+    """Yield what the coordinator of *home* wrote, in its order. Kinds that it does not know are left out, as Kafka does;
+    BrokerFolderError for what cannot be read.
+    """
+    kinds = {
+        number: kind
+        for kind, number in KINDS.items()
+        if (kind == "TransactionLog") == (home.topic == TRANSACTIONS)
+    }
+    if home.topic == OFFSETS:
+        kinds[0] = "OffsetCommit"
+    for stored in home.log:
+        try:
+            yield from _notes_of(decode_batch(stored.data), kinds)
+        except WireError as error:
+            raise BrokerFolderError(
+                f"{home.name} cannot be read at offset {stored.first_offset} ({error}): restore the folder"
+            ) from error
+
+
+def _notes_of(batch: RecordBatch, kinds: Mapping[int, str]) -> Iterator[WrittenNote | Decision]:
+    for record in batch.records:
+        if batch.is_control:
+            yield Decision(batch.producer_id, control_of(batch, record).type is ControlType.COMMIT)
+        elif (note := _note_of(record, kinds)) is not None:
+            yield WrittenNote(note, batch.producer_id if batch.is_transactional else None)
+
+
+def _note_of(record: Record, kinds: Mapping[int, str]) -> Note | None:
+    key, value = record.key or b"", record.value
+    kind = kinds.get(int.from_bytes(key[:2], "big"))
+    if kind is None:
+        return None
+    told = decode(f"{kind}Key", 0, key, 2)
+    if value is None:
+        return Note(kind, told, None)
+    return Note(kind, told, decode(f"{kind}Value", int.from_bytes(value[:2], "big"), value, 2))
 
 
 def _key(note: Note) -> bytes:

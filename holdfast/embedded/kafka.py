@@ -3,11 +3,12 @@
     with EmbeddedKafka() as kafka:
         producer = Producer(kafka.client_config())
 
-It is for development and tests: production is Apache Kafka. Nothing it holds outlives it.
+It is for development and tests: production is Apache Kafka. Without a folder, nothing it holds outlives it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ from holdfast.embedded.security.users import ALL_MECHANISMS
 from holdfast.embedded.serving.server import EmbeddedServer
 from holdfast.embedded.settings import HOST, EmbeddedSettings
 from holdfast.embedded.topics.registry import TopicRefusal
-from holdfast.errors import DevBrokerError
+from holdfast.errors import BrokerFolderError, DevBrokerError
 from holdfast.loop_thread import LoopThread
 
 __all__ = [
@@ -51,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 NOTICE = "an embedded Kafka for development and tests: production is Apache Kafka"
 START_DEADLINE_S = CALL_DEADLINE_S = 10.0
+FOLDER_DEADLINE_S = 600.0
+"""A folder is read before it listens; one of some GB takes its time."""
 
 T = TypeVar("T")
 
@@ -59,9 +62,10 @@ class EmbeddedKafka:
     """Brokers on loopback. `with` runs them in a thread of their own, `async with` on the running loop.
 
     *nodes* is 1 or 3; *port* that of the first broker, the others have the next ones (0: free ports). What is left to
-    chance, as ids of topics, follows from *seed*. *users* (names and passwords) to *allow_if_no_acl* guard it, as
-    `SecuritySettings` has it; ``tls=True`` is a certificate made for this broker. Other settings are those of
-    `EmbeddedSettings`.
+    chance, as ids of topics, follows from *seed*. With a *folder* it keeps there what it holds, and goes on with it when
+    started again; with *fsync* that outlives a power cut too, and not only the process. *users* (names and passwords) to
+    *allow_if_no_acl* guard it, as `SecuritySettings` has it; ``tls=True`` is a certificate made for this broker. Other
+    settings are those of `EmbeddedSettings`.
     """
 
     def __init__(
@@ -70,6 +74,8 @@ class EmbeddedKafka:
         nodes: int = 1,
         port: int = 0,
         seed: int | None = None,
+        folder: Path | str | None = None,
+        fsync: bool = False,
         users: Mapping[str, str] | None = None,
         mechanisms: Sequence[str] = ALL_MECHANISMS,
         tls: EmbeddedTls | bool = False,
@@ -82,7 +88,7 @@ class EmbeddedKafka:
             raise DevBrokerError(
                 f"an embedded Kafka of {nodes!r} nodes: choose 1, or 3 so that one of them may die"
             )
-        self._folder: TemporaryDirectory[str] | None = None
+        self._tls_folder: TemporaryDirectory[str] | None = None
         self._security = SecuritySettings(
             users=dict(users or {}),
             mechanisms=tuple(mechanisms),
@@ -91,15 +97,24 @@ class EmbeddedKafka:
             super_users=tuple(super_users),
             allow_if_no_acl=allow_if_no_acl,
         )
-        self.cluster = EmbeddedCluster(EmbeddedSettings(nodes=nodes, **settings), self._security, seed=seed)
+        if fsync and folder is None:
+            raise DevBrokerError(
+                "an embedded Kafka with fsync and no folder: there is nothing to sync; give it a folder"
+            )
+        kept_in = None if folder is None else Path(folder).absolute()
+        told = EmbeddedSettings(nodes=nodes, folder=kept_in, fsync=fsync, **settings)
+        self.cluster = EmbeddedCluster(told, self._security, seed=seed)
+        self.failure: BrokerFolderError | None = None
+        """Why its folder could not be written any more: it has stopped then, and every call raises this."""
+        self._on_failure: list[Callable[[], None]] = []
         self._port = port
         self._server = EmbeddedServer(self.cluster)
         self._thread: LoopThread | None = None
 
     def _tls(self, told: EmbeddedTls | bool) -> EmbeddedTls | None:
         if told is True:
-            self._folder = TemporaryDirectory(prefix="embedded-kafka-")
-            return EmbeddedTls.made_in(Path(self._folder.name))
+            self._tls_folder = TemporaryDirectory(prefix="embedded-kafka-")
+            return EmbeddedTls.made_in(Path(self._tls_folder.name))
         return told or None
 
     @property
@@ -246,20 +261,41 @@ class EmbeddedKafka:
         async def done() -> T:
             return do()
 
+        if self.failure is not None:
+            raise self.failure
         return do() if self._thread is None else self._thread.wait(done(), CALL_DEADLINE_S)
 
     async def open(self) -> None:
         """Start on the running loop, which must live until `aclose`."""
-        await self._server.open(self._port)
+        try:
+            self.cluster.open(self._fail)
+            await self._server.open(self._port)
+        except BaseException:
+            self.cluster.close()
+            raise
         self.cluster.start()
         logger.info("%(notice)s, on %(bootstrap)s", {"notice": NOTICE, "bootstrap": self.bootstrap})
 
+    def _fail(self, failure: BrokerFolderError) -> None:
+        """Stop, as a broker of Kafka does whose log directories have failed."""
+        logger.critical("%(failure)s; it stops", {"failure": failure})
+        self.failure = failure
+        self.cluster.pause()
+        self._stopping = asyncio.ensure_future(self._server.close())
+        for told in self._on_failure:
+            told()
+
+    def on_failure(self, told: Callable[[], None]) -> None:
+        """Have *told* called, on the loop, when it has stopped because its folder cannot be written any more."""
+        self._on_failure.append(told)
+
     async def aclose(self) -> None:
         """Stop what `open` started."""
-        self.cluster.close()
+        self.cluster.pause()
         await self._server.close()
-        if self._folder is not None:
-            self._folder.cleanup()
+        self.cluster.close()
+        if self._tls_folder is not None:
+            self._tls_folder.cleanup()
 
     def start(self) -> Self:
         """Start in a thread of its own, until `stop`. DevBrokerError when it runs already."""
@@ -268,7 +304,7 @@ class EmbeddedKafka:
         self._thread = LoopThread("embedded-kafka")
         self._thread.start()
         try:
-            self._thread.wait(self.open(), START_DEADLINE_S)
+            self._thread.wait(self.open(), self._deadline_s)
         except BaseException:
             self.stop()
             raise
@@ -278,7 +314,11 @@ class EmbeddedKafka:
         """Stop what `start` started; a second time does nothing."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            thread.stop(self.aclose())
+            thread.stop(self.aclose(), self._deadline_s)
+
+    @property
+    def _deadline_s(self) -> float:
+        return START_DEADLINE_S if self.cluster.settings.folder is None else FOLDER_DEADLINE_S
 
     def __enter__(self) -> Self:
         return self.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 HOST = "127.0.0.1"
@@ -11,6 +13,10 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the whole cluster. Times are in milliseconds, sizes in bytes."""
 
     nodes: int = 1
+    folder: Path | None = None
+    """Where it keeps what it holds; None: in memory."""
+    fsync: bool = False
+    """Whether what was answered outlives a power cut, and not only the end of the process."""
     num_partitions: int = 4
     auto_create_topics: bool = False
     offsets_partitions: int = 8

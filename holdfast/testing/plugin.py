@@ -2,6 +2,7 @@
 
 - ``topology``: `topology([totals], partitions=3)` returns a `Topology` and checks it at the end of the test.
 - ``embedded_kafka``: an `EmbeddedKafka` for the session, without a JDK; `embedded_kafka.create_topic("orders")` makes topics.
+  With ``--embedded-kafka-folder F`` it keeps what it holds in F (below it, one folder for each process of pytest-xdist).
 - ``holdfast_broker`` and ``fresh_topic``: a real broker for the session, and topics of it; see
   `holdfast.dev.fixtures`.
 
@@ -10,7 +11,9 @@ No Kafka client is imported until a test asks for a broker.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +25,16 @@ if TYPE_CHECKING:
     from holdfast.embedded.kafka import EmbeddedKafka
 
 MakeTopology = Callable[..., Topology]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of ``embedded_kafka``."""
+    parser.getgroup("holdfast").addoption(
+        "--embedded-kafka-folder",
+        type=Path,
+        metavar="F",
+        help="keep what the embedded Kafka of the fixture embedded_kafka holds in this folder",
+    )
 
 
 @pytest.fixture
@@ -39,11 +52,14 @@ def topology() -> Iterator[MakeTopology]:
 
 
 @pytest.fixture(scope="session")
-def embedded_kafka() -> Iterator[EmbeddedKafka]:
+def embedded_kafka(request: pytest.FixtureRequest) -> Iterator[EmbeddedKafka]:
     """Give one embedded Kafka for the whole session."""
     from holdfast.embedded.kafka import EmbeddedKafka
 
-    with EmbeddedKafka() as kafka:
+    folder: Path | None = request.config.getoption("--embedded-kafka-folder")
+    if folder is not None:
+        folder /= os.environ.get("PYTEST_XDIST_WORKER", "")
+    with EmbeddedKafka(folder=folder) as kafka:
         yield kafka
 
 

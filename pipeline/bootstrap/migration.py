@@ -106,7 +106,7 @@ async def _write(
             return Outcome.KEPT
 
         def telling() -> Iterator[ChangelogPart]:
-            for part in _parts(processor, settings, partition, found):
+            for part in parts_of(processor, settings, partition, found):
                 told(partition, BootstrapStep.APPENDING)
                 yield part
             told(partition, BootstrapStep.APPENDED)
@@ -116,7 +116,7 @@ async def _write(
     return Outcome.WRITTEN
 
 
-def _parts(
+def parts_of(
     processor: Processor[Any, Any], settings: Settings, partition: int, found: Beginning
 ) -> Iterator[ChangelogPart]:
     """Yield the transaction: rows as they are and as the base, then the notes, the marker last."""

@@ -87,6 +87,11 @@ def is_upkeep(commit: TableCommit) -> bool:
     return bool(commit.metadata) and f'"{UPKEEP_MARK}":1' in str(commit.metadata)
 
 
+def is_data_kept(commit: TableCommit) -> bool:
+    """Tell whether a commit is one that changes how rows are stored at most, never which rows there are."""
+    return commit.operation.upper() in _UPKEEP or is_upkeep(commit)
+
+
 class LastLanding(NamedTuple):
     """The newest landing commit of a table: what it says of itself, its version, and how many rows it wrote."""
 
@@ -169,7 +174,7 @@ def check_upkeep(where: str, commit: TableCommit, newest: LastLanding | None) ->
 
 
 def _stranger(where: str, commit: TableCommit, newest: LastLanding | None) -> Iterator[LakeFault]:
-    if commit.operation.upper() in _UPKEEP or is_upkeep(commit):
+    if is_data_kept(commit):
         return
     told = f"{where}: version {commit.version} ({commit.operation}) was not written by a landing, so "
     told += (

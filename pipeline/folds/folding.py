@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 import pyarrow as pa
@@ -78,6 +78,14 @@ def all_emits(
     return EmitsWanted(handovers=upto if internal_alone else {}, due=upto)
 
 
+class FoldedPartition(Protocol):
+    """The fold of one partition, which is given its records in order and then tells what came of them."""
+
+    def feed(self, batch: Batch, size_bytes: int) -> None: ...
+
+    def finish(self) -> Iterator[pa.RecordBatch]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldPlan:
     """What to fold and what to tell of it.
@@ -99,6 +107,15 @@ class FoldPlan:
     later_timeout_s: float = 600.0
     bases: Mapping[int, Beginning] = field(default_factory=dict)
     """What partitions begin with in place of nothing."""
+    begin: Callable[[FoldPlan, int, Results], FoldedPartition] | None = None
+    """What folds a partition from its beginning, in place of `PartitionFold`."""
+
+    def fold_of(self, partition: int, results: Results, state: FoldedState | None = None) -> FoldedPartition:
+        """Return the fold of one partition, from *state* or else its beginning."""
+        if self.begin is not None:
+            assert state is None, "only PartitionFold goes on with a state"
+            return self.begin(self, partition, results)
+        return PartitionFold(self, partition, results, state)
 
     def handover(self, partition: int) -> Handover | None:
         """Return up to where a partition's emits are not told."""
@@ -198,7 +215,7 @@ class Results:
         rows, self._rows = self._rows, []
         for start in range(0, len(rows), OUT_ROWS):
             chunk = rows[start : start + OUT_ROWS]
-            yield _result(dict(zip(RESULT.names, zip(*chunk, strict=True), strict=False)), len(chunk))
+            yield result_batch(chunk)
 
 
 def encode_headers(headers: Headers) -> str:
@@ -221,24 +238,52 @@ def _named(name: str) -> bytes | None:
     return name.encode() if name else None
 
 
-class PartitionFold:
-    """The state of one partition, in memory, from its first record to its last."""
+class FoldStore(Protocol):
+    """The committed rows of a partition, as a fold reads and changes them."""
 
-    def __init__(self, plan: FoldPlan, partition: int, results: Results) -> None:
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]: ...
+
+    def apply(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None: ...
+
+    def everything(self) -> Iterator[tuple[bytes, bytes]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedState:
+    """What a fold of one partition goes on with: what is stored, at *position*."""
+
+    store: FoldStore
+    position: Position
+
+
+def beginning_of(plan: FoldPlan, partition: int) -> FoldedState:
+    """Return what a partition begins with, in memory."""
+    store, base = DictStore(), plan.bases.get(partition)
+    if base is None:
+        return FoldedState(store, start_of_one(plan.processor))
+    store.apply(base.stored)
+    return FoldedState(store, base.position)
+
+
+class PartitionFold:
+    """The fold of one partition, from *state* (None: from its beginning, in memory) to its last record."""
+
+    def __init__(
+        self, plan: FoldPlan, partition: int, results: Results, state: FoldedState | None = None
+    ) -> None:
         self.partition, self._plan, self._results = partition, plan, results
         self._skips = plan.skips.get(partition, ())
-        self._store = DictStore()
-        base = plan.bases.get(partition)
-        if base is not None:
-            self._store.apply(base.stored)
-        at = start_of_one(plan.processor) if base is None else base.position
+        state = state or beginning_of(plan, partition)
+        self._store, at = state.store, state.position
         assert isinstance(at, Marker), "several sources are folded elsewhere"
         self._folder: Folder[Any] = Folder(
             plan.processor,
             self._store,
             applied=at.applied,
             stream_ms=at.stream_ms,
-            event_ms=event_ms_of(at) if base is not None else None,
+            event_ms=event_ms_of(at) if at.applied != NOTHING_APPLIED else None,
             trace=self._trace if plan.transitions else None,
             handover=plan.handover(partition),
         )
@@ -320,7 +365,7 @@ class PartitionFold:
         yield summary_batch(summary)
 
 
-def states(store: DictStore, partition: int) -> Iterator[pa.RecordBatch]:
+def states(store: FoldStore, partition: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows and timers of a partition as stored."""
     stored = store.everything()
     while chunk := list(islice(stored, OUT_ROWS)):
@@ -357,6 +402,11 @@ def summary_batch(summary: FoldSummary) -> pa.RecordBatch:
         },
         1,
     )
+
+
+def result_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Return rows, with the columns of RESULT or the first of them, as Arrow has them."""
+    return _result(dict(zip(RESULT.names, zip(*rows, strict=True), strict=False)), len(rows))
 
 
 def _result(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
@@ -425,12 +475,12 @@ def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
     to mapInArrow.
     """
     results = Results()
-    folds: dict[int, PartitionFold] = {}
+    folds: dict[int, FoldedPartition] = {}
     for records in batches:
         for partition, batch in split(records, plan.processor.columns):
             fold = folds.get(partition)
             if fold is None:
-                fold = folds[partition] = PartitionFold(plan, partition, results)
+                fold = folds[partition] = plan.fold_of(partition, results)
             fold.feed(batch, records.nbytes * len(batch.offsets) // records.num_rows)
             yield from results.take()
     for partition in sorted(folds):
@@ -438,11 +488,15 @@ def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 
 def fold_partition(
-    plan: FoldPlan, partition: int, batches: Iterable[tuple[Batch, int]]
+    plan: FoldPlan,
+    partition: int,
+    batches: Iterable[tuple[Batch, int]],
+    state: FoldedState | None = None,
+    results: Results | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last."""
-    results = Results()
-    fold = PartitionFold(plan, partition, results)
+    """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last; go on with *state* where that is given."""
+    results = results or Results()
+    fold = plan.fold_of(partition, results, state)
     reached: int | None = None
     for batch, size_bytes in batches:
         fold.feed(batch, size_bytes)

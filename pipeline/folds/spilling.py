@@ -1,4 +1,5 @@
-"""The rows of a global table in a replay: in memory, and in a temporary file when they become many.
+"""Rows in memory, and in a temporary file when they become many: of the copies of global tables in a replay, and of a partition's state where it
+is folded into a table of the lake.
 
 Each partition that is folded has a copy of its own, since it sees its own positions; a Spark executor folds several at once.
 """
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+from holdfast.core.engine.state.codec import META
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.errors import PipelineError
 
@@ -69,6 +71,15 @@ class SpillingStore:
                 return
             start = page[-1][0] + b"\x00"
 
+    def everything(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield all rows and timers in key order; bookkeeping is left out."""
+        return ((key, value) for key, value in self.scan(b"") if key[:1] != META)
+
+    @property
+    def has_spilled(self) -> bool:
+        """Return whether the rows are in a file."""
+        return self._memory is None
+
     def apply(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Take changes, all at once, which name each key once; None removes."""
         if self._memory is None:
@@ -98,7 +109,7 @@ class SpillingStore:
 
     def _file(self) -> sqlite3.Connection:
         if self._db is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="holdfast-global-")
+            self._folder = tempfile.TemporaryDirectory(prefix="holdfast-rows-")
             self._db = sqlite3.connect(Path(self._folder.name) / "rows", check_same_thread=False)
             # Nothing of it outlives the fold.
             for pragma in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{_CACHE_KIB}"):
@@ -120,5 +131,5 @@ class SpillingStore:
 
 def _failed(error: Exception) -> PipelineError:
     return PipelineError(
-        f"the rows of a global table cannot be kept in a file in {tempfile.gettempdir()}: {error}; give it room, or set TMPDIR to a folder with more"
+        f"rows cannot be kept in a file in {tempfile.gettempdir()}: {error}; give it room, or set TMPDIR to a folder with more"
     )

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from deltalake.transaction import AddAction
@@ -42,8 +42,9 @@ _COUNTED = ("offset", "timestamp", "timestamp_type", "timestamp_ms", "landed_at"
 
 @dataclass(slots=True, kw_only=True)
 class BronzeFile:
-    """A file that was written, and what the log is told of it."""
+    """A file that was written, and what the log is told of it: of the columns *counted*, the least and greatest value."""
 
+    counted: ClassVar[tuple[str, ...]] = _COUNTED
     partition: int
     path: str
     rows: int = 0
@@ -75,7 +76,7 @@ class BronzeFile:
     def note(self, group: pa.Table) -> None:
         """Take a row group into account."""
         self.rows += group.num_rows
-        for name in _COUNTED:
+        for name in self.counted:
             column = group.column(name)
             self.nulls[name] += column.null_count
             found = compute.min_max(column).as_py()
@@ -84,13 +85,16 @@ class BronzeFile:
                 self.greatest[name] = max(found["max"], self.greatest.get(name, found["max"]))
 
     def action(self, topic: str, *, new_rows: bool = True) -> AddAction:
+        return self.add({"topic": topic, "partition": str(self.partition)}, new_rows=new_rows)
+
+    def add(self, values: dict[str, str | None], *, new_rows: bool = True) -> AddAction:
+        """Return the action that adds it to a table, with the values of what that is partitioned by."""
         told = {
             "numRecords": self.rows,
             "minValues": {name: _told(value) for name, value in self.least.items()},
             "maxValues": {name: _told(value) for name, value in self.greatest.items()},
             "nullCount": dict(self.nulls),
         }
-        values = {"topic": topic, "partition": str(self.partition)}
         return AddAction(
             self.path, self.size_bytes, values, system_clock.now_ms(), new_rows, json.dumps(told)
         )

@@ -24,17 +24,21 @@ class VacuumReport:
 
 
 def vacuum(topic: str, lake: str, *, hours: int, dry_run: bool = False) -> VacuumReport:
-    """Remove files that no commit of the last *hours* names; versions older than that cannot be read afterwards.
+    """Vacuum the table of a topic; otherwise as `vacuum_table`."""
+    return vacuum_table(bronze_path(lake, topic), topic, hours=hours, dry_run=dry_run)
+
+
+def vacuum_table(path: str, name: str, *, hours: int, dry_run: bool = False) -> VacuumReport:
+    """Remove files of the table at *path*, which people call *name*, that no commit of the last *hours* names; versions older than that cannot be read afterwards.
 
     Raises ConfigError for less than an hour, LakeError where there is no table or it cannot be vacuumed.
     """
     if hours < LEAST_HOURS:
         raise ConfigError(
-            f"vacuum of files older than {hours} h: at least {LEAST_HOURS} h, since landings under way have written files that no commit names yet"
+            f"vacuum of files older than {hours} h: at least {LEAST_HOURS} h, since landings and folds under way have written files that no commit names yet"
         )
-    path = bronze_path(lake, topic)
     try:
         found = open_table(path).vacuum(hours, dry_run=dry_run, enforce_retention_duration=False, full=True)
     except (DeltaError, OSError) as error:
         raise LakeError(f"{path} cannot be vacuumed: {error}") from error
-    return VacuumReport(topic=topic, table=path, files=tuple(sorted(found)), dry_run=dry_run)
+    return VacuumReport(topic=name, table=path, files=tuple(sorted(found)), dry_run=dry_run)

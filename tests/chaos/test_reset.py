@@ -14,8 +14,11 @@ from holdfast.cli.topics.resetting import ApplicationReset
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics, require_topics
+from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.errors import GroupError, TopicError
+from holdfast.pipeline.replay import ReplayOptions
+from holdfast.pipeline.verify import verify
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application
 from tests.support.places import ROOT
@@ -33,6 +36,31 @@ for at, step in enumerate(ApplicationReset(settings, processors(source, out), em
     if at == int(last):
         os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+def test_a_reset_to_a_time_folds_what_came_since_and_verify_says_so(application: MakeApplication) -> None:
+    app = application(partitions=2)
+    app.load(rate=10_000, limit=1_000, seed=92).wait()
+    worker = app.worker().start().wait_ready()
+    prove(app)
+    worker.stop()
+    middle_ms = system_clock.now_ms()
+    app.load(rate=10_000, limit=1_000, seed=93).wait()
+    settings = replace(app.settings, data_dir=worker.data)
+    places = [(app.source, 0), (app.source, 1)]
+    begins = Admin(settings).offsets_at(places, middle_ms)
+    assert all(begins.values()), "a toy"
+    reset = ApplicationReset(settings, app.processors, empty_outputs=True, to_ms=middle_ms)
+    reset.check()
+    for step in reset.steps():
+        step.do()
+    worker.start().wait_ready()
+    ends = {at: end - 1 for (_, at), (_, end) in Admin(settings).offsets(places).items()}
+    app.wait_applied(ends, 60)
+    verdict = verify(app.processors[0], settings, ReplayOptions(engine="local"))
+    assert (verdict.equal, verdict.partial) == (True, ())
+    assert [told.split()[-1] for told in verdict.bases] == [f"{(begins[place] or 0) - 1}" for place in places]
+    assert worker.stop() < 60
 
 
 def reset_of(app: Application, settings: Settings) -> ApplicationReset:

@@ -17,6 +17,8 @@ from holdfast.clients.topics.committed import CommittedOffsets
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.verify import read_live, verify
 
 ORDERS = 5
 AGENT = """
@@ -70,3 +72,59 @@ def test_agents_go_on_at_their_offsets_since_what_they_keep_stays(
     told = capsys.readouterr()
     assert ("Faust's tables and repartition topics stay" in told.err) == stays
     assert ("delete  group" in told.out) != stays
+
+
+SEVERAL = """
+from holdfast import Processor, Source, Text
+
+both = Processor(name="both", on={Source("orders", Text()): lambda rows, event, at_ms: None}, row=int)
+processors = [both]
+"""
+
+
+def test_a_time_is_where_the_sources_are_folded_from(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / f"{module}.py").write_text(PROCESSORS)
+    totals: Processor[Any, Any] = Processor(
+        name="totals", source="orders", decode=bytes, fold=lambda *_: None, row=int
+    )
+    with EmbeddedKafka() as kafka:
+        settings = Settings(app=module, kafka=kafka.client_config(), data_dir=tmp_path / "data")
+        kafka.create_topic("orders", partitions=3, config={"retention.ms": "-1"})
+        create_topics(settings, [totals])
+        producer = Producer(kafka.client_config())
+        for partition, first_s in ((0, 1_000), (1, 1_003), (2, 900)):
+            for second in range(ORDERS):
+                producer.produce("orders", b"{}", partition=partition, timestamp=1_000 * (first_s + second))
+        producer.flush(10)
+
+        def reset(*words: str) -> int:
+            with pytest.raises(SystemExit) as ended:
+                main(
+                    ["-A", module, "--set", f"app={module}", "--bootstrap", kafka.bootstrap, "reset", *words]
+                )
+            return int(ended.value.code or 0)
+
+        time = ("--to-datetime", "1970-01-01T00:16:43Z")
+        assert reset(*time) == 0
+        told = "totals.v1: orders/0 from offset 3, orders/2 from offset 5"
+        assert f"place   table              {told}" in capsys.readouterr().out
+        assert [each.base for each in read_live(totals, settings)] == [None] * 3, "a preview writes nothing"
+        for _ in range(2):  # what was cut is given again, and begins with deleting what was placed
+            assert reset("--yes", *time) == 0
+            assert [each.applied for each in read_live(totals, settings)] == [2, -1, 4]
+        verdict = verify(totals, settings, ReplayOptions(engine="local"))
+        assert (verdict.equal, verdict.partial) == (True, ())
+        place = "0 rows and timers of no table, at the place of 1970-01-01T00:16:43+00:00 behind offset"
+        assert verdict.bases == (f"partition 0 from base: {place} 2", f"partition 2 from base: {place} 4")
+        assert replay(totals, settings, ReplayOptions(engine="local")).records == 2 + ORDERS
+        assert reset("--yes") == 0
+        assert [(each.applied, each.base) for each in read_live(totals, settings)] == [(-1, None)] * 3
+        (tmp_path / f"{module}.py").write_text(SEVERAL)
+        sys.modules.pop(module)
+        capsys.readouterr()
+        assert reset(*time) == 2
+        assert "--to-datetime: both may fold several sources" in capsys.readouterr().err
+        assert reset("--to-datetime", "yesterday") == 2
+        assert "'yesterday' is not a valid time" in capsys.readouterr().err

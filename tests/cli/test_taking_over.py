@@ -6,6 +6,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from holdfast.cli.tables.taking import FaustTakeover, OldTable
+from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics
 from holdfast.clients.topics.committed import CommittedOffsets
 from holdfast.config import Settings
@@ -20,8 +22,9 @@ from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.codec import Marker
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.errors import ChangelogError, ConfigError, HoldfastError
-from holdfast.pipeline.verify import read_live
+from holdfast.errors import ChangelogError, ConfigError, HoldfastError, TopicError
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.verify import read_live, verify
 
 PARTITIONS = 2
 DEADLINE_S = 30.0
@@ -133,6 +136,28 @@ def test_a_position_alone_is_taken_over_too(shop: OldShop) -> None:
     takeover = FaustTakeover(processor, shop.settings, group=shop.name, table=None)
     take(takeover)
     assert [(each.applied, each.stored) for each in read_live(processor, shop.settings)] == [(1, {}), (1, {})]
+
+
+def test_replays_begin_with_what_was_taken_over_and_verify_says_so(shop: OldShop) -> None:
+    shop.orders(5, committed=3)
+    shop.table({"ada": 12, "dora": 7})
+    processor = shop.processor()
+    take(shop.takeover(processor))
+    local = ReplayOptions(engine="local")
+    verdict = verify(processor, shop.settings, local)
+    assert (verdict.equal, verdict.partial, verdict.records) == (True, (), 0)
+    of = f"table totals of Faust application {shop.name} behind offset 2"
+    assert verdict.bases == tuple(
+        f"partition {at} from base: 1 rows and timers of {of}" for at in range(PARTITIONS)
+    )
+    assert replay(processor, shop.settings, local).records == 2 * PARTITIONS, "what came after"
+    with pytest.raises(ConfigError, match="--from bronze reads the lake alone: leave out --from"):
+        verify(processor, shop.settings, replace(local, source="bronze", lake="/nowhere"))
+    Admin(shop.settings).delete([processor.base(shop.settings.app)])
+    with pytest.raises(
+        TopicError, match=f"the changelog tells of 1 rows and timers of {of}, the topic of nothing"
+    ):
+        verify(processor, shop.settings, local)
 
 
 def refused(shop: OldShop, takeover: FaustTakeover, kind: type[HoldfastError], why: str) -> None:

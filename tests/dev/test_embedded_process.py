@@ -55,6 +55,31 @@ def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
     assert EmbeddedProcess.find(tmp_path) is None
 
 
+def test_a_folder_keeps_what_was_there(tmp_path: Path) -> None:
+    state, kept = str(tmp_path / "state"), str(tmp_path / "kept")
+    asked = ("up", "--embedded", "--dir", state, "--folder", kept, "--fsync")
+    code, output = run(*asked)
+    assert code == 0
+    assert f"data in {kept}" in output
+    embedded = EmbeddedProcess.find(tmp_path / "state")
+    assert embedded is not None
+    admin = AdminClient({"bootstrap.servers": embedded.bootstrap, "log_level": 0})
+    admin.create_topics([NewTopic("orders", 2)])["orders"].result(30)
+    code, output = run("up", "--embedded", "--dir", state)
+    assert code != 0
+    assert f"with its records in {kept}" in output
+    code, output = run("up", "--embedded", "--dir", str(tmp_path / "another"), "--folder", kept)
+    assert code != 0
+    assert f"a broker runs in {kept} already" in output
+    processes.kill(embedded._state.pid, embedded._state.birth)
+    assert run(*asked)[0] == 0
+    again = EmbeddedProcess.find(tmp_path / "state")
+    assert again is not None
+    admin = AdminClient({"bootstrap.servers": again.bootstrap, "log_level": 0})
+    assert len(admin.list_topics("orders", timeout=30).topics["orders"].partitions) == 2
+    assert f"data stays in {kept}" in run("down", "--dir", state)[1]
+
+
 def test_a_process_that_was_killed_is_not_taken_for_a_running_one(tmp_path: Path) -> None:
     embedded = EmbeddedProcess.start(tmp_path, nodes=1, port=None)
     processes.kill(embedded._state.pid, embedded._state.birth)
@@ -120,6 +145,8 @@ def test_it_asks_who_comes_and_lets_each_do_what_rules_allow(tmp_path: Path) -> 
         (("--sasl", "--acls", "rules"), "line 1 of the access rules cannot be read"),
         (("--users", "users"), "are for --embedded --sasl"),
         (("--sasl", "--property", "a=b"), "the embedded Kafka has none"),
+        (("--fsync",), "--fsync without --folder: there is nothing to sync"),
+        (("--folder", "users"), "cannot make"),
     ],
 )
 def test_what_is_asked_wrongly_is_told(

@@ -55,7 +55,7 @@ def test_rows_move_to_a_file_that_goes_with_the_store(
     store.apply([(b"a", b"y" * 5_000)])
     assert [*tmp_path.iterdir()] == [], "a row that is replaced counts once"
     store.apply([(b"b", b"x" * 5_000)])
-    assert [*(each.name[:16] for each in tmp_path.iterdir())] == ["holdfast-global-"]
+    assert [*(each.name[:14] for each in tmp_path.iterdir())] == ["holdfast-rows-"]
     assert (store.get(b"a"), store.get(b"c")) == (b"y" * 5_000, None)
     store.close()
     assert [*tmp_path.iterdir()] == []

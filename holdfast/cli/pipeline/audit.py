@@ -9,16 +9,17 @@ import typer
 
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.output import Output, note, show, show_json
-from holdfast.cli.pipeline.lakes import absolute
-from holdfast.cli.pipeline.pipeline import (
+from holdfast.cli.pipeline.engines import (
     ConfOption,
     EngineName,
+    EngineOption,
     MasterOption,
     MemoryOption,
     spark_options,
 )
+from holdfast.cli.pipeline.lakes import absolute
 from holdfast.cli.pipeline.progress import shown_progress
-from holdfast.cli.pipeline.replay import EngineOption, LakeOption
+from holdfast.cli.pipeline.replay import LakeOption
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:

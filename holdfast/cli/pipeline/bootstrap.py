@@ -11,16 +11,17 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, note, show, show_json
-from holdfast.cli.pipeline.lakes import absolute
-from holdfast.cli.pipeline.pipeline import (
+from holdfast.cli.pipeline.engines import (
     ConfOption,
     EngineName,
+    EngineOption,
     MasterOption,
     MemoryOption,
     spark_options,
 )
+from holdfast.cli.pipeline.lakes import absolute
 from holdfast.cli.pipeline.progress import shown_progress
-from holdfast.cli.pipeline.replay import EngineOption, LakeOption, SourceName, chosen_source
+from holdfast.cli.pipeline.replay import LakeOption, SourceName, chosen_source
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.errors import ConfigError
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -14,48 +13,25 @@ from holdfast.cli.asked import stopped_by_signals
 from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show
 from holdfast.cli.pipeline.check import check
+from holdfast.cli.pipeline.engines import ConfOption, EngineName, MasterOption, MemoryOption, spark_options
+from holdfast.cli.pipeline.fold import fold
 from holdfast.cli.pipeline.lakes import absolute, names_of
 from holdfast.cli.pipeline.trim import trim
 from holdfast.cli.pipeline.upkeep import compact, expire, vacuum
-from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.pipeline.landing.options import LandEngine, LandReport
-    from holdfast.pipeline.spark.session import SparkOptions
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Land topics in a lake.")
-
-MasterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--master", help="Spark master; local[*] takes every core of this machine. Default: spark_master."
-    ),
-]
-MemoryOption = Annotated[
-    str | None, typer.Option("--memory", help="Heap of Spark's driver. Default: spark_memory.")
-]
-ConfOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--conf",
-        metavar="NAME=VALUE",
-        help="A property of Spark; may be repeated. Also in [spark] and HOLDFAST_SPARK_CONF.",
-    ),
-]
-
-
-class EngineName(StrEnum):
-    """What `--engine` offers."""
-
-    AUTO = "auto"
-    LOCAL = "local"
-    SPARK = "spark"
-
 
 app.command(
     help="Check the tables of a lake: counts, overlaps, gaps, files and commits by strangers. Exit code 1 for any fault."
 )(check)
+app.command(
+    help="Fold what was landed of a processor's source since the last time into two tables: the state, and the history of each row. Equal to a replay from "
+    "the beginning, after any number of runs."
+)(fold)
 app.command(
     help="Join small files of a lake's tables, in the order of offsets. No row changes, and landings go on."
 )(compact)
@@ -209,26 +185,3 @@ def _show(reports: Sequence[LandReport], output: Output) -> None:
     show(rows, ("topic", "partition", "end_offset", "lost"), output)
     for report in reports:
         note(f"{report.commits} commits to {report.path}")
-
-
-def spark_options(
-    settings: Settings, master: str | None, memory: str | None, conf: list[str] | None, *, quick: bool = False
-) -> SparkOptions:
-    """Return how to start Spark: as the options say, and where they do not, the settings."""
-    from holdfast.pipeline.spark.session import SparkOptions
-
-    return SparkOptions(
-        master=master or settings.spark_master,
-        memory=memory or settings.spark_memory,
-        conf={**settings.spark_conf, **assignments(conf)},
-        quick=quick,
-    )
-
-
-def assignments(given: list[str] | None) -> dict[str, str]:
-    """Read `--conf NAME=VALUE` options."""
-    pairs = [each.partition("=") for each in given or []]
-    for name, sign, _ in pairs:
-        if not sign or not name:
-            raise ConfigError(f"--conf {name}: write NAME=VALUE, for example --conf spark.executor.memory=2g")
-    return {name: value for name, _, value in pairs}

@@ -10,14 +10,15 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, left_out, note, show, show_json
-from holdfast.cli.pipeline.lakes import absolute
-from holdfast.cli.pipeline.pipeline import (
+from holdfast.cli.pipeline.engines import (
     ConfOption,
     EngineName,
+    EngineOption,
     MasterOption,
     MemoryOption,
     spark_options,
 )
+from holdfast.cli.pipeline.lakes import absolute
 from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.errors import ConfigError
 
@@ -43,13 +44,6 @@ class FormatName(StrEnum):
     NDJSON = "ndjson"
 
 
-EngineOption = Annotated[
-    EngineName,
-    typer.Option(
-        "--engine",
-        help="local: this process, no JVM. spark: one task per partition. auto: Spark where it is done first.",
-    ),
-]
 SourceOption = Annotated[
     SourceName | None,
     typer.Option(

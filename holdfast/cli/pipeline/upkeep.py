@@ -109,15 +109,37 @@ def vacuum(
             help="Keep what versions of the last so many hours need; older ones cannot be read afterwards.",
         ),
     ] = 168,
+    folds: Annotated[
+        str | None,
+        typer.Option(
+            "--fold",
+            help="In place of topics, the tables that `pipeline fold` has made of these processors, with commas between them.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only tell which files would be removed.")
     ] = False,
 ) -> None:
-    from holdfast.pipeline.upkeep.vacuum import vacuum as clean
+    from holdfast.pipeline.upkeep.vacuum import vacuum_table
 
-    where = absolute(lake)
-    names = names_of(topics) if topics is not None else tables_in(where)
-    reports = [clean(each, where, hours=hours, dry_run=dry_run) for each in names]
+    paths = _paths(absolute(lake), topics, folds)
+    reports = [vacuum_table(path, name, hours=hours, dry_run=dry_run) for name, path in paths.items()]
     rows = [{"topic": each.topic, "file": file} for each in reports for file in each.files]
     show(rows, ("topic", "file"), output_of(context))
     note(f"{len(rows)} files {'would be' if dry_run else 'were'} removed")
+
+
+def _paths(lake: str, topics: str | None, folds: str | None) -> dict[str, str]:
+    """Return the tables that are meant, by what people call them."""
+    from holdfast.pipeline.bronze.lake import bronze_path
+    from holdfast.pipeline.histories.fold_tables import folds_path
+
+    if folds is None:
+        return {each: bronze_path(lake, each) for each in (names_of(topics) if topics else tables_in(lake))}
+    if topics is not None:
+        raise ConfigError("--topics and --fold both say what to vacuum: give one of them")
+    return {
+        f"{name} {table}": f"{folds_path(lake, name)}/{table}"
+        for name in names_of(folds)
+        for table in ("state", "history")
+    }

@@ -154,7 +154,11 @@ def take_over(
         if not part.done:  # by a run of this command that came to no end
             asyncio.run(takeover.write(part))
     found: list[dict[str, Cell]] = [
-        {"partition": each.partition, "rows": len(each.changes.puts), "applied": each.changes.marker.applied}
+        {
+            "partition": each.partition,
+            "rows": len(each.beginning.stored),
+            "applied": each.beginning.position.applied,
+        }
         for each in taken
     ]
     if output_of(context) is Output.JSON:

@@ -1,5 +1,5 @@
 """Takes the state of a Faust application over: the rows of a table's changelog, and the position up to which its
-group had counted, become the first transaction of a processor's changelog.
+group had counted, become the first transaction of a processor's changelog, and what replays of it begin with.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import msgspec
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.migrating import Beginning
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, Marker, RowCodec, row_key
 from holdfast.errors import ChangelogError, ConfigError
-from holdfast.pipeline.bootstrap.fencing import TRANSACTION_S, fenced_writer
+from holdfast.pipeline.bootstrap.beginnings import beginning, write_beginning
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 from holdfast.pipeline.verify import LivePartition, read_live
 
@@ -50,10 +50,10 @@ class OldTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenPartition:
-    """What a partition is to begin with: *changes* holds rows and position. *done*: it begins so already."""
+    """What a partition is to begin with. *done*: it begins so already."""
 
     partition: int
-    changes: Changes
+    beginning: Beginning
     done: bool
 
 
@@ -82,28 +82,28 @@ class FaustTakeover:
         markers = self._markers(spans)
         rows = self._rows(sorted(spans))
         return [
-            self._taken(
-                live,
-                Changes(marker=markers[live.partition], records=0, puts=sorted(rows[live.partition].items())),
-            )
+            self._taken(live, self._beginning(markers[live.partition], sorted(rows[live.partition].items())))
             for live in read_live(self._processor, self._settings)
         ]
 
-    def _taken(self, live: LivePartition, changes: Changes) -> TakenPartition:
-        done = bool(changes.puts or changes.marker.applied != NOTHING_APPLIED) and (
-            (live.marker, live.stored) == (changes.marker, dict(changes.puts))
+    def _beginning(self, marker: Marker, rows: list[tuple[bytes, bytes]]) -> Beginning:
+        what = f"table {self._table.name} of" if self._table else "no table, at the place of"
+        return beginning(self._processor, marker, rows, f"{what} Faust application {self._group}")
+
+    def _taken(self, live: LivePartition, found: Beginning) -> TakenPartition:
+        done = bool(found.stored or found.position.applied != NOTHING_APPLIED) and (
+            (live.marker, live.stored) == (found.position, dict(found.stored))
         )
         if not done and (live.stored or live.applied != NOTHING_APPLIED):
             raise ConfigError(
                 f"table {self._processor.table} has a state already, up to offset {live.applied} of partition {live.partition}: raise the processor's "
                 f"version, or empty it with `holdfast tables repair {self._processor.name} --rebuild`"
             )
-        return TakenPartition(partition=live.partition, changes=changes, done=done)
+        return TakenPartition(partition=live.partition, beginning=found, done=done)
 
     async def write(self, taken: TakenPartition) -> None:
-        """Fence earlier writers, and write the beginning of a partition in one transaction."""
-        async with fenced_writer(self._processor, self._settings, taken.partition) as writer:
-            await writer.write(taken.changes, [], TRANSACTION_S)
+        """Fence earlier writers, and write the beginning of a partition in one transaction, with it what replays begin with."""
+        await write_beginning(self._processor, self._settings, taken.partition, taken.beginning)
 
     # -- positions
 
@@ -150,9 +150,9 @@ class FaustTakeover:
 
     # -- rows
 
-    def _rows(self, partitions: list[int]) -> dict[int, dict[bytes, bytes | None]]:
+    def _rows(self, partitions: list[int]) -> dict[int, dict[bytes, bytes]]:
         """Return what each partition is to hold, as stored."""
-        out: dict[int, dict[bytes, bytes | None]] = {each: {} for each in partitions}
+        out: dict[int, dict[bytes, bytes]] = {each: {} for each in partitions}
         codec, route = RowCodec[Any](self._processor.row), self._processor.route
         for partition, key, row in self._converted(len(partitions), routed=route is not None):
             place = route(key, len(partitions)) if route is not None else partition

@@ -10,6 +10,7 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show
+from holdfast.core.claims.resets import parse_datetime_ms
 from holdfast.errors import ConfigError, GroupError
 
 if TYPE_CHECKING:
@@ -41,6 +42,13 @@ def reset(
             help="What folds have emitted to topics that are not internal, and emit again: keep it, so that readers get it twice, or empty these topics.",
         ),
     ] = None,
+    to_datetime: Annotated[
+        str | None,
+        typer.Option(
+            "--to-datetime",
+            help="Fold from the first records on that are not older than this, in place of all; UTC unless it names its zone.",
+        ),
+    ] = None,
 ) -> None:
     from holdfast.cli.topics.resetting import ApplicationReset
 
@@ -52,6 +60,7 @@ def reset(
         application.processors,
         empty_outputs=outputs is Outputs.EMPTY,
         has_agents=has_agents,
+        to_ms=None if to_datetime is None else parse_datetime_ms(to_datetime),
     )
     topics = found.topics
     if topics.outputs and yes:
@@ -70,7 +79,7 @@ def reset(
         records.append({"action": "leave", "kind": "group", "name": application.settings.app})
     show(records, COLUMNS, output_of(context))
     if output_of(context) is Output.TABLE:
-        _tell(application.settings.app, topics.outputs, done=yes)
+        _tell(application.settings.app, topics.outputs, done=yes, to=to_datetime)
         if has_agents:
             note("agents go on at their committed offsets, for Faust's tables and repartition topics stay")
 
@@ -97,13 +106,14 @@ def _check_outputs(topics: tuple[str, ...], folded: tuple[str, ...], outputs: Ou
         )
 
 
-def _tell(name: str, outputs: tuple[str, ...], *, done: bool) -> None:
+def _tell(name: str, outputs: tuple[str, ...], *, done: bool, to: str | None) -> None:
     if not done:
         note("nothing was done; stop all workers and give --yes to do it")
         if outputs:
             note(f"with --yes, say what becomes of {', '.join(outputs)}: --outputs keep, or --outputs empty")
         return
-    note(f"{name} is at its beginning; the next worker folds its sources anew, and emits again")
+    place = "at its beginning" if to is None else f"where its sources were at {to}"
+    note(f"{name} is {place}; the next worker folds its sources from there, and emits again")
     note(
         "stores on other machines are set aside when their workers start: they belong to changelogs that are gone"
     )

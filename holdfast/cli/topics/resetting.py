@@ -10,7 +10,11 @@ import asyncio
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.topics.admin import Admin
@@ -19,7 +23,10 @@ from holdfast.clients.topics.checks import check_processors
 from holdfast.clients.topics.resetting import ResetTopics, reset_topics
 from holdfast.clients.topics.types import CreateTopic, Processors, TopicRole, TopicSpec
 from holdfast.config import Settings
-from holdfast.errors import GroupError, StoreError, TopicError
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.positions import stored_format
+from holdfast.core.engine.state.codec import Marker
+from holdfast.errors import ConfigError, GroupError, StoreError, TopicError
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.transactions.transactional_client import producers
 
@@ -37,17 +44,24 @@ class ApplicationResetStep:
 
 
 class ApplicationReset:
-    """A reset of the application of *processors*. *empty_outputs* deletes what its folds have emitted.
+    """A reset of the application of *processors*, to the first records that are not older than *to_ms* (None: to the beginning).
+    *empty_outputs* deletes what its folds have emitted.
 
     With *has_agents* the group's offsets stay: Faust's tables and repartition topics do too, so agents that began anew would count all
     records a second time.
     """
 
     def __init__(
-        self, settings: Settings, processors: Processors, *, empty_outputs: bool, has_agents: bool = False
+        self,
+        settings: Settings,
+        processors: Processors,
+        *,
+        empty_outputs: bool,
+        has_agents: bool = False,
+        to_ms: int | None = None,
     ) -> None:
         self._settings, self._processors, self._empty = settings, processors, empty_outputs
-        self._has_agents = has_agents
+        self._has_agents, self._to_ms = has_agents, to_ms
         self._admin = Admin(settings)
         self._groups = BrokerGroups(settings, timeout_s=settings.request_timeout_s)
         self._counts = self._admin.partition_counts()
@@ -73,6 +87,12 @@ class ApplicationReset:
         ]
         if wrong:
             raise TopicError("; ".join(wrong))
+        several = sorted(each.name for each in self._processors if each.on is not None)
+        if self._to_ms is not None and several:
+            raise ConfigError(
+                f"--to-datetime: {', '.join(several)} may fold several sources (on=), and nothing tells in which order they were read at that time: leave it "
+                "out, which takes the application back to the beginning"
+            )
 
     def require_stopped(self) -> None:
         """Raise GroupError while a worker of the application runs."""
@@ -98,6 +118,16 @@ class ApplicationReset:
         yield ApplicationResetStep(
             action="create", kind="topics", name="that the application needs", do=self._create
         )
+        for processor, firsts in self._places():
+            name = ", ".join(
+                f"{processor.topics[0]}/{at} from offset {first}" for at, first in firsts.items()
+            )
+            yield ApplicationResetStep(
+                action="place",
+                kind="table",
+                name=f"{processor.table}: {name}",
+                do=self._placing(processor, firsts),
+            )
         yield ApplicationResetStep(action="end", kind="topic", name=settings.reset_topic, do=self._end)
 
     def _begin(self) -> None:
@@ -170,6 +200,43 @@ class ApplicationReset:
     def _create(self) -> None:
         settings, processors, admin = self._settings, self._processors, self._admin
         admin.apply(plan_topics(settings, processors, partitions=None, alter=False, admin=admin))
+
+    def _places(self) -> Iterator[tuple[Processor[Any, Any], dict[int, int]]]:
+        """Yield the first offset of each partition that a table does not begin with, by processor; what this application emits itself is read
+        from its beginning.
+        """
+        if self._to_ms is None:
+            return
+        for processor in self._processors:
+            topic = processor.topics[0]
+            if topic in self.topics.outputs or processor.internal:
+                continue
+            places = [(topic, at) for at in range(self._counts.get(topic, 0))]
+            ends, found = self._admin.stable_offsets(places), self._admin.offsets_at(places, self._to_ms)
+            firsts = {place[1]: ends[place] if (first := found[place]) is None else first for place in places}
+            if later := {at: first for at, first in firsts.items() if first}:
+                yield processor, later
+
+    def _placing(self, processor: Processor[Any, Any], firsts: dict[int, int]) -> Callable[[], None]:
+        start = stored_format(processor).start
+        assert isinstance(start, Marker), "of one source"
+
+        def do() -> None:
+            from holdfast.pipeline.bootstrap.beginnings import (
+                beginning,
+                write_beginning,
+            )  # it needs the extra `lake`
+
+            for at, first in firsts.items():
+                position = msgspec.structs.replace(start, applied=first - 1)
+                found = beginning(processor, position, [], f"no table, at the place of {self._told_time}")
+                asyncio.run(write_beginning(processor, self._settings, at, found))
+
+        return do
+
+    @property
+    def _told_time(self) -> str:
+        return datetime.fromtimestamp((self._to_ms or 0) / 1000, UTC).isoformat()
 
     def _end(self) -> None:
         self.require_stopped()

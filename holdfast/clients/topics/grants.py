@@ -142,7 +142,10 @@ def resetter_grants(settings: Settings, processors: Processors) -> list[Grant]:
     )
     out += topic_grants(settings.workers_topic, "is made anew", CREATE, DELETE, DESCRIBE_CONFIGS)
     for processor in processors:
-        out += _prefixed(f"{settings.app}-{processor.name}", anew)
+        own = f"{settings.app}-{processor.name}"
+        out += _prefixed(own, anew)
+        place = "is begun at a time with --to-datetime"
+        out.append(Grant(Resource.TOPIC, own, WRITE, place, Pattern.PREFIXED))
         for topic in (*processor.topics, *processor.emits):
             if isinstance(topic, Internal):
                 internal.add(topic.base)

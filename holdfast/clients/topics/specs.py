@@ -146,10 +146,8 @@ def specs_for(
             source=first,
         )
         if processor.migrate:
-            base = processor.base(settings.app)
-            specs[base] = _spec(
-                settings, base, TopicRole.BASE, count, _BASE | _ROOM, takes_bytes=ROW_BYTES, source=first
-            )
+            base = base_spec(settings, processor, count)
+            specs[base.name] = base
         if processor.on is not None:
             choices = processor.choices(settings.app)
             specs[choices] = _spec(settings, choices, TopicRole.CHOICES, count, _CHOICES, source=first)
@@ -273,6 +271,14 @@ def _source(settings: Settings, name: str, partitions: int | None) -> TopicSpec:
     kept = name == settings.producers_topic or (settings.ranges and name == settings.ranges_topic)
     own = kept or name in (settings.coordination_topic, settings.groups_topic, settings.ranges_topic)
     return _spec(settings, name, role, partitions, (_FOREVER if kept else _LOG) | (UNPACKED if own else {}))
+
+
+def base_spec(settings: Settings, processor: Processor[Any, Any], partitions: int | None) -> TopicSpec:
+    """Return the topic that keeps what the table of *processor* began with."""
+    name, source = processor.base(settings.app), processor.topics[0]
+    return _spec(
+        settings, name, TopicRole.BASE, partitions, _BASE | _ROOM, takes_bytes=ROW_BYTES, source=source
+    )
 
 
 def _spec(

@@ -211,5 +211,5 @@ def _kept(call: Call, topic: EmbeddedTopic, after: dict[str, str]) -> _Told:
     for text in troubles(dict(after)):
         return _Told(KafkaCode.INVALID_CONFIG, text)
     if not call.fields["validate_only"]:
-        topic.configs.set(after)
+        call.cluster.topics.configure(topic, after)
     return _Told()

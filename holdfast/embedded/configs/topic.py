@@ -179,6 +179,7 @@ class TopicConfigs:
         self.is_compacted = "compact" in self.policies
         self.codec = _CODECS.get(self["compression.type"])
         self.min_in_sync = self.number(IN_SYNC)
+        self.segment_bytes, self.segment_ms = self.number("segment.bytes"), self.number("segment.ms")
 
     def __getitem__(self, name: str) -> str:
         found = self.own.get(name)

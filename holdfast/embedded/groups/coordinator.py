@@ -8,6 +8,7 @@ from itertools import count
 
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.embedded.groups.group import CommittedOffset, EmbeddedGroup
+from holdfast.embedded.groups.loading import load_groups
 from holdfast.embedded.groups.modern_records import ModernImage, changes, image_of
 from holdfast.embedded.internal_log import OFFSETS, Note, home_of, write_notes
 from holdfast.embedded.protocol.table import NO_UUID
@@ -56,6 +57,14 @@ class EmbeddedGroups:
         if group_id not in self._groups:
             self._groups[group_id] = EmbeddedGroup.empty(group_id, self._settings)
         return self._groups[group_id]
+
+    def load(self) -> None:
+        """Take what was written of groups, and begin to watch their members."""
+        topic = self._topics.get(OFFSETS)
+        for home in topic.partitions if topic is not None else ():
+            load_groups(home, self._groups, self.opened, self._topics, self._now_ms())
+        for group in self._groups.values():
+            self._set_timer(group)
 
     def forget_new(self, group_id: str) -> None:
         """Forget a group that was made for a request which was refused."""

@@ -18,7 +18,7 @@ from holdfast.core.kafka.record_batch import (
     decode_batch,
     encode_batch,
 )
-from holdfast.embedded.logs.stored_batch import StoredBatch
+from holdfast.embedded.logs.stored_batch import LogBatch, StoredBatch
 
 DELETE_HORIZON_BIT = 0x40
 """Of a batch's attributes: its base timestamp is the time from which on its tombstones, or its marker, may go."""
@@ -39,19 +39,19 @@ class CompactionRules(NamedTuple):
 class Compacted(NamedTuple):
     """The batches that are left, and the aborted transactions that readers must still know of."""
 
-    batches: list[StoredBatch]
+    batches: list[LogBatch]
     aborted: list[AbortedTransaction]
 
 
-def is_due(clean: int, dirty: Sequence[StoredBatch], rules: CompactionRules) -> bool:
+def is_due(clean: int, dirty: Sequence[LogBatch], rules: CompactionRules) -> bool:
     """Return whether a log is compacted that has *clean* bytes compacted before, and *dirty* batches after them."""
-    size = sum(len(each.data) for each in dirty)
+    size = sum(each.size for each in dirty)
     late = any(0 <= each.max_timestamp_ms < rules.now_ms - rules.max_lag_ms for each in dirty)
     return size > 0 and (late or size / (clean + size) > rules.dirty_ratio)
 
 
 def compacted(
-    stored: Sequence[StoredBatch],
+    stored: Sequence[LogBatch],
     aborted: Iterable[AbortedTransaction],
     is_last: Callable[[RecordBatch], bool],
     rules: CompactionRules,
@@ -140,13 +140,13 @@ def _kept(
 
 
 def _rebuilt(
-    was: StoredBatch,
+    was: LogBatch,
     batch: RecordBatch,
     records: tuple[Record, ...],
     rules: CompactionRules,
     *,
     empties: bool,
-) -> StoredBatch:
+) -> LogBatch:
     """Return the batch with *records*, and with the time from which on a tombstone or an empty transaction's marker may
     go, if there is one and it has none.
     """
@@ -166,11 +166,15 @@ def _rebuilt(
         max_timestamp_ms=max(times),
         records=tuple(msgspec.structs.replace(each, timestamp_delta=at - base_ms) for each, at in timed),
     )
-    return was._replace(max_timestamp_ms=rebuilt.max_timestamp_ms, data=encode_batch(rebuilt))
+    return _replaced(was, rebuilt, rebuilt.max_timestamp_ms)
 
 
-def _emptied(was: StoredBatch, batch: RecordBatch) -> StoredBatch:
+def _emptied(was: LogBatch, batch: RecordBatch) -> StoredBatch:
     """Return the header alone: it keeps the offsets and the producer's sequences."""
     attributes = batch.attributes & ~(COMPRESSION_BITS | DELETE_HORIZON_BIT) | Compression.NONE
     empty = msgspec.structs.replace(batch, attributes=attributes, base_timestamp_ms=_NO_TIME, records=())
-    return was._replace(max_timestamp_ms=_NO_TIME, data=encode_batch(empty))
+    return _replaced(was, empty, _NO_TIME)
+
+
+def _replaced(was: LogBatch, batch: RecordBatch, max_ms: int) -> StoredBatch:
+    return StoredBatch(was.first_offset, was.last_offset, max_ms, was.leader_epoch, encode_batch(batch))

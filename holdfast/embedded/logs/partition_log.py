@@ -1,4 +1,4 @@
-"""The log of one partition in memory, led by the rules of holdfast.models.partition_leader."""
+"""The log of one partition, in memory or in files, led by the rules of holdfast.models.partition_leader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from msgspec import structs
+
 from holdfast.core.kafka.producer_state import (
+    LOG_KEY,
     AbortedTransaction,
     Append,
     AppendOutcome,
@@ -24,8 +27,10 @@ from holdfast.core.kafka.producer_state import (
 from holdfast.core.kafka.record_batch import BatchHeader, RecordBatch, decode_batch, decode_header
 from holdfast.embedded.logs.compaction import CompactionRules, compacted, is_due
 from holdfast.embedded.logs.kept_rows import KeptRows
+from holdfast.embedded.logs.log_files import LogFiles
 from holdfast.embedded.logs.markers import marker_batch
-from holdfast.embedded.logs.stored_batch import StoredBatch, stored_batch
+from holdfast.embedded.logs.replaying import replay
+from holdfast.embedded.logs.stored_batch import LogBatch, StoredBatch, stored_batch
 from holdfast.models.partition_leader import last_stable_offset, lead, log_of, producer_of
 
 UNDEFINED = -1
@@ -48,9 +53,13 @@ class LogRead(NamedTuple):
 
 
 class PartitionLog:
-    """Batches in the order of their offsets. `start_offset` is the first that may be read."""
+    """Batches in the order of their offsets. `start_offset` is the first that may be read.
 
-    def __init__(self) -> None:
+    With *files* they lie there, and it begins with what is there; without, in memory.
+    """
+
+    def __init__(self, files: LogFiles | None = None) -> None:
+        self._files = files
         self.rows: KeptRows[LeaderRow] = KeptRows(LeaderRow)
         self.start_offset = 0
         self.size_bytes = 0
@@ -58,10 +67,29 @@ class PartitionLog:
         """The offset from which on nothing was compacted yet."""
         self.epochs: list[tuple[int, int]] = []
         """(leader epoch, its first offset)."""
+        self._epochs_kept = False
         self._firsts: list[int] = []
-        self._batches: list[StoredBatch] = []
+        self._batches: list[LogBatch] = []
         self._aborted: list[AbortedTransaction] = []
         self._waiting: set[Callable[[], None]] = set()
+        if files is not None:
+            self._load(files)
+
+    def _load(self, files: LogFiles) -> None:
+        for found in files.load(self.rows):
+            replay(self.rows, found)
+            if found.batch.last_offset >= files.start_offset:
+                self._keep(found.batch)
+            if not self.epochs or found.batch.leader_epoch > self.epochs[-1][0]:
+                self.epochs.append((found.batch.leader_epoch, found.batch.first_offset))
+        self.rows[LOG_KEY] = structs.replace(self.entry, end_offset=files.end_offset)
+        self.start_offset, self.compacted_to = files.start_offset, files.compacted_to
+        found_aborted = [row for _, row in self.rows.scan("a/") if isinstance(row, AbortedTransaction)]
+        self._aborted = [each for each in found_aborted if each.last_offset >= self.start_offset]
+        written = [each for each in files.epochs if each[1] <= files.end_offset]
+        newest = written[-1][0] if written else UNDEFINED
+        self.epochs = [*written, *(each for each in self.epochs if each[0] > newest)]
+        self.replicated(files.end_offset)
 
     # -- where it stands
 
@@ -82,7 +110,7 @@ class PartitionLog:
     def last_stable_offset(self) -> int:
         return last_stable_offset(self.rows)
 
-    def __iter__(self) -> Iterator[StoredBatch]:
+    def __iter__(self) -> Iterator[LogBatch]:
         return iter(self._batches)
 
     def lead(self, epoch: int) -> None:
@@ -90,6 +118,7 @@ class PartitionLog:
         while self.epochs and self.epochs[-1][1] >= self.end_offset:
             self.epochs.pop()
         self.epochs.append((epoch, self.end_offset))
+        self._epochs_kept = False
 
     # -- writing
 
@@ -105,6 +134,7 @@ class PartitionLog:
         origin: Origin = Origin.CLIENT,
     ) -> AppendVerdict:
         """Append one batch, whose bytes have been checked, and return the leader's verdict on it."""
+        self._make_room(header.size_bytes, now_ms if is_append_time else header.max_timestamp_ms, now_ms)
         offset = self.end_offset
         verdict = lead(
             self.rows,
@@ -149,12 +179,13 @@ class PartitionLog:
             offset=offset,
             timestamp_ms=now_ms,
         )
+        data = marker_batch(marker)
+        self._make_room(len(data), now_ms, now_ms)
         verdict = lead(self.rows, marker)
         assert verdict is not None
         if verdict.outcome is AppendOutcome.ACCEPTED:
             if isinstance(aborted := self.rows.get(aborted_key(offset)), AbortedTransaction):
                 self._aborted.append(aborted)
-            data = marker_batch(marker)
             self._store(
                 stored_batch(
                     data, decode_header(data), offset=offset, leader_epoch=leader_epoch, append_ms=None
@@ -162,10 +193,23 @@ class PartitionLog:
             )
         return verdict
 
+    def _make_room(self, size: int, at_ms: int, now_ms: int) -> None:
+        if self._files is not None:
+            if not self._epochs_kept:  # an epoch in which nothing is written leaves no trace
+                self._keep_epochs(self._files)
+            self._files.make_room(size, at_ms, now_ms, self.rows, self._aborted)
+
+    def _keep_epochs(self, files: LogFiles) -> None:
+        files.keep_epochs(self.epochs)
+        self._epochs_kept = True
+
     def _store(self, batch: StoredBatch) -> None:
+        self._keep(batch if self._files is None else self._files.append(batch))
+
+    def _keep(self, batch: LogBatch) -> None:
         self._firsts.append(batch.first_offset)
         self._batches.append(batch)
-        self.size_bytes += len(batch.data)
+        self.size_bytes += batch.size
 
     def replicated(self, offset: int) -> None:
         """Take it that all replicas in sync have everything below *offset*."""
@@ -193,8 +237,10 @@ class PartitionLog:
         keeps all. What is not yet stable stays too.
         """
         kept, left, stable = self.start_offset, self.size_bytes, self.last_stable_offset
+        if self._files is not None:
+            return max(kept, self._files.kept_from(since_ms=since_ms, size=size, stable=stable))
         for each in self._batches:
-            surplus = size is not None and left - len(each.data) >= size
+            surplus = size is not None and left - each.size >= size
             has_time = (
                 each.max_timestamp_ms >= 0
             )  # compaction leaves none to an empty batch: it goes with the next one
@@ -203,7 +249,7 @@ class PartitionLog:
                 break
             if has_time or surplus:
                 kept = each.last_offset + 1
-            left -= len(each.data)
+            left -= each.size
         return kept
 
     def delete_before(self, offset: int) -> None:
@@ -212,13 +258,16 @@ class PartitionLog:
         gone = bisect_right(
             [each.last_offset for each in self._batches[: _few(self._firsts, offset)]], offset - 1
         )
-        self.size_bytes -= sum(len(each.data) for each in self._batches[:gone])
+        self.size_bytes -= sum(each.size for each in self._batches[:gone])
         del self._batches[:gone], self._firsts[:gone]
         while self._aborted and self._aborted[0].last_offset < offset:
             del self.rows[aborted_key(self._aborted.pop(0).last_offset)]
         later = [each for each in self.epochs if each[1] > offset]
         floor = [each for each in self.epochs if each[1] <= offset]
         self.epochs = [*((epoch, max(first, offset)) for epoch, first in floor[-1:]), *later]
+        if self._files is not None:
+            self._files.delete_before(self.start_offset, self.rows, self._aborted)
+            self._keep_epochs(self._files)
 
     def compact(self, rules: CompactionRules) -> bool:
         """Compact, if that is due, what is stable, old enough, and not in the newest batch; return whether it was.
@@ -227,28 +276,35 @@ class PartitionLog:
         """
         end = self._compactable(rules)
         dirty = bisect_left(self._firsts, self.compacted_to, hi=end)
-        clean = sum(len(each.data) for each in self._batches[:dirty])
+        clean = sum(each.size for each in self._batches[:dirty])
         if not is_due(clean, self._batches[dirty:end], rules):
             return False
         before = self._batches[:end]
         upper = before[-1].last_offset + 1
         left = compacted(before, self._aborted, self._is_last_of_producer, rules)
-        self._batches[:end] = left.batches
-        self._firsts[:end] = [each.first_offset for each in left.batches]
-        self.size_bytes = sum(len(each.data) for each in self._batches)
+        batches = left.batches
+        if self._files is not None:
+            batches = self._files.replace(upper, batches, left.aborted)
+        self._batches[:end] = batches
+        self._firsts[:end] = [each.first_offset for each in batches]
+        self.size_bytes = sum(each.size for each in self._batches)
         for each in set(self._aborted).difference(left.aborted):
             del self.rows[aborted_key(each.last_offset)]
         self._aborted, self.compacted_to = left.aborted, upper
         return True
 
     def _compactable(self, rules: CompactionRules) -> int:
-        """Return how many batches may be compacted: of Kafka's segments the active one may not, here the newest batch."""
-        stable = self.last_stable_offset
+        """Return how many batches may be compacted: those of complete segments, and in memory all but the newest batch."""
+        stable, end = self.last_stable_offset, max(0, len(self._batches) - 1)
         for number, each in enumerate(self._batches[:-1]):
             young = rules.min_lag_ms > 0 and each.max_timestamp_ms > rules.now_ms - rules.min_lag_ms
             if young or each.last_offset >= stable:
-                return number
-        return max(0, len(self._batches) - 1)
+                end = number
+                break
+        if self._files is None:
+            return end
+        upper = self._batches[end].first_offset if end < len(self._batches) else self.end_offset
+        return bisect_left(self._firsts, self._files.compactable(upper))
 
     def _is_last_of_producer(self, batch: RecordBatch) -> bool:
         """Return whether its producer, if still known, wrote last with *batch*."""
@@ -264,9 +320,19 @@ class PartitionLog:
         at = bisect_right(self._firsts, offset) - 1
         if at < 0 or self._batches[at].last_offset < offset:
             return False
-        data = self._batches[at].data
-        self._batches[at] = self._batches[at]._replace(data=data[:-1] + bytes([data[-1] ^ 1]))
+        batch = self._batches[at]
+        if self._files is not None:
+            self._files.damage(batch)
+        else:
+            data = batch.data[:-1] + bytes([batch.data[-1] ^ 1])
+            told = batch.first_offset, batch.last_offset, batch.max_timestamp_ms, batch.leader_epoch
+            self._batches[at] = StoredBatch(*told, data)
         return True
+
+    def complete(self) -> None:
+        """Complete the files of a log that is not written to any more."""
+        if self._files is not None:
+            self._files.complete(self.rows, self._aborted)
 
     # -- reading
 
@@ -287,23 +353,23 @@ class PartitionLog:
         if at < len(self._batches) and self._batches[at].last_offset < offset:
             at += 1
         end = bisect_left(self._firsts, limit)
-        found: list[bytes] = []
         size = 0
-        for each in range(at, end):
-            data = self._batches[each].data
-            if size + len(data) > max_bytes and (found or not one_at_least):
+        for number in range(at, end):
+            more = self._batches[number].size
+            if size + more > max_bytes and (number > at or not one_at_least):
+                end = number
                 break
-            found.append(data)
-            size += len(data)
-        if not committed or not self._aborted or not found:
+            size += more
+        chosen = self._batches[at:end]
+        found = [each.data for each in chosen] if self._files is None else self._files.read(chosen)
+        if not committed or not self._aborted or not chosen:
             return LogRead(found, size, [])
-        upper = self._batches[at + len(found) - 1].last_offset + 1
-        return LogRead(found, size, self._aborted_within(offset, upper))
+        return LogRead(found, size, self._aborted_within(offset, chosen[-1].last_offset + 1))
 
     def bytes_from(self, offset: int, limit: int) -> int:
         """Return how many bytes of batches there are from *offset* to *limit*."""
         first, end = bisect_left(self._firsts, offset), bisect_left(self._firsts, limit)
-        return sum(len(each.data) for each in self._batches[first:end])
+        return sum(each.size for each in self._batches[first:end])
 
     def _aborted_within(self, offset: int, upper: int) -> list[AbortedTransaction]:
         first = bisect_left(self._aborted, offset, key=lambda each: each.last_offset)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import google_crc32c
 
@@ -14,14 +14,36 @@ _FROM_ATTRIBUTES = Struct(">hiqq")
 _LENGTH_AT, _EPOCH_AT, _CRC_AT, _MAGIC = 8, 12, 17, 2
 
 
+class LogBatch(Protocol):
+    """A batch in a log, wherever its bytes are."""
+
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def last_offset(self) -> int: ...
+    @property
+    def max_timestamp_ms(self) -> int: ...
+    @property
+    def leader_epoch(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def data(self) -> bytes:
+        """All of its bytes."""
+
+
 class StoredBatch(NamedTuple):
-    """A batch in a log, *data* all of its bytes."""
+    """A batch in memory, *data* all of its bytes."""
 
     first_offset: int
     last_offset: int
     max_timestamp_ms: int
     leader_epoch: int
     data: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
 
 
 def stored_batch(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable
+from functools import partial
 from typing import NamedTuple
 
 from holdfast.core.kafka.wire import WireReader, WireReason
@@ -69,6 +70,8 @@ class KafkaConnection(asyncio.Protocol):
         self._principal = ANONYMOUS
         self._held: bytearray | None = None
         """An answer that a fault sends behind the next one."""
+        self._undurable = 0
+        """Answers that wait for the disk."""
 
     # -- of the transport
 
@@ -125,7 +128,8 @@ class KafkaConnection(asyncio.Protocol):
     @property
     def _is_free(self) -> bool:
         """Whether the next request may be answered."""
-        return self._task is None and self._may_write and self._delays is None
+        has_room = self._undurable < LIMIT_WAITING
+        return self._task is None and self._may_write and self._delays is None and has_room
 
     def _work(self) -> None:
         """Answer what has come, until an answer must wait."""
@@ -227,6 +231,18 @@ class KafkaConnection(asyncio.Protocol):
             out.append(0)
         encode(f"{asked.api}Response", asked.version, fields, out)
         out[:SIZE_BYTES] = (len(out) - SIZE_BYTES).to_bytes(SIZE_BYTES, "big")
+        answers = self._cluster.answers
+        if answers is not None and answers.hold(partial(self._now_durable, asked, out)):
+            self._undurable += 1
+        else:
+            self._deliver(asked, out)
+
+    def _now_durable(self, asked: _Asked, out: bytearray) -> None:
+        self._undurable -= 1
+        self._deliver(asked, out)
+        self._work()
+
+    def _deliver(self, asked: _Asked, out: bytearray) -> None:
         faults = self._cluster.faults
         fault = faults.next(asked.api, asked.call.client_id) if faults else None
         if fault is None:

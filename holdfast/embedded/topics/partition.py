@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.embedded.configs.topic import TopicConfigs
 from holdfast.embedded.logs.partition_log import PartitionLog
 from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.storage.storage import BrokerStorage
 
 NO_LEADER = -1
 
@@ -12,13 +13,13 @@ NO_LEADER = -1
 class EmbeddedPartition:
     """One partition. Its replicas lie in one process and share one log: what is appended is replicated at once."""
 
-    def __init__(self, topic: str, index: int, replicas: list[int]) -> None:
+    def __init__(self, topic: str, index: int, replicas: list[int], log: PartitionLog) -> None:
         self.topic, self.index = topic, index
         self.replicas = replicas
         self.in_sync = list(replicas)
         self.leader = replicas[0]
-        self.leader_epoch = 0
-        self.log = PartitionLog()
+        self.log = log
+        self.leader_epoch = log.epochs[-1][0] + 1 if log.epochs else 0
         self.log.lead(self.leader_epoch)
 
     @property
@@ -73,10 +74,17 @@ class EmbeddedTopic:
         self,
         name: str,
         topic_id: bytes,
-        replicas: list[list[int]],
         configs: TopicConfigs,
         *,
         internal: bool = False,
     ) -> None:
         self.name, self.topic_id, self.configs, self.is_internal = name, topic_id, configs, internal
-        self.partitions = [EmbeddedPartition(name, index, each) for index, each in enumerate(replicas)]
+        self.partitions: list[EmbeddedPartition] = []
+
+    def add(self, replicas: list[list[int]], storage: BrokerStorage) -> None:
+        """Add partitions, each with its replicas, whose logs *storage* keeps."""
+        for each in replicas:
+            place = self.name, len(self.partitions)
+            self.partitions.append(
+                EmbeddedPartition(*place, each, storage.log(place, self.topic_id, self.configs))
+            )

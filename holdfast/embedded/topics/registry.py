@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from holdfast.embedded.configs.topic import TopicConfigs, troubles
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.settings import EmbeddedSettings
+from holdfast.embedded.storage.catalog import CatalogTopic
+from holdfast.embedded.storage.storage import BrokerStorage, MemoryStorage
 from holdfast.embedded.topics.partition import EmbeddedPartition, EmbeddedTopic
 
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
@@ -51,13 +53,22 @@ def name_trouble(name: str) -> str | None:
 
 
 class TopicRegistry:
-    """All topics. *nodes* are the ids of the brokers that may hold replicas."""
+    """All topics. *nodes* are the ids of the brokers that may hold replicas, *storage* keeps what they hold."""
 
-    def __init__(self, settings: EmbeddedSettings, nodes: list[int], chance: Random) -> None:
-        self._settings, self._nodes, self._chance = settings, nodes, chance
+    def __init__(
+        self, settings: EmbeddedSettings, nodes: list[int], chance: Random, storage: BrokerStorage
+    ) -> None:
+        self._settings, self._nodes, self._chance, self._storage = settings, nodes, chance, storage
         self._by_name: dict[str, EmbeddedTopic] = {}
         self._by_id: dict[bytes, EmbeddedTopic] = {}
         self._next_node = 0
+
+    def load(self) -> None:
+        """Take the topics that were kept, with what is in them."""
+        for each in self._storage.topics():
+            topic = self._named(each.name, bytes.fromhex(each.topic_id), each.configs)
+            topic.add(each.replicas, self._storage)
+            self._by_name[topic.name] = self._by_id[topic.topic_id] = topic
 
     def __iter__(self) -> Iterator[EmbeddedTopic]:
         return iter(self._by_name.values())
@@ -100,17 +111,28 @@ class TopicRegistry:
         replicas = self._placed(told)
         if isinstance(replicas, TopicRefusal):
             return replicas
-        topic = self._made(name, replicas, configs)
-        if not only_check:
-            self._keep(topic)
+        topic = self._named(name, self._chance.randbytes(16), configs)
+        if only_check:
+            topic.add(replicas, MemoryStorage())
+        else:
+            self._keep(topic, replicas)
         return topic
 
-    def _made(self, name: str, replicas: list[list[int]], configs: Mapping[str, str]) -> EmbeddedTopic:
+    def _named(self, name: str, topic_id: bytes, configs: Mapping[str, str]) -> EmbeddedTopic:
         told = TopicConfigs(configs, settings=self._settings)
-        return EmbeddedTopic(name, self._chance.randbytes(16), replicas, told, internal=name in INTERNAL)
+        return EmbeddedTopic(name, topic_id, told, internal=name in INTERNAL)
 
-    def _keep(self, topic: EmbeddedTopic) -> None:
+    def _keep(self, topic: EmbeddedTopic, replicas: list[list[int]]) -> None:
+        self._note(topic, replicas)
+        topic.add(replicas, self._storage)
         self._by_name[topic.name] = self._by_id[topic.topic_id] = topic
+
+    def _note(self, changed: EmbeddedTopic | None = None, added: Iterable[list[int]] = ()) -> None:
+        """Have the storage know the topics, *changed* among them with the partitions that will be *added*."""
+        kept = {each.name: _kept(each) for each in self}
+        if changed is not None:
+            kept[changed.name] = _kept(changed, added)
+        self._storage.keep_topics(kept.values())
 
     def _placed(self, told: Mapping[str, Any]) -> list[list[int]] | TopicRefusal:
         count, copies = told["num_partitions"], told["replication_factor"]
@@ -188,8 +210,8 @@ class TopicRegistry:
         configs = dict(INTERNAL[name])
         if name == "__transaction_state":
             configs["min.insync.replicas"] = str(settings.in_sync)
-        topic = self._made(name, replicas, configs)
-        self._keep(topic)
+        topic = self._named(name, self._chance.randbytes(16), configs)
+        self._keep(topic, replicas)
         return topic
 
     # -- changing
@@ -200,14 +222,28 @@ class TopicRegistry:
         copies = len(topic.partitions[0].replicas)
         placed = assignments if assignments is not None else self._spread(count - before, copies)
         assert not isinstance(placed, TopicRefusal)
-        topic.partitions += [
-            EmbeddedPartition(topic.name, before + index, list(each)) for index, each in enumerate(placed)
-        ]
+        self._note(topic, placed)
+        topic.add([list(each) for each in placed], self._storage)
+
+    def configure(self, topic: EmbeddedTopic, own: Mapping[str, str]) -> None:
+        """Have *own* be what is set on a topic."""
+        topic.configs.set(own)
+        self._note()
 
     def delete(self, topic: EmbeddedTopic) -> None:
         del self._by_name[topic.name], self._by_id[topic.topic_id]
+        self._note()
         for each in topic.partitions:
             each.log.replicated(each.log.high_watermark)  # who waits for it looks again, and finds it gone
+
+
+def _kept(topic: EmbeddedTopic, added: Iterable[list[int]] = ()) -> CatalogTopic:
+    return CatalogTopic(
+        name=topic.name,
+        topic_id=topic.topic_id.hex(),
+        replicas=[*(each.replicas for each in topic.partitions), *added],
+        configs=topic.configs.own,
+    )
 
 
 def _collides(name: str, other: str) -> bool:

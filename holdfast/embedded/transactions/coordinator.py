@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.transaction_state import (
+    ID_BLOCK,
+    IDS_KEY,
     PREPARED,
     AbortTimedOut,
     CoordinatorCommand,
@@ -14,18 +16,25 @@ from holdfast.core.kafka.transaction_state import (
     CoordinatorRow,
     ExpireIds,
     MarkersWritten,
+    ProducerIds,
     Transaction,
     TransactionState,
+    transaction_key,
 )
 from holdfast.embedded.faults import RequestedFaults
 from holdfast.embedded.groups.coordinator import EmbeddedGroups
 from holdfast.embedded.internal_log import OFFSETS, TRANSACTIONS, Note, home_of, write_notes
 from holdfast.embedded.logs.kept_rows import KeptRows
 from holdfast.embedded.settings import EmbeddedSettings
+from holdfast.embedded.storage.storage import BrokerStorage
 from holdfast.embedded.topics.registry import TopicRegistry
+from holdfast.embedded.transactions.loading import read_transactions
 from holdfast.models.transaction_coordinator import coordinate, transaction_of
 
 _EXPIRY_S = 3_600.0
+_SETTLED = PREPARED | {TransactionState.ONGOING}
+"""What must be on the disk before anything else is written of it: a batch of a transaction that nobody knows of would hang,
+and markers without their decision might contradict each other."""
 
 
 class EmbeddedTransactions:
@@ -38,8 +47,9 @@ class EmbeddedTransactions:
         settings: EmbeddedSettings,
         now_ms: Callable[[], int],
         faults: RequestedFaults,
+        storage: BrokerStorage,
     ) -> None:
-        self._faults = faults
+        self._faults, self._storage = faults, storage
         self._topics, self._groups, self._settings, self._now_ms = topics, groups, settings, now_ms
         self.rows: KeptRows[CoordinatorRow] = KeptRows(CoordinatorRow)
         self._tasks: list[asyncio.Task[None]] = []
@@ -61,18 +71,42 @@ class EmbeddedTransactions:
             self._now_ms(),
             max_timeout_ms=self._settings.max_transaction_timeout_ms,
         )
+        self._claim_ids()
         for transactional_id in reply.touched:
             self._log(transactional_id)
             known = self.get(transactional_id)
+            if known is not None and known.state in _SETTLED:
+                self._storage.settle()
             if known is not None and known.state in PREPARED:
                 self.write_markers(transactional_id, known)
         return reply
+
+    def _claim_ids(self) -> None:
+        """Have no producer id of the present block be given again, whatever happens."""
+        ids = self.rows.get(IDS_KEY)
+        if isinstance(ids, ProducerIds):
+            self._storage.keep_producer_ids(ids.block_end)
+
+    def load(self) -> None:
+        """Take what was written of transactions, and complete those that were decided."""
+        found = read_transactions(self._topics)
+        for transactional_id, known in found.items():
+            self.rows[transaction_key(transactional_id)] = known
+        least = max((each.producer_id + 1 for each in found.values()), default=0)
+        first = max(self._storage.producer_ids, least)
+        if first:
+            self.rows[IDS_KEY] = ProducerIds(first, first + ID_BLOCK)
+            self._claim_ids()
+        for transactional_id, known in found.items():
+            if known.state in PREPARED:
+                self.write_markers(transactional_id, known)
 
     def write_markers(self, transactional_id: str, decided: Transaction) -> None:
         """Write the marker of a decided transaction into each of its partitions, and complete it."""
         commit = decided.state is TransactionState.PREPARE_COMMIT
         for place in decided.partitions:
             self.mark(place, decided, commit=commit)
+        self._storage.settle()  # what says that all are there comes after them
         self.do(MarkersWritten(transactional_id=transactional_id))
 
     def mark(self, place: Place, decided: Transaction, *, commit: bool) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.merge.choices import beginning, encode_vector_marker
 from holdfast.core.engine.merge.positions import earlier_format, offsets_of, position_format
@@ -29,7 +31,7 @@ from holdfast.core.engine.upgrades import (
     versions_on,
     writers_of,
 )
-from holdfast.errors import ChangelogError
+from holdfast.errors import ChainError, ChangelogError
 
 HOUR_MS = 3_600_000
 
@@ -197,6 +199,20 @@ def test_positions_of_an_earlier_version_are_read_whatever_it_declared_of_event_
     two = beginning(7, 2, 1)
     with pytest.raises(ChangelogError, match="2 sources"):
         read.decode(encode_vector_marker(two))
+
+
+def test_a_reader_of_an_internal_topic_and_a_global_knows_its_own_position() -> None:
+    def reader(version: int) -> Processor[Any, Any]:
+        words = Internal("words", Text(), version=version)
+        on = {Source("orders", Text()): fold, Source(words, Text()): fold}
+        rates: Global[int] = Global("rates", Source("rates", Text()), fold=fold, row=int)
+        return Processor(name="totals", on=on, row=int, reads=(rates,), version=version)
+
+    first, second = position_format(reader(1)), position_format(reader(2))
+    stored = first.encode(first.start)
+    assert first.decode(stored) == first.start
+    with pytest.raises(ChainError, match=r"folded from another version of orders, words\.v2"):
+        second.decode(stored)
 
 
 def test_rows_of_an_earlier_version_are_shown_without_their_type() -> None:

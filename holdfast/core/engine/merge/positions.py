@@ -81,7 +81,7 @@ def position_format(processor: Processor[Any, Any]) -> PositionFormat:
 
     def decode(value: bytes) -> Position:
         marker = found.decode(value)
-        if marker.sources != processor.lineage:
+        if marker.sources != found.start.sources:
             raise ChainError(
                 f"table {processor.table} was folded from another version of {', '.join(processor.topics)}, and would take in again what it has: "
                 f"raise {processor.name} to version {processor.version + 1}, and with it those that read what it emits"

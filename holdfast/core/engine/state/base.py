@@ -1,4 +1,4 @@
-"""What a table began with, in place of nothing: the rows of an earlier version, at a position.
+"""What a table began with, in place of nothing: the rows of an earlier version, or of a table of Faust's, at a position.
 
 A note on the changelog, `00 base`, in the table's first transaction. The same transaction writes the rows, and last the note, to a topic
 `{app}-{table}-base`, which keeps them: a changelog forgets a row when it changes. Replays begin with them, so a table with a base is a function of these rows and
@@ -21,7 +21,7 @@ BASE_FORMAT = 1
 
 
 class TableBase(msgspec.Struct, frozen=True, array_like=True):
-    """What a partition began with: the rows of *version*, migrated.
+    """What a partition began with: the rows of *version*, migrated, or those of *origin*.
 
     *position* is the marker of the table's beginning as stored, *applied* the last offset of the source that is in it, -1 for none, *entries* how many
     rows and timers it has and *digest* what these are. *before* is what the earlier version itself began with.
@@ -34,6 +34,8 @@ class TableBase(msgspec.Struct, frozen=True, array_like=True):
     entries: Annotated[int, Meta(ge=0)]
     digest: str
     before: TableBase | None = None
+    origin: str = ""
+    """Of which table the rows are where they are of no earlier version: then *version* is that of the table itself."""
 
     def told(self) -> str:
         """Return what the table began with, for people.
@@ -42,7 +44,8 @@ class TableBase(msgspec.Struct, frozen=True, array_like=True):
         >>> first.told(), TableBase(1, 2, b"", 40, 3, "", first).told()
         ('3 rows and timers of version 1 behind offset 17', '3 rows and timers of version 2 behind offset 40, which began with 3 rows and timers of version 1 behind offset 17')
         """
-        own = f"{self.entries} rows and timers of version {self.version} behind offset {self.applied}"
+        of = self.origin or f"version {self.version}"
+        own = f"{self.entries} rows and timers of {of} behind offset {self.applied}"
         return own if self.before is None else f"{own}, which began with {self.before.told()}"
 
 

@@ -1,0 +1,111 @@
+"""`holdfast compare`: two versions of a fold over one history."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.application import load_application
+from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.output import Output, note, show, show_json
+from holdfast.cli.pipeline.engines import (
+    ConfOption,
+    EngineName,
+    EngineOption,
+    MasterOption,
+    MemoryOption,
+    spark_options,
+)
+from holdfast.cli.pipeline.lakes import absolute
+from holdfast.cli.pipeline.replay import LakeOption, SourceOption, chosen_source
+from holdfast.errors import ConfigError
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(
+    help="Fold two versions of a processor over one history, in one pass, and tell which keys they keep other rows of. Exit code 1 if there are any."
+)
+def compare(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The processor.")],
+    other: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            metavar="MODULE:PROCESSOR",
+            help="The other version: a module, a colon, and the name of a processor in the application there.",
+        ),
+    ],
+    engine: EngineOption = EngineName.AUTO,
+    source: SourceOption = None,
+    lake: LakeOption = None,
+    until: Annotated[
+        str | None,
+        typer.Option(help="Stop after these offsets (0:1500,1:20), or before what was appended later."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Also write a page with plots and keys to this file.")
+    ] = None,
+    keys: Annotated[int, typer.Option("--keys", min=0, help="How many keys the table shows.")] = 20,
+    allow_holes: Annotated[
+        bool, typer.Option("--allow-holes", help="Fold the rest of a log whose beginning was deleted.")
+    ] = False,
+    master: MasterOption = None,
+    memory: MemoryOption = None,
+    conf: ConfOption = None,
+) -> None:
+    from holdfast.pipeline.bronze.extent import parse_until
+    from holdfast.pipeline.comparing.compare import compare as run
+    from holdfast.pipeline.comparing.page import comparison_page
+    from holdfast.pipeline.replay import ReplayOptions
+
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    module, sign, processor = other.rpartition(":")
+    if not sign or not module or not processor:
+        raise ConfigError(f"--with {other}: write MODULE:PROCESSOR, for example shop_next:totals")
+    options = ReplayOptions(
+        engine=engine.value,
+        source=chosen_source(source, lake),
+        lake=None if lake is None else absolute(lake),
+        until=None if until is None else parse_until(until),
+        allow_holes=allow_holes,
+        spark=spark_options(chosen.settings(), master, memory, conf),
+    )
+    theirs = load_application(module, chosen.settings()).processor(processor)
+    found = run(application.processor(name), theirs, application.settings, options)
+    if html is not None:
+        try:
+            html.write_text(comparison_page(found))
+        except OSError as error:
+            raise ConfigError(f"--html {html} cannot be written: {error}") from error
+    if output_of(context) is Output.JSON:
+        show_json(found.document())
+    else:
+        columns = (
+            "partition",
+            "records",
+            "rows",
+            "other_rows",
+            "apart",
+            "met_again",
+            "first_offset",
+            "equal",
+        )
+        show([asdict(each) for each in found.partitions], columns, Output.TABLE)
+        if found.keys and keys:
+            listed = sorted(found.keys, key=lambda each: (not each.apart, each.at_ms, each.offset))[:keys]
+            shown = ("partition", "key", "offset", "apart", "fields", "mine", "theirs")
+            show([{**asdict(each), "fields": [*each.fields]} for each in listed], shown, Output.TABLE)
+        for field, count in found.fields.items():
+            note(f"{count} keys differ in {field}")
+        same = "equal" if found.equal else f"DIFFERENT, {found.apart} keys at the end"
+        note(f"{name} and {other}: {same}, after {found.records} records on {found.engine}")
+    if html is not None:
+        note(f"the page is {html}")
+    if not found.equal:
+        raise typer.Exit(1)

@@ -1,0 +1,84 @@
+"""`holdfast pipeline fold`: a processor's state and the history of its rows as tables of the lake."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.application import load_application
+from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.output import Output, note, show, show_json
+from holdfast.cli.pipeline.engines import (
+    ConfOption,
+    EngineName,
+    EngineOption,
+    MasterOption,
+    MemoryOption,
+    spark_options,
+)
+from holdfast.cli.pipeline.lakes import absolute
+from holdfast.cli.pipeline.progress import shown_progress
+
+COLUMNS = ("partition", "applied", "records", "refused", "rows", "timers", "digest")
+
+
+def fold(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The processor.")],
+    lake: Annotated[str, typer.Option(help="Folder or address of the lake.")],
+    engine: EngineOption = EngineName.AUTO,
+    into: Annotated[
+        str | None,
+        typer.Option(help="Folder or address of the tables. Default: LAKE/folds/NAME."),
+    ] = None,
+    allow_holes: Annotated[
+        bool, typer.Option("--allow-holes", help="Fold what is left of a lake in which records are missing.")
+    ] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Begin anew, in place of what the tables hold.")
+    ] = False,
+    max_records: Annotated[
+        int, typer.Option(min=1, help="At most so many offsets in a commit.")
+    ] = 10_000_000,
+    state_memory_mb: Annotated[
+        int,
+        typer.Option(
+            "--state-memory-mb",
+            min=1,
+            help="Of the state of a partition about so much is in memory; where there is more, all of it is in a temporary file.",
+        ),
+    ] = 256,
+    master: MasterOption = None,
+    memory: MemoryOption = None,
+    conf: ConfOption = None,
+) -> None:
+    from holdfast.pipeline.histories.fold import FoldOptions
+    from holdfast.pipeline.histories.fold import fold as run
+
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    options = FoldOptions(
+        lake=absolute(lake),
+        engine=engine.value,
+        into=None if into is None else absolute(into),
+        allow_holes=allow_holes,
+        rebuild=rebuild,
+        max_records=max_records,
+        memory_bytes=state_memory_mb << 20,
+        spark=spark_options(chosen.settings(), master, memory, conf),
+    )
+    with shown_progress():
+        report = run(application.processor(name), application.settings, options)
+    document = report.document()
+    if output_of(context) is Output.JSON:
+        show_json(document)
+        return
+    show(document["partitions"], COLUMNS, Output.TABLE)
+    what = f"{report.records} records and {report.changes} changes that are over"
+    note(
+        f"{what} in {report.commits} commits on {report.engine}"
+        if report.commits
+        else "nothing was landed since the last fold"
+    )
+    note(f"state in {report.state}, history in {report.history}; digest of the state {report.digest}")

@@ -1,0 +1,66 @@
+"""What a folder says of the cluster as a whole, in ``embedded-topics.json``: its topics, and which producer ids are taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from holdfast.embedded.storage.disk import Disk, folder_error
+from holdfast.errors import BrokerFolderError
+
+NAME = "embedded-topics.json"
+VERSION = 1
+
+
+class CatalogTopic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic: *topic_id* in hexadecimal, *replicas* the brokers of each partition, *configs* what is set on it."""
+
+    name: str
+    topic_id: str
+    replicas: list[list[int]]
+    configs: dict[str, str]
+
+
+class Catalog(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it. *producer_ids* is the first that no producer was promised; *leaving* are folders of partitions that were
+    deleted.
+    """
+
+    version: int = VERSION
+    nodes: int = 1
+    producer_ids: int = 0
+    topics: list[CatalogTopic] = []
+    leaving: list[str] = []
+
+
+def read_catalog(folder: Path, nodes: int) -> Catalog | None:
+    """Return what *folder* says, None where it has no such file; BrokerFolderError for what cannot be read, or is of a
+    cluster of another size than *nodes*.
+    """
+    path = folder / NAME
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Catalog)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise folder_error("read", path, error) from error
+    except msgspec.DecodeError as error:
+        raise BrokerFolderError(
+            f"{path} cannot be read ({error}); restore it, or take another folder"
+        ) from error
+    if found.version != VERSION:
+        raise BrokerFolderError(
+            f"{path} has version {found.version}, this holdfast reads {VERSION}: open it with the release that wrote it"
+        )
+    if found.nodes != nodes:
+        raise BrokerFolderError(
+            f"{folder} is that of {found.nodes} brokers, not of {nodes}: start {found.nodes}, or take another folder"
+        )
+    return found
+
+
+def write_catalog(disk: Disk, folder: Path, catalog: Catalog) -> None:
+    """Write it; after a crash either this one is there or the one before."""
+    disk.replace(folder / NAME, msgspec.json.format(msgspec.json.encode(catalog), indent=1))
+    disk.sync()

@@ -1,0 +1,178 @@
+"""A folder as Apache Kafka lays it out: a folder for each partition, Kafka's checkpoints, and a catalog of the topics."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.embedded.configs.topic import TopicConfigs
+from holdfast.embedded.logs.partition_log import PartitionLog
+from holdfast.embedded.storage.catalog import Catalog, CatalogTopic, read_catalog, write_catalog
+from holdfast.embedded.storage.checkpoints import OffsetCheckpoint
+from holdfast.embedded.storage.disk import Disk, folder_error
+from holdfast.embedded.storage.folder_lock import NAME as LOCK
+from holdfast.embedded.storage.folder_lock import FolderLock
+from holdfast.embedded.storage.partition_files import PartitionFiles
+from holdfast.errors import BrokerFolderError
+
+META, PARTITION_META = "meta.properties", "partition.metadata"
+STARTS, COMPACTED, SYNCED = (
+    "log-start-offset-checkpoint",
+    "cleaner-offset-checkpoint",
+    "recovery-point-offset-checkpoint",
+)
+
+
+def kafka_uuid(data: bytes) -> str:
+    """Return an id as Kafka writes it in files."""
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+class FolderStorage:
+    """Keeps a cluster in *path*, from `open` to `close`. With *fsync*, what was answered outlives a power cut."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        fsync: bool,
+        nodes: int,
+        cluster_id: str,
+        now_ms: Callable[[], int],
+        disk: Disk | None = None,
+    ) -> None:
+        self.path = path
+        self.disk = disk or Disk(fsync=fsync)
+        self._lock = FolderLock(path)
+        self._nodes, self._cluster_id, self._now_ms = nodes, cluster_id, now_ms
+        self._catalog = Catalog(nodes=nodes)
+
+    # -- opening and closing
+
+    def open(self, on_failure: Callable[[BrokerFolderError], None]) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise folder_error("make", self.path, error) from error
+        self._lock.take()
+        try:
+            self._open()
+        except BaseException:
+            self._let_go()
+            raise
+        self.disk.on_failure = on_failure
+
+    def _open(self) -> None:
+        found = read_catalog(self.path, self._nodes)
+        if found is None:
+            self._refuse_strangers()
+            self._write(self._catalog)
+            self._write_meta()
+        else:
+            self._catalog = found
+            for each in found.leaving:
+                self.disk.remove_folder(self.path / each)
+        self.starts = OffsetCheckpoint(self.disk, self.path / STARTS)
+        self.compacted = OffsetCheckpoint(self.disk, self.path / COMPACTED)
+        self.synced = OffsetCheckpoint(self.disk, self.path / SYNCED)
+
+    def _refuse_strangers(self) -> None:
+        others = [each.name for each in self.path.iterdir() if each.name != LOCK and each.suffix != ".tmp"]
+        if others:
+            raise BrokerFolderError(
+                f"{self.path} holds {min(others)}, and nothing of an embedded Kafka: take an empty folder"
+            )
+
+    def _write_meta(self) -> None:
+        lines = ("version=1", f"cluster.id={self._cluster_id}", "node.id=1", "")
+        self.disk.replace(self.path / META, "\n".join(lines).encode())
+
+    @property
+    def cluster_id(self) -> str:
+        """The id of the cluster, as it was made with."""
+        try:
+            lines = (self.path / META).read_text("utf-8").splitlines()
+        except FileNotFoundError:  # a crash came between
+            self._write_meta()
+            return self._cluster_id
+        except (OSError, UnicodeDecodeError) as error:
+            raise BrokerFolderError(f"{self.path / META} cannot be read: {error}") from error
+        told = dict(each.split("=", 1) for each in lines if "=" in each)
+        return told.get("cluster.id", self._cluster_id)
+
+    def close(self, logs: dict[Place, PartitionLog]) -> None:
+        try:
+            if self.disk.failure is None:
+                for log in logs.values():
+                    log.complete()
+                self.disk.sync()
+                self.synced.update({place: log.end_offset for place, log in logs.items()})
+                self.disk.sync()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self.disk.close()
+        self._lock.release()
+
+    # -- topics
+
+    def topics(self) -> list[CatalogTopic]:
+        return self._catalog.topics
+
+    def keep_topics(self, topics: Iterable[CatalogTopic]) -> None:
+        after = list(topics)
+        there = {each.name for each in after}
+        gone = [each for each in self._catalog.topics if each.name not in there]
+        leaving = [f"{each.name}-{index}" for each in gone for index in range(len(each.replicas))]
+        self._write(msgspec.structs.replace(self._catalog, topics=after, leaving=leaving))
+        for each in leaving:
+            self.disk.remove_folder(self.path / each)
+        for topic in gone:
+            for offsets in (self.starts, self.compacted, self.synced):
+                offsets.forget(topic.name)
+
+    def log(self, place: Place, topic_id: bytes, configs: TopicConfigs) -> PartitionLog:
+        folder = self.path / f"{place[0]}-{place[1]}"
+        files = PartitionFiles(self.disk, folder, place, configs, self, self._now_ms())
+        self._check_id(folder / PARTITION_META, f"version: 0\ntopic_id: {kafka_uuid(topic_id)}")
+        return PartitionLog(files)
+
+    def _check_id(self, path: Path, told: str) -> None:
+        try:
+            found = path.read_text("utf-8") if path.exists() else None
+        except (OSError, UnicodeDecodeError) as error:
+            raise BrokerFolderError(f"{path} cannot be read: {error}") from error
+        if found is None:
+            self.disk.replace(path, told.encode())
+        elif found.split() != told.split():
+            raise BrokerFolderError(
+                f"{path.parent} is of another topic of that name ({' '.join(found.split())}): move it away, or restore the folder"
+            )
+
+    # -- producer ids
+
+    @property
+    def producer_ids(self) -> int:
+        return self._catalog.producer_ids
+
+    def keep_producer_ids(self, below: int) -> None:
+        if below > self._catalog.producer_ids:
+            self._write(msgspec.structs.replace(self._catalog, producer_ids=below))
+
+    def _write(self, catalog: Catalog) -> None:
+        write_catalog(self.disk, self.path, catalog)
+        self._catalog = catalog
+
+    # -- syncing
+
+    def settle(self) -> None:
+        self.disk.sync()
+
+    @property
+    def syncs(self) -> Disk | None:
+        return self.disk if self.disk.fsync else None

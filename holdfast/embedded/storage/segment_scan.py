@@ -1,0 +1,62 @@
+"""What is in a segment's file: its batches, up to the first that is not whole."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import google_crc32c
+
+from holdfast.core.kafka.record_batch import CRC_FROM, BatchHeader, decode_header
+from holdfast.embedded.storage.disk import folder_error
+from holdfast.errors import WireError
+
+
+class SegmentScan:
+    """Iterates over the headers of a segment from offset *base* on. `end` is where the last whole batch ends, and *trouble*
+    what is wrong there, "" at the end of the file.
+
+    A batch that ends at offset *checked_from* or later must have its checksum: what was written last may be there in part.
+    """
+
+    def __init__(self, path: Path, base: int, *, checked_from: int) -> None:
+        self._path, self._next, self._checked_from = path, base, checked_from
+        self.end, self.trouble = 0, ""
+
+    def __iter__(self) -> Iterator[BatchHeader]:
+        try:
+            with self._path.open("rb") as file:
+                if self._path.stat().st_size:
+                    with (
+                        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+                        memoryview(data) as view,
+                    ):
+                        yield from self._headers(view)
+        except OSError as error:
+            raise folder_error("read", self._path, error) from error
+
+    def _headers(self, data: memoryview) -> Iterator[BatchHeader]:
+        while self.end < len(data):
+            try:
+                header = decode_header(data, self.end)
+            except WireError as error:
+                self.trouble = str(error)
+                return
+            self.trouble = self._wrong(data, header)
+            if self.trouble:
+                return
+            self.end += header.size_bytes
+            self._next = header.last_offset + 1
+            yield header
+
+    def _wrong(self, data: memoryview, header: BatchHeader) -> str:
+        end = self.end + header.size_bytes
+        if end > len(data):
+            return f"a batch of {header.size_bytes} bytes, {len(data) - self.end} are left"
+        if header.base_offset < self._next:
+            return f"a batch of offset {header.base_offset} where {self._next} is the next"
+        if header.last_offset < self._checked_from:
+            return ""
+        checksum = int(google_crc32c.value(bytes(data[self.end + CRC_FROM : end])))
+        return "" if checksum == header.crc32c else "a batch whose checksum does not fit"

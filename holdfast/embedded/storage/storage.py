@@ -1,0 +1,74 @@
+"""Where a cluster keeps what outlives a request. In memory nothing does; a folder keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.embedded.configs.topic import TopicConfigs
+from holdfast.embedded.logs.partition_log import PartitionLog
+from holdfast.embedded.storage.catalog import CatalogTopic
+from holdfast.embedded.storage.disk import Disk
+from holdfast.errors import BrokerFolderError
+
+
+class BrokerStorage(Protocol):
+    """What the cluster asks of it, on its event loop."""
+
+    def open(self, on_failure: Callable[[BrokerFolderError], None]) -> None:
+        """Begin; *on_failure* hears of the first write that fails, after which nothing is written any more."""
+
+    def topics(self) -> list[CatalogTopic]:
+        """Return the topics there were."""
+
+    def keep_topics(self, topics: Iterable[CatalogTopic]) -> None:
+        """Have these be the topics; what lies in others goes."""
+
+    def log(self, place: Place, topic_id: bytes, configs: TopicConfigs) -> PartitionLog:
+        """Return the log of a partition, with what is in it."""
+
+    @property
+    def producer_ids(self) -> int:
+        """The first producer id that was never promised."""
+
+    def keep_producer_ids(self, below: int) -> None:
+        """Have no id below *below* be promised again after a start."""
+
+    def settle(self) -> None:
+        """Have all that was written outlive a power cut, if that is asked for, before anything else is written."""
+
+    @property
+    def syncs(self) -> Disk | None:
+        """The disk for which answers must wait; None where they need not."""
+
+    def close(self, logs: dict[Place, PartitionLog]) -> None:
+        """End in order, with these logs."""
+
+
+class MemoryStorage:
+    """Nothing outlives the process."""
+
+    producer_ids = 0
+    syncs = None
+
+    def open(self, on_failure: Callable[[BrokerFolderError], None]) -> None:
+        pass
+
+    def topics(self) -> list[CatalogTopic]:
+        return []
+
+    def keep_topics(self, topics: Iterable[CatalogTopic]) -> None:
+        pass
+
+    def log(self, place: Place, topic_id: bytes, configs: TopicConfigs) -> PartitionLog:
+        return PartitionLog()
+
+    def keep_producer_ids(self, below: int) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def close(self, logs: dict[Place, PartitionLog]) -> None:
+        pass

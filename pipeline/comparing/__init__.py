@@ -1,0 +1,1 @@
+"""Two versions of a fold over one history: where their rows part."""

@@ -1,0 +1,1 @@
+"""Tables of what a fold makes of the lake: the state, and the history of each row."""

@@ -1,0 +1,431 @@
+"""Folding the lake into tables: a processor's state, and the history of its rows. Each fold takes in what was landed since the one before.
+
+Two tables cannot be committed at once. So the history comes first: its commit names the batch, and the batch that it goes on from. Where the state
+does not follow, since the fold was killed between both, the next fold makes exactly that state from the state before, checks it against the digests
+that the history's commit tells, and goes on from there. Of two folds that go on from one state, one extends the history, and the other is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from holdfast.config import Settings
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.skips import OffsetRanges
+from holdfast.core.engine.merge.positions import offsets_of, stored_format
+from holdfast.core.engine.state.codec import combine_digests, digest
+from holdfast.errors import ConfigError, LakeError
+from holdfast.pipeline.bronze.extent import check_holes, extent_of_bronze
+from holdfast.pipeline.bronze.files import File
+from holdfast.pipeline.bronze.lake import bronze_path, share
+from holdfast.pipeline.folds.bases import read_bases
+from holdfast.pipeline.folds.folding import FoldPlan
+from holdfast.pipeline.folds.local import open_bronze
+from holdfast.pipeline.histories.fold_commit import (
+    FoldCommit,
+    PartitionCommit,
+    check_identity,
+    identity_of,
+    noted_types,
+    told_position,
+)
+from holdfast.pipeline.histories.fold_tables import (
+    HISTORY_BY,
+    STATE_BY,
+    FoldTable,
+    FoldTableColumns,
+    folds_path,
+    is_table,
+    remove,
+)
+from holdfast.pipeline.histories.partition_fold import PART_DDL, FoldedPart, FoldWork
+from holdfast.pipeline.progress import begin
+from holdfast.pipeline.replay import ReplayEngine, choose_engine
+from holdfast.pipeline.spark.pickling import modules_of
+from holdfast.pipeline.spark.session import SparkOptions, cores_of, import_pyspark, open_session
+from holdfast.pipeline.topic import Span
+from holdfast.schemas import registry
+
+FoldEngine = Literal["local", "spark"]
+LOOKS = 3
+"""How often both tables are read: another fold may extend both in between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldOptions:
+    """What to fold, and how.
+
+    *into* is the folder or address of both tables, without it LAKE/folds/NAME. *max_records* bounds a commit, in offsets. *memory_bytes* of the state of a
+    partition are in memory, about; all of it in a temporary file where there are more. *rebuild* begins anew.
+    """
+
+    lake: str
+    engine: ReplayEngine = "auto"
+    into: str | None = None
+    allow_holes: bool = False
+    max_records: int = 10_000_000
+    memory_bytes: int = 256 << 20
+    rebuild: bool = False
+    spark: SparkOptions = field(default_factory=SparkOptions)
+
+
+@dataclass(slots=True, kw_only=True)
+class FoldReport:
+    """What a fold did. *records* and *changes* (rows of the history that are over) are those of this fold; *partitions* tell of the tables as they are."""
+
+    processor: str
+    version: int
+    engine: str
+    state: str
+    history: str
+    commits: int = 0
+    records: int = 0
+    changes: int = 0
+    spilled: int = 0
+    partitions: dict[int, PartitionCommit] = field(default_factory=dict)
+    applied: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of the whole state: that of a replay up to here."""
+        return combine_digests((at, each.digest) for at, each in sorted(self.partitions.items()))
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        told = {name: value for name, value in asdict(self).items() if name not in ("partitions", "applied")}
+        told["digest"] = self.digest
+        told["partitions"] = [
+            {
+                "partition": at,
+                "applied": self.applied[at],
+                **{k: v for k, v in msgspec.to_builtins(each).items() if k != "position"},
+            }
+            for at, each in sorted(self.partitions.items())
+        ]
+        return told
+
+
+class FoldStep(StrEnum):
+    """What a fold has done, for whoever is told of each step."""
+
+    FOLDED = "folded"
+    HISTORY = "history committed"
+    STATE = "state committed"
+
+
+def fold(
+    processor: Processor[Any, Any],
+    settings: Settings,
+    options: FoldOptions,
+    *,
+    told: Callable[[FoldStep], None] | None = None,
+) -> FoldReport:
+    """Fold what was landed of the source of *processor* since the last fold into its tables, and return what was done.
+
+    Both engines write the same tables. *told* hears of each step. Raises ConfigError for the tables of another fold or version, LostRecordsError for a lake
+    with holes, LakeError where something else has changed lake or tables, or another fold has extended them first: nothing was written then.
+    """
+    if processor.on is not None:
+        raise ConfigError(
+            f"processor {processor.name} folds {len(processor.topics)} sources; tables are folded of processors of one source: `holdfast replay "
+            f"{processor.name} --from bronze --out FOLDER` writes the state of the others"
+        )
+    registry.use(settings)
+    with ExitStack() as opened:
+        work = _TableFold(processor, settings, options, opened, told or (lambda step: None))
+        while work.step():
+            pass
+        return work.report
+
+
+class _Target(NamedTuple):
+    """What to fold of each partition, and what the commit says besides what comes of it."""
+
+    spans: Mapping[int, Span]
+    wanted: list[int]
+    skips: Mapping[int, OffsetRanges]
+    holes: tuple[str, ...]
+
+
+class _TableFold:
+    """The tables of one processor, and the lake that they are folded from."""
+
+    def __init__(
+        self,
+        processor: Processor[Any, Any],
+        settings: Settings,
+        options: FoldOptions,
+        opened: ExitStack,
+        told: Callable[[FoldStep], None],
+    ) -> None:
+        self._processor, self._settings, self._options = processor, settings, options
+        self._opened, self._told, self._anew = opened, told, options.rebuild
+        self._identity, self._topic = identity_of(processor, settings), str(processor.topics[0])
+        self._bases = read_bases(processor, settings) if processor.migrate else {}
+        self._path = bronze_path(options.lake, self._topic)
+        self._read_lake()
+        folder = (options.into or folds_path(options.lake, processor.name)).rstrip("/")
+        if is_table(folder):
+            raise ConfigError(
+                f"--into {folder}: this is a table itself, whose vacuum would take the files: name a folder beside it"
+            )
+        columns = FoldTableColumns.of(processor)
+        self._state = FoldTable.open(f"{folder}/state", columns.state, STATE_BY)
+        self._history = FoldTable.open(f"{folder}/history", columns.history, HISTORY_BY)
+        self.report = FoldReport(
+            processor=processor.name,
+            version=processor.version,
+            engine="none",
+            state=self._state.path,
+            history=self._history.path,
+        )
+        for table in (self._state, self._history):
+            before = None if self._anew else table.last()
+            if before is not None:
+                check_identity(table.path, before, self._identity, {self._topic: self._landed.topic_id})
+                noted_types(processor, before)
+        self._state.widen(columns.state, rebuild=self._anew)
+        self._history.widen(columns.history, rebuild=self._anew)
+
+    def _read_lake(self) -> None:
+        self._bronze, landed = open_bronze(self._path)
+        extent_of_bronze(landed, None, self._path, {}, self._settings.app)  # refuses what was never landed
+        assert landed is not None
+        self._landed = landed
+
+    # -- one commit of each table
+
+    def step(self) -> bool:
+        """Fold on to the next commit; return whether there was anything to fold."""
+        base, ahead = (None, None) if self._anew else self._standing()
+        if ahead is not None:
+            self._finish(base, ahead)
+            return True
+        target = self._target(base)
+        if base is not None and not target.wanted:
+            self._report(base)
+            return False
+        parts = self._parts(base, target.spans, target.wanted, history=True)
+        self._told(FoldStep.FOLDED)
+        told = self._commit(base, target, parts)
+        self._extend(self._history, told, base, parts)
+        self._told(FoldStep.HISTORY)
+        self._extend(self._state, told, base, parts)
+        self._told(FoldStep.STATE)
+        self._anew = False
+        self.report.records += sum(part.records for part in parts)
+        self.report.changes += sum(part.changes for part in parts)
+        self.report.spilled += sum(part.spilled for part in parts)
+        self.report.commits += 1
+        return True
+
+    def _standing(self) -> tuple[FoldCommit | None, FoldCommit | None]:
+        """Return what to go on from, and the commit of the history that the state does not follow yet, if there is one."""
+        for _ in range(LOOKS):
+            # The state first: whatever it has by now is in a history that is read later, so none is taken back.
+            self._state.refresh()
+            self._history.refresh()
+            state, history = self._state.last(), self._history.last()
+            if (state and state.batch) == (history and history.batch):
+                return state, None
+            if history is not None and history.start in ("", state.batch if state else ""):
+                return (state if history.start else None), history
+        raise LakeError(
+            f"{self._state.path} and {self._history.path} do not belong together: one of them was put back to an older state, or is of another fold. Fold anew "
+            "(--rebuild)"
+        )
+
+    def _finish(self, base: FoldCommit | None, ahead: FoldCommit) -> None:
+        """Bring the state to where the history is: a fold was killed between both."""
+        ends = {at: offsets_of(each)[0] + 1 for at, each in ahead.positions(self._processor).items()}
+        began = self._begins(base)
+        spans = {at: Span(first=began[at], end=max(began[at], end)) for at, end in ends.items()}
+        wanted = [at for at, span in spans.items() if self._has_rows(at, span)]
+        parts = self._parts(base, spans, wanted, history=False)
+        for part in parts:
+            if part.commit != ahead.partitions[part.partition]:
+                self._drop(parts)
+                raise LakeError(
+                    f"{self._history.path} tells of another state of partition {part.partition} than its fold makes now: fold, lake or history was changed since. "
+                    "Fold anew (--rebuild)"
+                )
+        self._extend(self._state, ahead, base, parts)
+        self._told(FoldStep.STATE)
+        self.report.commits += 1
+
+    def _extend(
+        self, table: FoldTable, told: FoldCommit, base: FoldCommit | None, parts: Sequence[FoldedPart]
+    ) -> None:
+        """Commit to one of the tables what is new in it, in place of what is not any more."""
+        is_state = table is self._state
+        added = [file for part in parts for file in (part.state if is_state else part.history)]
+        done = {part.partition for part in parts}
+        gone = [
+            (file, values)
+            for partition, file, values in table.files()
+            if base is None or (partition in done and (is_state or values["is_current"] == "true"))
+        ]
+        if not table.commit(told, added, gone):
+            self._drop(parts, state_alone=is_state)
+            raise LakeError(
+                f"{table.path}: another fold, or something else, has changed the table meanwhile; nothing was written to it by this one. Run one fold of a "
+                "processor at a time; run this one again"
+            )
+
+    def _drop(self, parts: Sequence[FoldedPart], *, state_alone: bool = False) -> None:
+        """Remove the files that no commit names."""
+        remove(self._state.filesystem, [file.path for part in parts for file in part.state])
+        if not state_alone:
+            remove(self._history.filesystem, [file.path for part in parts for file in part.history])
+
+    def _commit(self, base: FoldCommit | None, target: _Target, parts: Sequence[FoldedPart]) -> FoldCommit:
+        nothing = PartitionCommit(
+            position=told_position(self._processor, stored_format(self._processor).start), digest=digest(())
+        )
+        partitions = dict.fromkeys(target.spans, nothing) | ({} if base is None else base.partitions)
+        return FoldCommit(
+            batch=uuid.uuid4().hex,
+            start="" if base is None else base.batch,
+            identity=self._identity,
+            partitions=partitions | {part.partition: part.commit for part in parts},
+            topic_ids={self._topic: self._landed.topic_id},
+            skips={self._topic: {at: [*ranges] for at, ranges in target.skips.items()}},
+            holes=target.holes,
+            row_types=noted_types(self._processor, base),
+        )
+
+    # -- what to fold
+
+    def _begins(self, base: FoldCommit | None) -> dict[int, int]:
+        """Return the first offset of each partition that is not folded yet."""
+        begins = dict.fromkeys(self._landed.end, 0)
+        begins |= {at: each.position.applied + 1 for at, each in self._bases.items()}
+        if base is not None:
+            begins |= {at: offsets_of(each)[0] + 1 for at, each in base.positions(self._processor).items()}
+        return begins
+
+    def _is_short(self, base: FoldCommit) -> int | None:
+        """Return a partition whose table ends before what was folded, None where there is none."""
+        begins, end = self._begins(base), self._landed.end
+        return next((at for at, first in begins.items() if end.get(at, 0) < first), None)
+
+    def _target(self, base: FoldCommit | None) -> _Target:
+        if base is not None and self._is_short(base) is not None:
+            self._read_lake()  # another fold has come further meanwhile
+            if (short := self._is_short(base)) is not None:
+                raise LakeError(
+                    f"{self._path} partition {short} ends at offset {self._landed.end.get(short, 0)}, and was folded up to {self._begins(base)[short]}: the lake was put "
+                    "back to an older state. Land again, or fold anew (--rebuild)"
+                )
+        begins, landed = self._begins(base), self._landed
+        skips = landed.skips(self._settings.app)
+        self._check_skips(base, skips, begins)
+        found = extent_of_bronze(landed, None, self._path, {}, self._settings.app, begin=begins)
+        check_holes(found.holes, allow_holes=self._options.allow_holes)
+        starts = {at: max(begins[at], span.first) for at, span in found.spans.items()}
+        ends = share(starts, landed.end, self._options.max_records)
+        spans = {at: Span(first=first, end=max(first, ends[at])) for at, first in starts.items()}
+        wanted = [at for at, span in spans.items() if self._has_rows(at, span)]
+        noted = {at: _upto(ranges, spans[at].end) for at, ranges in skips.items() if at in spans}
+        holes = tuple(dict.fromkeys((*(base.holes if base else ()), *found.holes)))
+        return _Target(spans, wanted, noted, holes)
+
+    def _check_skips(
+        self, base: FoldCommit | None, skips: Mapping[int, OffsetRanges], begins: Mapping[int, int]
+    ) -> None:
+        """Refuse to go on where offsets that were folded are skipped by now, or the other way round: a replay would come to another state."""
+        noted = {} if base is None else base.skips.get(self._topic, {})
+        for at, end in begins.items() if base is not None else ():
+            was, now = _upto(noted.get(at, ()), end), _upto(skips.get(at, ()), end)
+            if was != now:
+                raise ConfigError(
+                    f"{self._state.path} partition {at}: of the offsets that were folded {was or 'none'} were skipped, and {now or 'none'} are by now: fold anew "
+                    "(--rebuild)"
+                )
+
+    def _has_rows(self, partition: int, span: Span) -> bool:
+        files = self._bronze.files.get(partition, ())
+        return span.end > span.first and any(file.touches(span) for file in files)
+
+    # -- folding
+
+    def _parts(
+        self, base: FoldCommit | None, spans: Mapping[int, Span], wanted: Sequence[int], *, history: bool
+    ) -> list[FoldedPart]:
+        if not wanted:
+            return []
+        states: dict[int, list[File]] = {}
+        for partition, file, _ in self._state.files() if base is not None else ():
+            states.setdefault(partition, []).append(file)
+        work = FoldWork(
+            plan=FoldPlan(
+                processor=self._processor,
+                rows=False,
+                transitions=True,
+                skips=self._landed.skips(self._settings.app),
+                later_timeout_s=self._settings.later_timeout_s,
+                bases=self._bases if base is None else {},
+            ),
+            bronze=self._bronze,
+            spans=spans,
+            state_uri=str(self._state.handle.table_uri),
+            history_uri=str(self._history.handle.table_uri),
+            states=states,
+            before={} if base is None else base.partitions,
+            memory_bytes=self._options.memory_bytes,
+            history=history,
+        )
+        offsets = sum(spans[at].end - spans[at].first for at in wanted)
+        self.report.engine = self._engine(offsets, len(wanted))
+        if self.report.engine == "spark":
+            return self._on_spark(work, wanted)
+        begin(f"fold of {self._processor.name}", offsets)
+        parts: list[FoldedPart] = []
+        try:
+            for partition in wanted:
+                parts.append(work.fold(partition))
+        except BaseException:
+            self._drop(parts)
+            raise
+        return parts
+
+    def _engine(self, offsets: int, partitions: int) -> FoldEngine:
+        if self._options.engine != "auto":
+            return self._options.engine
+        spark = self._options.spark
+        cores = cores_of(spark.master) if spark.in_one_jvm else os.cpu_count() or 1
+        return choose_engine("bronze", offsets, partitions, cores)
+
+    def _on_spark(self, work: FoldWork, wanted: Sequence[int]) -> list[FoldedPart]:
+        """Have each partition folded by a task, which writes its files; those of tasks that fail are named by no commit."""
+        from holdfast.pipeline.folds import on_spark
+
+        import_pyspark()
+        modules_of(self._processor)
+        begin(f"fold of {self._processor.name} on Spark", None)
+        session = self._opened.enter_context(open_session(self._options.spark))
+        rows = on_spark.run(
+            session,
+            work.plan,
+            self._path,
+            lambda sort: on_spark.fold_each(session, wanted, work.fold_named, PART_DDL),
+            lambda results: results.collect(),
+        )
+        return [msgspec.msgpack.decode(row["part"], type=FoldedPart) for row in rows]
+
+    def _report(self, now: FoldCommit) -> None:
+        self.report.partitions = dict(now.partitions)
+        self.report.applied = {at: offsets_of(each)[0] for at, each in now.positions(self._processor).items()}
+
+
+def _upto(ranges: Iterable[tuple[int, int]], end: int) -> OffsetRanges:
+    """Return the part of skipped *ranges*, both ends included, before offset *end*."""
+    return tuple((first, min(last, end - 1)) for first, last in ranges if first < end)

@@ -1,0 +1,176 @@
+"""What a commit of a fold says of itself: which fold it is, up to where each partition was folded, and what came of it.
+
+The table of states is its own checkpoint: a fold goes on from the positions of the last commit, and nothing beside the table can be lost.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.config import Settings
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.positions import Position, stored_format
+from holdfast.core.engine.state.evolution import RowTypes, decode_row_types, encode_row_types, evolved
+from holdfast.errors import ConfigError, LakeError
+from holdfast.pipeline.bronze.commits import TableCommit, is_data_kept
+
+
+class FoldIdentity(msgspec.Struct, frozen=True):
+    """Which fold a table is of: of *app*, its *processor* and *version*; *code* is a digest of the functions' own source."""
+
+    app: str
+    processor: str
+    version: int
+    topics: tuple[str, ...]
+    code: str
+
+    def why_other(self, now: FoldIdentity) -> str | None:
+        """Return in words what is not the same *now*, None where all is."""
+        for name in ("app", "processor", "version", "topics"):
+            was, is_ = getattr(self, name), getattr(now, name)
+            if was != is_:
+                return f"{name} {_told(was)}, and this is {name} {_told(is_)}"
+        return None if self.code == now.code else "another fold: its functions have been changed since"
+
+
+def _told(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def identity_of(processor: Processor[Any, Any], settings: Settings) -> FoldIdentity:
+    return FoldIdentity(
+        app=settings.app,
+        processor=processor.name,
+        version=processor.version,
+        topics=tuple(map(str, processor.topics)),
+        code=_code_of(processor),
+    )
+
+
+def _code_of(processor: Processor[Any, Any]) -> str:
+    """Return the digest of what the functions of a processor are written as, whatever their comments and layout. What they call is not looked at, nor
+    is what holdfast itself brings.
+    """
+    folds = processor.folds if processor.on is not None else (processor,)
+    functions = [getattr(each, name, None) for each in folds for name in ("decode", "fold", "time")]
+    functions += [processor.on_wake, processor.on_tick, processor.on_event]
+    sha = hashlib.sha256()
+    for each in functions:
+        sha.update(_written(each).encode() + b"\x00")
+    return sha.hexdigest()[:16]
+
+
+def _written(function: Callable[..., Any] | None) -> str:
+    if function is None:
+        return ""
+    function = inspect.unwrap(function)
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if name.startswith("holdfast."):
+        return name
+    try:
+        return name + ast.dump(ast.parse(textwrap.dedent(inspect.getsource(kind))))
+    except (OSError, TypeError, SyntaxError):  # typed in, or a part of a line
+        return name
+
+
+class PartitionCommit(msgspec.Struct, frozen=True, kw_only=True):
+    """Up to where a partition was folded, and what is in its state. *position* is the marker as stored, in base64; *records* and *refused* count from
+    the beginning, *digest* is that of a replay up to there.
+    """
+
+    position: str
+    records: int = 0
+    refused: int = 0
+    rows: int = 0
+    timers: int = 0
+    digest: str = ""
+
+
+class FoldCommit(msgspec.Struct, frozen=True, kw_only=True):
+    """What one fold did to both of its tables, in the words of each: the commit of the history comes first, that of the state with the same *batch* after
+    it. *start* is the batch that it went on from, "" for none.
+
+    *skips* are offsets of each source that were left out, *holes* what was missing and allowed. *row_types* are those of all rows so far.
+    """
+
+    batch: str
+    start: str
+    identity: FoldIdentity
+    partitions: dict[int, PartitionCommit]
+    topic_ids: dict[str, str]
+    skips: dict[str, dict[int, list[tuple[int, int]]]] = {}
+    holes: tuple[str, ...] = ()
+    row_types: bytes = b""
+    holdfast_fold: int = 1
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    def positions(self, processor: Processor[Any, Any]) -> dict[int, Position]:
+        decode = stored_format(processor).decode
+        return {at: decode(b64decode(each.position)) for at, each in self.partitions.items()}
+
+
+def told_position(processor: Processor[Any, Any], position: Position) -> str:
+    return b64encode(stored_format(processor).encode(position)).decode()
+
+
+def noted_types(processor: Processor[Any, Any], before: FoldCommit | None) -> bytes:
+    """Return the note of the types of all rows so far; ConfigError where the declared type does not read those before."""
+    noted: RowTypes | None = None if before is None else decode_row_types(before.row_types)
+    return encode_row_types(evolved(noted, processor))
+
+
+def fold_in(commit: TableCommit) -> FoldCommit | None:
+    """Return what a commit says of itself, None where no fold made it."""
+    if not commit.metadata or '"holdfast_fold":' not in commit.metadata:
+        return None
+    try:
+        found = msgspec.json.decode(commit.metadata, type=FoldCommit)
+    except msgspec.DecodeError as error:
+        raise LakeError(
+            f"version {commit.version}: what the fold noted is malformed ({error}): --rebuild folds anew"
+        ) from error
+    if found.holdfast_fold != 1:
+        raise LakeError(
+            f"version {commit.version} was written by a newer holdfast (format {found.holdfast_fold}): upgrade"
+        )
+    return found
+
+
+def last_fold(where: str, history: Iterable[TableCommit]) -> FoldCommit | None:
+    """Return what the newest fold of a table says of itself, None before any; *history* comes newest first.
+
+    LakeError where something else has changed rows since.
+    """
+    for commit in history:
+        if (found := fold_in(commit)) is not None:
+            return found
+        if not is_data_kept(commit):
+            raise LakeError(
+                f"{where}: version {commit.version} ({commit.operation}) was not written by a fold, and may have changed rows: --rebuild folds anew, or "
+                "restore the table and fold into tables of your own (--into)"
+            )
+    return None
+
+
+def check_identity(where: str, before: FoldCommit, now: FoldIdentity, ids: Mapping[str, str]) -> None:
+    """Refuse to go on with the tables of another fold, or of topics that were made again."""
+    if (why := before.identity.why_other(now)) is not None:
+        raise ConfigError(
+            f"{where} is of {why}. Fold into tables of its own (--into FOLDER), or anew (--rebuild); a fold that changes needs another version"
+        )
+    for topic, noted in before.topic_ids.items():
+        if ids[topic] != noted:
+            raise LakeError(
+                f"{where}: topic {topic} was deleted and made again (its id was {noted}, is {ids[topic]}): fold anew (--rebuild)"
+            )

@@ -1,0 +1,1 @@
+"""Pages of HTML that need nothing else: tables, and plots as SVG."""

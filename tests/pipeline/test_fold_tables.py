@@ -1,0 +1,603 @@
+"""Tables of states and histories: after any number of folds they are what one replay from the beginning makes of the lake."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from deltalake import DeltaTable
+
+from holdfast.cli.__main__ import main
+from holdfast.config import Settings
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.rows import Rows
+from holdfast.errors import ConfigError, LakeError, LostRecordsError
+from holdfast.pipeline.histories.fold import FoldOptions, FoldReport, FoldStep, fold
+from holdfast.pipeline.histories.partition_fold import FoldWork
+from holdfast.pipeline.landing.bronze_file import BronzeFile
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.upkeep.expire import expire
+from tests.pipeline.folds import accounts
+from tests.pipeline.topics_in_memory import TopicInMemory, land, topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["topic"]
+NO_KAFKA = Settings(app="folds")
+VERBS = ("add", "add", "wake", "boom", "sum", "add", "remove", "what")
+
+
+def some(topic: TopicInMemory, count: int, seed: int) -> None:
+    """Append records of every kind: sums, timers, removals, and records that are refused."""
+    chance = random.Random(seed)
+    for partition in topic.partitions():
+        for _ in range(count):
+            verb, key, amount = chance.choice(VERBS), chance.choice("abcde"), chance.randrange(99)
+            value = None if chance.random() < 0.1 else f"{verb} {key} {amount}".encode()
+            topic.append(partition, [value], gap=chance.choice([0, 0, 2]))
+
+
+def run(lake: Path, processor: Processor[Any, Any] | None = None, **more: Any) -> FoldReport:
+    return fold(
+        processor or accounts("t"), NO_KAFKA, FoldOptions(**{"lake": str(lake), "engine": "local", **more})
+    )
+
+
+def replayed(lake: Path, **more: Any) -> Any:
+    options = ReplayOptions(**{"engine": "local", "source": "bronze", "lake": str(lake), **more})
+    return replay(accounts("t"), NO_KAFKA, options)
+
+
+def rows_of(lake: Path, name: str, into: str = "folds/accounts") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = DeltaTable(str(lake / into / name)).to_pyarrow_table().to_pylist()
+    return found
+
+
+def as_json(row: Any) -> str | None:
+    return None if row is None else msgspec.json.encode(row).decode()
+
+
+def in_order(rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return sorted(rows, key=str)
+
+
+def history_model(lake: Path) -> list[tuple[Any, ...]]:
+    """Return what the history must be, by the transitions of one replay."""
+    made: dict[tuple[int, str], list[list[Any]]] = defaultdict(list)
+    for each in replayed(lake, transitions=True).table("transitions", accounts("t")).to_pylist():
+        changes = made[each["partition"], each["key"]]
+        if changes and changes[-1][5] is None:
+            changes[-1][5:7] = each["at_ms"], each["offset"]
+        end = (each["at_ms"], each["offset"]) if each["after"] is None else (None, None)
+        changes.append([each["offset"], each["before"], each["after"], each["at_ms"], None, *end])
+    return in_order(
+        (partition, key, at, before, after, from_ms, to_ms, until, until is None)
+        for (partition, key), changes in made.items()
+        for at, before, after, from_ms, _, to_ms, until in changes
+    )
+
+
+def history_rows(lake: Path, into: str = "folds/accounts") -> list[tuple[Any, ...]]:
+    return in_order(
+        (
+            each["partition"],
+            each["key"],
+            each["offset"],
+            as_json(each["before"]),
+            as_json(each["after"]),
+            each["valid_from_ms"],
+            each["valid_to_ms"],
+            each["until_offset"],
+            each["is_current"],
+        )
+        for each in rows_of(lake, "history", into)
+    )
+
+
+def check(lake: Path, report: FoldReport, into: str = "folds/accounts") -> None:
+    """Compare both tables with one replay from the beginning."""
+    whole = replayed(lake)
+    assert report.digest == whole.digest
+    assert report.applied == whole.applied
+    assert sum(each.records for each in report.partitions.values()) == whole.records
+    stored = defaultdict(list)
+    for each in rows_of(lake, "state", into):
+        stored[each["partition"]].append((each["stored_key"], each["stored"]))
+    for partition in report.partitions:
+        assert sorted(stored[partition]) == whole.state(partition)
+    assert history_rows(lake, into) == history_model(lake)
+
+
+def test_after_any_number_of_folds_the_tables_are_those_of_one_replay(
+    topic: TopicInMemory, lake: Path
+) -> None:
+    for number in range(5):
+        some(topic, 40, seed=number)
+        land(topic, lake)
+        report = run(lake)
+        assert (report.commits, report.records) == (1, 80)
+        check(lake, report)
+    version = DeltaTable(str(lake / "folds/accounts/state")).version()
+    again = run(lake)
+    assert (again.commits, again.records, again.digest) == (0, 0, report.digest)
+    assert DeltaTable(str(lake / "folds/accounts/state")).version() == version
+
+
+def test_many_commits_in_one_run_and_one_are_the_same(topic: TopicInMemory, lake: Path) -> None:
+    some(topic, 200, seed=1)
+    land(topic, lake)
+    report = run(lake, max_records=100)
+    assert report.commits > 5
+    check(lake, report)
+    once = run(lake, into=str(lake / "once"))
+    assert once.commits == 1
+    assert once.digest == report.digest
+    check(lake, once, "once")
+    assert history_rows(lake, "once") == history_rows(lake)
+
+
+def test_only_what_is_new_is_read(topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    some(topic, 100, seed=1)
+    land(topic, lake)
+    run(lake)
+    topic.append(1, [b"add a 1"] * 3)
+    land(topic, lake)
+    report = run(lake)
+    assert report.records == 3
+    check(lake, report)
+    table = DeltaTable(str(lake / "folds/accounts/state"))
+    assert {each["partition"] for each in table.to_pyarrow_table().to_pylist()} == {0, 1}
+    [written] = [each for each in table.history(1)]
+    assert "partition=0" not in str(written)
+
+
+def test_a_lake_whose_beginning_expired_is_folded_on(
+    topic: TopicInMemory, lake: Path, tmp_path: Path
+) -> None:
+    some(topic, 40, seed=1)
+    land(topic, lake)
+    run(lake)
+    some(topic, 40, seed=2)
+    land(topic, lake)
+    whole = replayed(lake)
+    report = expire("t", str(lake), before_ms=1_030)
+    assert report.expired
+    assert run(lake).digest == whole.digest
+    with pytest.raises(LostRecordsError, match="begins at offset"):
+        run(lake, rebuild=True)
+
+
+def test_a_partition_that_is_added_later_begins_at_its_beginning(topic: TopicInMemory, lake: Path) -> None:
+    some(topic, 30, seed=1)
+    land(topic, lake)
+    run(lake)
+    topic.add_partition()
+    some(topic, 30, seed=2)
+    land(topic, lake)
+    report = run(lake)
+    assert len(report.partitions) == 3
+    check(lake, report)
+
+
+def test_both_engines_take_turns(spark: SparkSession, topic: TopicInMemory, lake: Path) -> None:
+    for number, engine in enumerate(("local", "spark", "local", "spark")):
+        some(topic, 40, seed=number)
+        land(topic, lake)
+        report = run(lake, engine=engine)
+        assert report.engine == engine
+        check(lake, report)
+    assert spark.read.format("delta").load(str(lake / "folds/accounts/history")).where("is_current").count()
+
+
+def test_a_state_larger_than_memory_spills(topic: TopicInMemory, lake: Path) -> None:
+    for partition in topic.partitions():
+        topic.append(partition, [f"add k{at % 300} {at % 99}".encode() for at in range(2_000)])
+    land(topic, lake)
+    report = run(lake, memory_bytes=20_000, max_records=1_500)
+    assert report.spilled == 2 * report.commits
+    check(lake, report)
+
+
+# -- types
+
+
+class Wide(msgspec.Struct, frozen=True):
+    """A row that has got a field."""
+
+    total: int = 0
+    seen_ms: int = 0
+    fired: int = 0
+    tags: frozenset[str] = frozenset()
+    note: str = "-"
+
+
+class Other(msgspec.Struct, frozen=True):
+    """A row whose total is text."""
+
+    total: str = ""
+
+
+def counting(rows: Rows[Any], value: bytes | None, at_ms: int) -> None:
+    rows["n"] = Wide(rows.get("n", Wide()).total + 1, note="new")
+
+
+def simple(row: Any = Wide, version: int = 1, fold_of: Any = counting) -> Processor[Any, Any]:
+    return Processor(
+        name="accounts", source="t", decode=lambda value: value, fold=fold_of, row=row, version=version
+    )
+
+
+def test_rows_have_typed_columns_and_bytes(topic: TopicInMemory, lake: Path) -> None:
+    topic.append(0, [b"add a 7", b"wake a 99"])
+    land(topic, lake)
+    run(lake)
+    row, timer = sorted(rows_of(lake, "state"), key=lambda each: str(each["kind"]))
+    assert row["row"] == {"total": 7, "seen_ms": 1_000, "fired": 0, "tags": ["t0"]}
+    assert (row["key"], row["offset"], row["valid_from_ms"]) == ("a", 0, 1_000)
+    assert (timer["kind"], timer["key"], timer["due_ms"], timer["row"]) == ("wake", "a", 1_001 + 99, None)
+
+
+def test_a_row_type_may_get_fields(topic: TopicInMemory, lake: Path) -> None:
+    from tests.pipeline.folds import Account
+
+    def before(rows: Rows[Any], value: bytes | None, at_ms: int) -> None:
+        rows["n"] = Account(1)
+
+    topic.append(0, [b"x"])
+    land(topic, lake)
+    run(lake, simple(Account))
+    topic.append(0, [b"x"])
+    land(topic, lake)
+    with pytest.raises(ConfigError, match="row type"):
+        run(lake, simple(Other))
+    run(lake, simple(Wide))
+    [row] = rows_of(lake, "state")
+    assert row["row"]["note"] == "new"
+    assert [each["before"] and each["before"].get("note") for each in rows_of(lake, "history")] in (
+        [None, "-"],
+        ["-", None],
+    )
+
+
+# -- refused
+
+
+def test_another_version_fold_or_application_is_refused_with_the_cure(
+    topic: TopicInMemory, lake: Path
+) -> None:
+    some(topic, 20, seed=1)
+    land(topic, lake)
+    run(lake, simple())
+    some(topic, 20, seed=2)
+    land(topic, lake)
+    with pytest.raises(ConfigError, match=r"version 1, and this is version 2\. .*--into FOLDER.*--rebuild"):
+        run(lake, simple(version=2))
+
+    def counting(rows: Rows[Any], value: bytes | None, at_ms: int) -> None:
+        rows["n"] = Wide(rows.get("n", Wide()).total + 2)
+
+    counting.__qualname__, counting.__module__ = "counting", __name__
+    with pytest.raises(ConfigError, match="another fold: its functions have been changed"):
+        run(lake, simple(fold_of=counting))
+    with pytest.raises(ConfigError, match="app folds, and this is app other"):
+        fold(simple(), Settings(app="other"), FoldOptions(lake=str(lake), engine="local"))
+    assert run(lake, simple()).records == 40
+    assert run(lake, simple(version=2), into=str(lake / "second")).records == 80
+    assert run(lake, simple(version=2), rebuild=True).records == 80
+    assert run(lake, simple(version=2)).records == 0
+
+
+def test_a_rebuild_may_change_the_columns(topic: TopicInMemory, lake: Path) -> None:
+    some(topic, 20, seed=1)
+    land(topic, lake)
+    run(lake, simple())
+
+    def texts(rows: Rows[Any], value: bytes | None, at_ms: int) -> None:
+        rows["n"] = Other("x")
+
+    with pytest.raises(ConfigError):
+        run(lake, simple(Other, fold_of=texts))
+    report = run(lake, simple(Other, fold_of=texts), rebuild=True)
+    assert [each["row"] for each in rows_of(lake, "state")] == [{"total": "x"}] * 2
+    assert len(history_rows(lake)) == report.records == 40
+
+
+def test_a_topic_that_was_made_again_is_refused(topic: TopicInMemory, lake: Path, tmp_path: Path) -> None:
+    some(topic, 20, seed=1)
+    land(topic, lake)
+    run(lake, into=str(tmp_path / "tables"))
+    other = tmp_path / "other"
+    again = TopicInMemory(identity="again")
+    some(again, 20, seed=1)
+    topic.logs, topic.end, topic._identity = again.logs, again.end, "again"
+    land(topic, other)
+    with pytest.raises(LakeError, match="deleted and made again"):
+        run(other, into=str(tmp_path / "tables"))
+
+
+def test_a_lake_that_was_put_back_is_refused(topic: TopicInMemory, lake: Path, tmp_path: Path) -> None:
+    some(topic, 20, seed=1)
+    short = tmp_path / "short"
+    land(topic, short)
+    some(topic, 20, seed=2)
+    land(topic, lake)
+    run(lake, into=str(tmp_path / "tables"))
+    with pytest.raises(LakeError, match=r"was folded up to .* put back to an older state"):
+        run(short, into=str(tmp_path / "tables"))
+
+
+def test_tables_that_something_else_has_changed_are_refused(topic: TopicInMemory, lake: Path) -> None:
+    some(topic, 20, seed=1)
+    land(topic, lake)
+    run(lake)
+    some(topic, 20, seed=2)
+    land(topic, lake)
+    state = DeltaTable(str(lake / "folds/accounts/state"))
+    state.optimize.compact()
+    state.delete("key = 'a'")
+    with pytest.raises(LakeError, match=r"\(DELETE\) was not written by a fold"):
+        run(lake)
+    check(lake, run(lake, rebuild=True))
+
+
+def test_a_row_that_was_changed_in_a_file_is_found(topic: TopicInMemory, lake: Path) -> None:
+    import pyarrow.parquet as pq
+
+    some(topic, 20, seed=1)
+    land(topic, lake)
+    run(lake)
+    [file, *_] = (lake / "folds/accounts/state").rglob("*.parquet")
+    table = pq.read_table(file, partitioning=None)
+    at = table.schema.get_field_index("stored")
+    column = table.column(at).to_pylist()
+    pq.write_table(table.set_column(at, table.schema.field(at), [column[1:] + column[:1]]), file)
+    some(topic, 20, seed=2)
+    land(topic, lake)
+    with pytest.raises(LakeError, match="its rows are not those that were folded"):
+        run(lake)
+
+
+def test_holes_are_refused_unless_told_and_noted(topic: TopicInMemory, lake: Path) -> None:
+    from tests.pipeline.folds import Record
+    from tests.pipeline.lakes import write_bronze
+
+    log = {0: [Record(at, 1_000 + at, None, b"add a 1") for at in range(50)]}
+    write_bronze(lake, "t", log, commits=1, lost={0: [(20, 30)]})
+    with pytest.raises(LostRecordsError, match="lacks offsets 20 to 29"):
+        run(lake)
+    report = run(lake, allow_holes=True)
+    assert report.records == 50
+    told = DeltaTable(str(lake / "folds/accounts/state")).history(1)[0]["userMetadata"]
+    assert "lacks offsets 20 to 29" in told
+    assert run(lake).records == 0, "what lies before the position is not needed any more"
+
+
+# -- killed and raced
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from holdfast.pipeline.histories import fold_tables
+from holdfast.pipeline.histories.fold import FoldOptions, FoldStep, fold
+from holdfast.config import Settings
+from tests.pipeline.folds import accounts
+
+lake, at = sys.argv[1:]
+def told(step):
+    if step.value == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+if at == "writing":
+    fold_tables.PartFile.note = lambda self, group: os.kill(os.getpid(), signal.SIGKILL)
+fold(accounts("t"), Settings(app="folds"), FoldOptions(lake=lake, engine="local"), told=told)
+"""
+
+
+def killed(lake: Path, at: str) -> None:
+    """Fold in another process, which is killed at a step."""
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", KILLED.format(root=root), str(lake), at],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("at", ["writing", FoldStep.FOLDED, FoldStep.HISTORY, FoldStep.STATE])
+def test_a_fold_that_is_killed_is_finished_by_the_next(topic: TopicInMemory, lake: Path, at: str) -> None:
+    some(topic, 40, seed=1)
+    land(topic, lake)
+    killed(lake, at)
+    some(topic, 40, seed=2)
+    land(topic, lake)
+    if at == FoldStep.HISTORY:
+        killed(lake, FoldStep.STATE)  # of what the first one left
+        killed(lake, at)
+    report = run(lake)
+    check(lake, report)
+    assert sum(each.records for each in report.partitions.values()) == 160
+
+
+def test_of_two_folds_of_one_state_one_wins(topic: TopicInMemory, lake: Path) -> None:
+    some(topic, 40, seed=1)
+    land(topic, lake)
+    run(lake)
+    some(topic, 40, seed=2)
+    land(topic, lake)
+    raced: list[FoldReport] = []
+
+    def other(step: FoldStep) -> None:
+        if step is FoldStep.FOLDED:
+            raced.append(run(lake))
+
+    before = {each for each in lake.rglob("folds/**/*.parquet")}
+    with pytest.raises(LakeError, match="another fold, or something else, has changed the table meanwhile"):
+        fold(accounts("t"), NO_KAFKA, FoldOptions(lake=str(lake), engine="local"), told=other)
+    check(lake, raced[0])
+    check(lake, run(lake))
+    added = {each for each in lake.rglob("folds/**/*.parquet")} - before
+    assert len(added) == len(raced[0].partitions) * 3, "files of the one that lost are gone"
+
+
+def test_a_fold_that_stops_between_its_commits_may_be_finished_by_another(
+    topic: TopicInMemory, lake: Path
+) -> None:
+    some(topic, 40, seed=1)
+    land(topic, lake)
+
+    def other(step: FoldStep) -> None:
+        if step is FoldStep.HISTORY:
+            some(topic, 20, seed=2)
+            land(topic, lake)
+            check(lake, run(lake))
+
+    check(lake, fold(accounts("t"), NO_KAFKA, FoldOptions(lake=str(lake), engine="local"), told=other))
+    check(lake, run(lake))
+    there = sum(1 for _ in (lake / "folds/accounts/state").rglob("*.parquet"))
+    assert there == 2 * 2, "of the other's two commits, and none that no commit names"
+
+
+def test_a_history_that_its_fold_does_not_make_is_found(
+    topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some(topic, 40, seed=1)
+    land(topic, lake)
+
+    def dies(step: FoldStep) -> None:
+        if step is FoldStep.HISTORY:
+            raise ConnectionAbortedError
+
+    with pytest.raises(ConnectionAbortedError):
+        fold(accounts("t"), NO_KAFKA, FoldOptions(lake=str(lake), engine="local"), told=dies)
+    work = FoldWork.fold
+
+    def otherwise(self: Any, partition: int) -> Any:
+        part = work(self, partition)
+        return msgspec.structs.replace(part, commit=msgspec.structs.replace(part.commit, digest="0"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FoldWork, "fold", otherwise)
+        with pytest.raises(LakeError, match="tells of another state of partition 0"):
+            run(lake)
+    check(lake, run(lake))
+
+
+def test_tables_that_do_not_belong_together_are_refused(topic: TopicInMemory, lake: Path) -> None:
+    some(topic, 40, seed=1)
+    land(topic, lake)
+    run(lake)
+    some(topic, 40, seed=2)
+    land(topic, lake)
+    run(lake)
+    import shutil
+
+    shutil.rmtree(lake / "folds/accounts/history")
+    with pytest.raises(LakeError, match="do not belong together"):
+        run(lake)
+    check(lake, run(lake, rebuild=True))
+
+
+def test_what_cannot_be_written_leaves_nothing(
+    topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some(topic, 40, seed=1)
+    land(topic, lake)
+    note = BronzeFile.note
+
+    def full(self: BronzeFile, group: Any) -> None:
+        if self.partition == 1:
+            raise OSError("no space left on device")
+        note(self, group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BronzeFile, "note", full)
+        with pytest.raises(LakeError, match="cannot be written: no space left"):
+            run(lake)
+    assert not list(lake.rglob("folds/**/*.parquet"))
+    check(lake, run(lake))
+
+
+# -- from the command line
+
+
+def test_the_command_folds_tells_and_vacuums(
+    topic: TopicInMemory, lake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["--set", "app=folds", "-A", "tests.pipeline.folded_app", *words])
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    some(topic, 40, seed=1)
+    land(topic, lake)
+    words = ("pipeline", "fold", "accounts", "--lake", str(lake))
+    code, out, err = command(*words, "--output", "json")
+    assert (code, json.loads(out)["digest"]) == (0, replayed(lake).digest), err
+    assert "nothing was landed since the last fold" in command(*words)[2]
+    some(topic, 40, seed=2)
+    land(topic, lake)
+    code, out, err = command(*words, "--engine", "local", "--state-memory-mb", "1")
+    assert (code, "80 records and" in err, replayed(lake).digest in err) == (0, True, True)
+    code, out, err = command("pipeline", "vacuum", "--lake", str(lake), "--fold", "accounts", "--dry-run")
+    assert (code, "0 files would be removed" in err) == (0, True), err
+    code, out, err = command(*words, "--into", str(lake / "bronze" / "t"))
+    assert (code, "this is a table itself" in err) == (2, True)
+    assert command("pipeline", "fold", "nothing", "--lake", str(lake))[0] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_kills_anywhere_change_nothing(topic: TopicInMemory, lake: Path) -> None:
+    """Twenty folds, each killed after a random time: what the last one leaves is what one replay makes."""
+    chance = random.Random(5)
+    root = str(Path(__file__).parents[2])
+    for number in range(20):
+        some(topic, 400, seed=number)
+        land(topic, lake)
+        with subprocess.Popen(
+            [sys.executable, "-P", "-c", KILLED.format(root=root), str(lake), "never"],
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            try:
+                process.wait(1 + chance.random())
+            except subprocess.TimeoutExpired:
+                process.kill()
+    check(lake, run(lake))
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_folds_that_race_change_nothing(topic: TopicInMemory, lake: Path) -> None:
+    """Three processes at a time fold what was landed: each round at least one of them does, and none takes back what another did."""
+    root = str(Path(__file__).parents[2])
+    for number in range(5):
+        some(topic, 300, seed=number)
+        land(topic, lake)
+        folds = [
+            subprocess.Popen(
+                [sys.executable, "-P", "-c", KILLED.format(root=root), str(lake), "never"],
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(3)
+        ]
+        told = [process.communicate(timeout=120)[1] for process in folds]
+        assert any(process.returncode == 0 for process in folds), told
+        for process, said in zip(folds, told, strict=True):
+            assert process.returncode == 0 or "another fold, or something else" in said, said
+        check(lake, run(lake))
