@@ -12,9 +12,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from holdfast.embedded.apis.handlers import offered
 from holdfast.embedded.cluster import EmbeddedCluster
@@ -35,6 +34,9 @@ from holdfast.embedded.settings import HOST, EmbeddedSettings
 from holdfast.embedded.topics.registry import TopicRefusal
 from holdfast.errors import BrokerFolderError, DevBrokerError
 from holdfast.loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    from tempfile import TemporaryDirectory
 
 __all__ = [
     "NOTICE",
@@ -113,6 +115,8 @@ class EmbeddedKafka:
 
     def _tls(self, told: EmbeddedTls | bool) -> EmbeddedTls | None:
         if told is True:
+            from tempfile import TemporaryDirectory  # with what it brings, half a megabyte that few need
+
             self._tls_folder = TemporaryDirectory(prefix="embedded-kafka-")
             return EmbeddedTls.made_in(Path(self._tls_folder.name))
         return told or None

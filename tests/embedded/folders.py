@@ -252,7 +252,9 @@ class CutDisk(Disk):
         self._synced[path] = min(size, self._synced.get(path, size))
 
     def sync_files(self, paths: Iterable[Path]) -> None:
-        for each in sorted(paths):
+        in_some_order = sorted(paths)
+        self._chance.shuffle(in_some_order)
+        for each in in_some_order:
             self._step()  # the disk itself is not asked: it would only take time
             if each.is_file():
                 self._synced[each] = each.stat().st_size

@@ -217,6 +217,8 @@ def passwords_changed(talk: GuardedTalk) -> None:
     def describe(*names: str) -> None:
         told = talk.client().ask("DescribeUserScramCredentials", 0, users=[{"name": each} for each in names])
         told["results"].sort(key=lambda each: each["user"])
+        for each in told["results"]:
+            each["credential_infos"].sort(key=lambda one: one["mechanism"])
         talk.tell("DescribeUserScramCredentials 0", told)
 
     one, other = talk.name("one"), talk.name("other")
@@ -548,6 +550,7 @@ def requests(talk: GuardedTalk, topic: str, group: str, name: str) -> Mapping[st
         "DescribeUserScramCredentials": {"users": [{"name": "nobody"}]},
         "AlterUserScramCredentials": {"deletions": [{"name": "nobody", "mechanism": 1}]},
         "DescribeCluster": {"include_cluster_authorized_operations": True},
+        "DescribeTopicPartitions": {"topics": [{"name": topic}], "response_partition_limit": 10},
         "DescribeProducers": {"topics": numbers},
         "DescribeTransactions": {"transactional_ids": [name]},
         "ConsumerGroupHeartbeat": {
@@ -636,6 +639,8 @@ def a_part_is_allowed(talk: GuardedTalk) -> None:
     group, name = talk.name("group"), talk.name("copier")
     talk.coordinated(name, 1)
     talk.coordinated(group)
+    # The first producer id of a broker's life has to wait for a block of them.
+    talk.quietly("InitProducerId", 5, transactional_id=talk.name("first"), transaction_timeout_ms=1000)
     asked = requests(talk, topic, group, name)
 
     def ask(api: str, version: int | None = None, **more: Any) -> dict[str, Any]:

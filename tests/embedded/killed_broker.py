@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 DEADLINE_S = 60.0
 _SERVER = """
@@ -45,7 +46,7 @@ class KilledBroker:
         self._process.send_signal(signal.SIGKILL)
         self._process.communicate(timeout=DEADLINE_S)
 
-    def config(self, **more: object) -> dict[str, object]:
+    def config(self, **more: Any) -> dict[str, Any]:
         return {"bootstrap.servers": self.bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 200, **more}
 
 

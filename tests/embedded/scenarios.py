@@ -98,6 +98,24 @@ def metadata(talk: Talk) -> None:
     talk.ask("DescribeCluster", 2, endpoint_type=2)
 
 
+@scenario
+def partitions_by_pages(talk: Talk) -> None:
+    one, other = talk.topic("orders", 3), talk.topic("payments", 2)
+
+    def ask(*names: str, limit: int = 2_000, cursor: tuple[str, int] | None = None) -> None:
+        at = None if cursor is None else {"topic_name": cursor[0], "partition_index": cursor[1]}
+        told = [{"name": each} for each in names]
+        talk.ask("DescribeTopicPartitions", 0, topics=told, response_partition_limit=limit, cursor=at)
+
+    ask(other, one)
+    ask(one, one)
+    for limit in (-1, 0, 1, 2, 3, 4, 5, 6):
+        ask(one, other, limit=limit)
+    for cursor in ((one, 0), (one, 2), (one, 3), (one, 9), (one, -1), (other, 1), (talk.name("nowhere"), 0)):
+        ask(one, other, limit=2, cursor=cursor)
+    ask(talk.name("nowhere"), one, "b ad", limit=1)
+
+
 # -- topics
 
 

@@ -123,12 +123,13 @@ def _topic(call: Call, topic: EmbeddedTopic) -> Fields:
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": topic.is_internal,
-        "partitions": [_partition(call, each) for each in topic.partitions],
+        "partitions": [partition_fields(call, each) for each in topic.partitions],
         "topic_authorized_operations": call.operations(AclResource.TOPIC, topic.name) if asked else NOT_ASKED,
     }
 
 
-def _partition(call: Call, partition: EmbeddedPartition) -> Fields:
+def partition_fields(call: Call, partition: EmbeddedPartition) -> Fields:
+    """Return what clients are told of a partition."""
     nodes = call.cluster.nodes
     return {
         "error_code": KafkaCode.NONE if partition.leader >= 0 else KafkaCode.LEADER_NOT_AVAILABLE,

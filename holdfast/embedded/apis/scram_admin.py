@@ -45,7 +45,7 @@ def _described(call: Call, user: str, count: int) -> Fields:
         return {"user": user, "error_code": KafkaCode.DUPLICATE_RESOURCE, "error_message": text}
     found = [
         {"mechanism": number, "iterations": credential.iterations}
-        for number, mechanism in sorted(NUMBERS.items(), reverse=True)
+        for number, mechanism in NUMBERS.items()
         if (credential := call.cluster.users.scram[mechanism].get(user)) is not None
     ]
     if not found:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import ssl
 from pathlib import Path
 from typing import NamedTuple
@@ -77,6 +75,9 @@ def _is_young(certificate: Path) -> bool:
 
 
 def _self_signed() -> _Pair:
+    import datetime
+    import ipaddress
+
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization

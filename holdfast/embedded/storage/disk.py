@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -153,6 +152,8 @@ class Disk:
                 self._forget(each)
             self._unsynced = {each for each in self._unsynced if path not in (each, each.parent)}
             if path.exists():
+                import shutil
+
                 shutil.rmtree(path)
                 self._changed(path.parent)
 
