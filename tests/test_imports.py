@@ -54,7 +54,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "pipeline": frozenset(
         {"clients", "tables", "kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}
     ),
-    "console": frozenset({"clients", "outbox", "core", "config", "clock", "errors"}),
+    "console": frozenset({"clients", "kafka", "outbox", "core", "config", "clock", "errors"}),
     "cli": None,
     "dev": None,
     "testing": None,
@@ -217,6 +217,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "reports": frozenset(),
         "rendering": frozenset(),
         "access": frozenset(),
+        "audit": frozenset(),
+        "acting": frozenset({"access", "audit", "desk"}),
         "blocking": frozenset(),
         "drawing": frozenset(),
         "group_desk": frozenset({"blocking"}),
@@ -229,7 +231,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "pages": frozenset({"access", "desk", "drawing", "findings", "paging", "picture", "rendering"}),
         "live": frozenset({"access", "desk", "history", "pages", "rendering"}),
         "server": frozenset(
-            {"access", "blocking", "desk", "group_desk", "live", "pages", "rendering", "watch"}
+            {"access", "acting", "blocking", "desk", "group_desk", "live", "pages", "rendering", "watch"}
         ),
     },
     "dev.demo": {
@@ -358,7 +360,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "pipeline": frozenset(
         {"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}
     ),
-    "console": frozenset({"aiohttp", "jinja2", "msgspec"}),
+    "console": frozenset({"aiohttp", "confluent_kafka", "jinja2", "msgspec"}),
 }
 # A fold may see nothing but its arguments, so what it is made of may not even name these.
 IMPURE = frozenset(

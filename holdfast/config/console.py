@@ -17,9 +17,24 @@ class ConsoleSettings(Section):
     console_port: int = setting(6067, "port of the console", low=1, high=65_535)
     console_token: str | None = setting(None, "secret with which people sign in to the console", secret=True)
 
+    console_acting_token: str | None = setting(
+        None, "secret of those who may act in the console, not only look", secret=True
+    )
+    console_audit_topic: str | None = setting(
+        None, "topic that says who did what in the console; nobody acts without it"
+    )
+
     def problems(self) -> Iterator[str]:
-        if (problem := token_problem(self.console_token)) is not None:
-            yield f"{self.place('console_token')} {problem}"
+        for name in ("console_token", "console_acting_token"):
+            if (problem := token_problem(getattr(self, name))) is not None:
+                yield f"{self.place(name)} {problem}"
+        if self.console_acting_token is not None and self.console_audit_topic is None:
+            yield (
+                f"{self.place('console_acting_token')} lets people act: name the topic that says who did what, "
+                "console_audit_topic, and create it"
+            )
+        if self.console_acting_token is not None and self.console_acting_token == self.console_token:
+            yield "console_acting_token and console_token are the same: then everybody who looks may act; choose another"
         if not is_loopback(self.console_bind) and self.console_token is None:
             yield (
                 f"{self.place('console_bind')} is {self.console_bind}, which others can reach: "

@@ -15,6 +15,7 @@ from holdfast.config import Settings, is_loopback
 SESSION_S = 12 * 3600.0
 LIMIT_SESSIONS = 1_000
 LIMIT_FAILURES = 10
+LIMIT_WHO = 60
 FAILURES_S = 60.0
 OPEN_PATHS = ("/sign-in", "/assets/")
 """What is served to anyone: no word of the application stands there."""
@@ -30,10 +31,15 @@ class RequestDenied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSession:
-    """A browser that has signed in; *ends_s* by the monotonic clock."""
+    """A browser that has signed in: *ends_s* by the monotonic clock, *who* as that person said, and whether it *acts*.
+
+    Forms that act bear *form_token*, which no other site can read.
+    """
 
     ends_s: float
     form_token: str
+    who: str
+    acts: bool
 
 
 class ConsoleAccess:
@@ -44,8 +50,9 @@ class ConsoleAccess:
     """
 
     def __init__(self, settings: Settings, *, clock: Clock = system_clock) -> None:
-        token = settings.console_token
+        token, acting = settings.console_token, settings.console_acting_token
         self._token = None if token is None else token.encode()
+        self._acting = None if acting is None else acting.encode()
         self._clock = clock
         self._sessions: dict[str, ConsoleSession] = {}
         self._failures: list[float] = []
@@ -54,8 +61,13 @@ class ConsoleAccess:
 
     @property
     def guarded(self) -> bool:
-        """Return whether people have to sign in."""
+        """Return whether people have to sign in to look."""
         return self._token is not None
+
+    @property
+    def known(self) -> bool:
+        """Return whether there is anything to sign in for."""
+        return self._token is not None or self._acting is not None
 
     def check(self, request: web.Request) -> None:
         """Raise RequestDenied unless the request may be answered."""
@@ -72,12 +84,7 @@ class ConsoleAccess:
 
     def _bears_token(self, request: web.Request) -> bool:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and self._is_token(given.strip())
-
-    def _is_token(self, given: str) -> bool:
-        return self._token is not None and compare_digest(
-            given.encode("utf-8", "surrogateescape"), self._token
-        )
+        return scheme.lower() == "bearer" and _same(given.strip(), self._token)
 
     def session(self, request: web.Request) -> ConsoleSession | None:
         """Return the session of a browser, None when it has none or it has ended."""
@@ -88,25 +95,46 @@ class ConsoleAccess:
             return None
         return found
 
-    def sign_in(self, given: str) -> str:
-        """Return the cookie of a new session; RequestDenied for a wrong token, or after too many of them."""
+    def sign_in(self, given: str, who: str = "") -> str:
+        """Return the cookie of a new session; RequestDenied for a wrong token, or after too many of them.
+
+        Whoever may act says *who* that is.
+        """
         now_s = self._clock.monotonic_s()
         self._failures = [each for each in self._failures if now_s - each < FAILURES_S]
         if len(self._failures) >= LIMIT_FAILURES:
             raise RequestDenied(
                 429, f"{LIMIT_FAILURES} wrong tokens within {FAILURES_S:.0f} s: wait a minute."
             )
-        if not self._is_token(given):
+        acts, who = _same(given, self._acting), who.strip()
+        if not acts and not _same(given, self._token):
             self._failures.append(now_s)
-            raise RequestDenied(403, "That is not the console_token of this console.")
+            raise RequestDenied(403, "That is no token of this console.")
+        if acts and not (1 <= len(who) <= LIMIT_WHO and who.isprintable()):
+            raise RequestDenied(
+                400, f"This token lets you act: say who you are, in 1 to {LIMIT_WHO} characters."
+            )
         if len(self._sessions) >= LIMIT_SESSIONS:
             del self._sessions[min(self._sessions, key=lambda each: self._sessions[each].ends_s)]
         key = secrets.token_urlsafe(32)
-        self._sessions[key] = ConsoleSession(now_s + SESSION_S, secrets.token_urlsafe(32))
+        self._sessions[key] = ConsoleSession(now_s + SESSION_S, secrets.token_urlsafe(32), who, acts)
         return key
+
+    def actor(self, request: web.Request, form_token: str) -> str:
+        """Return who sends a form that acts; RequestDenied unless that person may, and the form is one of the console's own."""
+        session = self.session(request)
+        if session is None or not session.acts:
+            raise RequestDenied(403, "Only those may act who have signed in with console_acting_token.")
+        if not compare_digest(form_token.encode("utf-8", "surrogateescape"), session.form_token.encode()):
+            raise RequestDenied(403, "This form was not made for this session: load the page again.")
+        return session.who
 
     def sign_out(self, request: web.Request) -> None:
         self._sessions.pop(request.cookies.get(self.cookie, ""), None)
+
+
+def _same(given: str, token: bytes | None) -> bool:
+    return token is not None and compare_digest(given.encode("utf-8", "surrogateescape"), token)
 
 
 def check_origin(request: web.Request) -> None:

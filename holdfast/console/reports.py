@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -125,6 +126,12 @@ class WorkerReports:
             return Silence(str(error))
         except TimeoutError:
             return Silence(f"did not answer within {ATTEMPT_S:g} s", late=True)
+        except (
+            aiohttp.ClientConnectorError
+        ) as error:  # whose own text has words about TLS where there is none
+            number = error.os_error.errno
+            cause = os.strerror(number) if number is not None and number > 0 else str(error.os_error)
+            return Silence(f"cannot be reached: {cause}"[:LIMIT_TOLD])
         except (aiohttp.ClientError, ValueError) as error:
             return Silence(f"cannot be reached: {str(error)[:LIMIT_TOLD]}")
         return self._read_report(url, response.status, body)

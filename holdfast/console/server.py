@@ -14,6 +14,7 @@ from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.directory import Directory, WorkersTopic
 from holdfast.config import Settings
 from holdfast.console.access import SESSION_S, ConsoleAccess, RequestDenied
+from holdfast.console.acting import Acts
 from holdfast.console.blocking import BlockingCalls
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.group_desk import GroupDesk
@@ -168,12 +169,14 @@ def build_application(desk: ConsoleDesk, access: ConsoleAccess, streams: LiveStr
     application.router.add_get("/sign-in", views.sign_in_form)
     application.router.add_post("/sign-in", views.sign_in)
     application.router.add_post("/sign-out", views.sign_out)
+    application.router.add_post("/act", views.act)
     return application
 
 
 class _Views:
     def __init__(self, desk: ConsoleDesk, access: ConsoleAccess, streams: LiveStreams) -> None:
         self._desk, self._access, self._streams = desk, access, streams
+        self._acts = Acts(desk)
 
     def page(self, page: ConsolePage) -> Handler:
         """Return what answers requests for *page*, and for its changes."""
@@ -205,7 +208,8 @@ class _Views:
                 "menu": MENU,
                 "here": None if page is None else page.menu,
                 "live": page is not None and page.live,
-                "signed_in": self._access.session(request) is not None,
+                "session": self._access.session(request),
+                "may_sign_in": self._access.known,
                 "query": request.query,
                 **context,
             },
@@ -230,14 +234,14 @@ class _Views:
         return self._html(request, "stranger.html", context, status=denied.status)
 
     async def sign_in_form(self, request: web.Request) -> web.Response:
-        if not self._access.guarded:
+        if not self._access.known:
             return web.Response(status=303, headers={"Location": "/"})
         return self._html(request, "sign_in.html", {"title": "Sign in", "trouble": None})
 
     async def sign_in(self, request: web.Request) -> web.Response:
-        given = (await request.post()).get("token", "")
+        form = await _form(request)
         try:
-            key = self._access.sign_in(given if isinstance(given, str) else "")
+            key = self._access.sign_in(form.get("token", ""), form.get("who", ""))
         except RequestDenied as denied:
             context = {"title": "Sign in", "trouble": str(denied)}
             return self._html(request, "sign_in.html", context, status=denied.status)
@@ -253,8 +257,20 @@ class _Views:
         )
         return response
 
+    async def act(self, request: web.Request) -> web.Response:
+        form = await _form(request)
+        who = self._access.actor(request, form.get("form_token", ""))
+        what, on = form.get("what", ""), form.get("on", "")
+        outcome = await self._acts.act(what, on, form, who=who, address=request.remote or "")
+        context = {"title": "Not done" if outcome.failed else "Done", "outcome": outcome}
+        return self._html(request, "acted.html", context, status=409 if outcome.failed else 200)
+
     async def sign_out(self, request: web.Request) -> web.Response:
         self._access.sign_out(request)
         response = web.Response(status=303, headers={"Location": "/sign-in"})
         response.del_cookie(self._access.cookie, path="/")
         return response
+
+
+async def _form(request: web.Request) -> dict[str, str]:
+    return {name: value for name, value in (await request.post()).items() if isinstance(value, str)}

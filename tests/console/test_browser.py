@@ -26,6 +26,11 @@ from tests.support.harness import Worker, wait_for
 from tests.support.parts import part
 
 TOKEN = "s3cret"
+GUARDED = [
+    word
+    for setting in (f"console_token={TOKEN}", "console_acting_token=act", "console_audit_topic=audit")
+    for word in ("--set", setting)
+]
 STILL = ("producers", "quarantine", "refused", "log", "error")
 """Pages that are not live."""
 SESSION_S = 60
@@ -75,7 +80,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             workers = fleet.worker().start(), fleet.worker().start()
             console, guarded = (
                 RunningConsole(fleet, folder),
-                RunningConsole(fleet, folder, "--set", f"console_token={TOKEN}"),
+                RunningConsole(fleet, folder, *GUARDED),
             )
             try:
                 fleet.wait_spread(*workers)
@@ -164,6 +169,13 @@ def test_nothing_keeps_people_from_using_a_page(browser: Browser, system: System
     guarded.page.get_by_role("button").click()
     expect(guarded.page.locator(".trouble")).to_be_visible()
     found["wrong token"] = violations(guarded.page)
+    guarded.page.get_by_label("Token").fill("act")
+    guarded.page.get_by_label("Your name").fill("Ada")
+    guarded.page.get_by_role("button").click()
+    expect(guarded.page.locator("header")).to_contain_text("Ada may act")
+    for name in ("group", "refused"):
+        found[f"{name}, acting"] = violations(guarded.open(system.paths()[name]))
+        expect(guarded.page.locator("form[action='/act']").first).to_be_visible()
     guarded.context.close()
     assert {name: each for name, each in found.items() if each} == {}
     assert [each for each in tab.complaints if "404" not in each] == []

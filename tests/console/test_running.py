@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import re
 import signal
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from holdfast import OutboxWriter, by_key
+from holdfast import OutboxWriter, Settings, by_key
 from holdfast.clients.claims.blocking import BlockingClaimConsumer
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.outbox.schema.migrate import upgrade
+from holdfast.pipeline.topic import TopicLog
 from tests.agents.fleet import Fleet, Writer
 from tests.console.running import DEADLINE_S, PARTITIONS, RunningConsole, running_fleet
 
@@ -121,6 +127,95 @@ def test_an_outbox_and_ledgers_are_shown_where_there_are_any(
     bare.wait_shown("/outbox", "No outbox is named")
     wrong = start("--set", f"outbox_database=sqlite:///{tmp_path / 'other.db'}")
     wrong.wait_shown("/outbox", "Trouble:")
+
+
+def test_acts_are_done_and_noted_with_who_what_and_outcome(
+    fleet: Fleet, broker: SessionBroker, start: Callable[..., RunningConsole]
+) -> None:
+    audit, topic = broker.create_topic("audit"), fleet.processors[0].topics[0]
+    broker.create_topic(fleet.settings.coordination_topic, partitions=2, exact=True)
+    console = start("--set", "console_acting_token=act", "--set", f"console_audit_topic={audit}")
+    console.wait_shown("/", "Sign in")
+    person = Person(console.url)
+    person.post("/sign-in", token="act", who="Ada")
+    worker = fleet.worker().start()
+    fleet.wait_spread(worker)
+    partition, offset = Writer(broker).write(topic, b"\xff", key=b"ada", partition=0)
+    place = f"{topic}/{partition}/{offset}"
+    console.wait_shown("/quarantine", place)
+    with BlockingClaimConsumer(
+        fleet.settings, topics=[topic], group="billing", client="billing-1", heartbeat_interval_s=1
+    ):
+        page = "/groups/view?kind=claim&name=billing"
+        console.wait_shown(page, "fresh")
+        assert "Group billing is paused for 5 minutes" in person.act(
+            page, what="pause", on="billing", minutes="5"
+        )
+        console.wait_shown("/", "Claim group billing is paused")
+        assert "minutes is" in person.act(page, what="pause", on="billing", minutes="0")
+        assert "Group billing goes on" in person.act(page, what="resume", on="billing")
+        console.wait_shown(page, "fresh", f"{PARTITIONS} of {PARTITIONS}")
+    refused = f"/quarantine/view?name={place}"
+    assert "was sent again, as" in person.act(refused, what="retry", on=f"{place}/totals")
+    assert "was tried again already" in person.act(page, what="retry", on=f"{place}/totals")
+    console.wait_shown(
+        "/quarantine", f"{topic}/0/{offset + 1}", "not yet"
+    )  # refused again, as a record of its own
+    found = [msgspec.json.decode(value) for value in read_values(broker, audit)]
+    assert [(each["who"], each["what"], each["outcome"]) for each in found] == [
+        ("Ada", what, outcome)
+        for what, end in (
+            ("pause", "done"),
+            ("pause", "failed"),
+            ("resume", "done"),
+            ("retry", "done"),
+            ("retry", "failed"),
+        )
+        for outcome in ("asked", end)
+    ]
+    assert [first["act"] == second["act"] for first, second in zip(found[::2], found[1::2], strict=True)] == [
+        True
+    ] * 5
+
+
+class Person:
+    """Somebody who signs in and sends forms, as a browser would."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._opener = url, urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+
+    def post(self, path: str, **form: str) -> str:
+        """Return the answer to a form of the console's own."""
+        body = urllib.parse.urlencode(form).encode()
+        asked = urllib.request.Request(self._url + path, body, {"Origin": self._url})
+        try:
+            with self._opener.open(asked, timeout=30) as reply:
+                return str(reply.read().decode())
+        except urllib.error.HTTPError as error:
+            with error:
+                return str(error.read().decode())
+
+    def act(self, page: str, **form: str) -> str:
+        """Return what came of the form on *page*."""
+        with self._opener.open(self._url + page, timeout=30) as reply:
+            found = re.search(r'name="form_token" value="([^"]*)"', reply.read().decode())
+        assert found is not None, page
+        return self.post("/act", form_token=found[1], **form)
+
+
+def read_values(broker: SessionBroker, topic: str) -> list[bytes]:
+    """Return the values of a topic of one partition."""
+    with TopicLog(Settings(kafka={"bootstrap.servers": broker.bootstrap}), topic) as log:
+        (end,) = log.ends([0]).values()
+    consumer = Consumer({**broker.client_config(), "group.id": "audit", "auto.offset.reset": "earliest"})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    values: list[bytes] = []
+    while len(values) < end:
+        message = consumer.poll(DEADLINE_S)
+        assert message is not None
+        values.append(message.value() or b"")
+    consumer.close()
+    return values
 
 
 def test_a_broker_that_is_away_is_told_and_ends_nothing(

@@ -1,0 +1,107 @@
+"""What people may do in the console, each act noted in the audit topic before it is done, and after."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from holdfast.clients.quarantine.records import Quarantine
+from holdfast.clock import Clock, system_clock
+from holdfast.console.access import RequestDenied
+from holdfast.console.audit import AuditRecord, AuditTrail
+from holdfast.console.desk import ConsoleDesk
+from holdfast.errors import ConfigError, HoldfastError, QuarantineError
+
+QUARANTINE_S = 8.0
+MOST_MINUTES = 30 * 24 * 60
+
+Form = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ActOutcome:
+    """What came of an act, in words; *failed* is why it did not, or is not known to have."""
+
+    told: str
+    failed: bool
+
+
+class Acts:
+    """Does what a form asks for. Without an audit topic nobody acts."""
+
+    def __init__(self, desk: ConsoleDesk, clock: Clock = system_clock) -> None:
+        topic = desk.settings.console_audit_topic
+        self._desk, self._clock = desk, clock
+        self._trail = None if topic is None else AuditTrail(desk.settings, topic)
+        self._acts: dict[str, Callable[[str, Form], Awaitable[str]]] = {
+            "pause": self._pause,
+            "resume": self._resume,
+            "retry": self._retry,
+        }
+
+    async def act(self, what: str, on: str, form: Form, *, who: str, address: str) -> ActOutcome:
+        """Note that *who* asks for *what* on *on*, do it, and note what came of it. If the first note cannot be made, nothing is done."""
+        do = self._acts.get(what)
+        if do is None or self._trail is None:
+            raise RequestDenied(404, f"There is no act {what[:40]}.")
+        act = uuid.uuid4().hex
+
+        async def note(outcome: str, more: str = "") -> None:
+            record = AuditRecord(
+                act=act,
+                at_ms=self._clock.now_ms(),
+                who=who,
+                address=address,
+                what=what,
+                on=on,
+                outcome=outcome,
+                more=more,
+            )
+            trail = self._trail
+            assert trail is not None
+            await self._desk.calls.run(lambda: trail.write(record))
+
+        try:
+            await note("asked")
+        except HoldfastError as error:
+            return ActOutcome(f"Nothing was done: {error}", failed=True)
+        try:
+            told, failed = await do(on, form), False
+        except HoldfastError as error:
+            told, failed = str(error), True
+        try:
+            await note("failed" if failed else "done", told)
+        except HoldfastError as error:
+            return ActOutcome(f"{told}. But this could not be noted: {error}", failed=True)
+        return ActOutcome(told, failed=failed)
+
+    async def _pause(self, group: str, form: Form) -> str:
+        text = form.get("minutes", "").strip()
+        if not re.fullmatch("[0-9]{1,6}", text) or not 1 <= int(text) <= MOST_MINUTES:
+            raise ConfigError(f"minutes is {text[:40]!r}: write 1 to {MOST_MINUTES}")
+        groups = self._desk.watch.groups
+        assert groups is not None
+        await groups.ask(lambda admin: admin.pause(group, int(text) * 60))
+        return f"Group {group} is paused for {int(text)} minutes"
+
+    async def _resume(self, group: str, form: Form) -> str:
+        groups = self._desk.watch.groups
+        assert groups is not None
+        freed = await groups.ask(lambda admin: admin.resume(group))
+        return f"Group {group} goes on" + (f"; {freed} partitions of a reset were freed" if freed else "")
+
+    async def _retry(self, coordinates: str, form: Form) -> str:
+        quarantine = Quarantine(self._desk.settings, timeout_s=QUARANTINE_S)
+
+        def again() -> list[str]:
+            found = quarantine.records(lambda each: each.is_named(coordinates))
+            if not found:
+                raise QuarantineError(f"the quarantine holds no {coordinates[:200]}")
+            if sent := [each.retried_to for each in found if each.retried_to is not None]:
+                raise QuarantineError(f"{coordinates[:200]} was tried again already, as {sent[0]}")
+            return sorted({copy for _, copy in quarantine.retry(found)})
+
+        copies = await self._desk.calls.run(again)
+        return f"{coordinates} was sent again, as {', '.join(copies)}"
