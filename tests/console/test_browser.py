@@ -223,7 +223,12 @@ def test_pages_can_be_read_without_javascript(browser: Browser, system: System) 
         expect(page.locator("h1")).to_be_visible()
         expect(page.locator("#live-toggle")).not_to_be_visible()
         assert page.locator("#live").inner_text().strip()
-    expect(tab.open("/").locator("#live")).to_contain_text("All is well")
+    # Such a page stays as it was made, and on a busy machine a claim may be renewed a moment late.
+    wait_for(
+        "a page on which all is well",
+        lambda: "All is well" in tab.open("/").locator("#live").inner_text(),
+        DEADLINE_MS / 1000,
+    )
     tab.open("/tables/view?name=totals")
     tab.page.get_by_label("Key").fill("grace")
     tab.page.get_by_role("button", name="Read").click()

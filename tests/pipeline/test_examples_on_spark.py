@@ -79,6 +79,7 @@ WRITTEN: dict[str, Sequence[tuple[str, str, Any] | int]] = {
     "shelves": [("item-prices", "tea", 30), ("item-stock", "tea", 4), ("item-prices", "jam", 50)],
     "shop": [("orders", "ada", {"customer": "ada", "cents": 99_000})] * 2
     + [("orders", "bo", {"customer": "bo", "cents": 1})] * 4,
+    "traced_bills": [("orders", "o-1", "o-1"), ("orders", "o-2", "o-2"), ("orders", "o-1", "o-1")],
     "visits": [
         ("looks", "ada", {"visitor": "ada", "item": "tea", "at_ms": 1_000}),
         ("looks", "ada", {"visitor": "ada", "item": "jam", "at_ms": 9_000}),

@@ -25,6 +25,7 @@ from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.folds import joined
 from holdfast.pipeline.landing import local_table
 from holdfast.pipeline.landing.land import land
+from holdfast.pipeline.landing.options import LandOptions
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.spark.session import SparkOptions
 from holdfast.pipeline.topic import TopicLog, TopicReader
@@ -175,7 +176,8 @@ def land_otherwise(books: Books, lake: Path, patch: pytest.MonkeyPatch, offset: 
 
     with patch.context() as planted:
         planted.setattr(local_table, "TopicReader", Other)
-        land(books.settings, books.source, str(lake))
+        # Named, since a session that other tests have left is what Spark lands with.
+        land(books.settings, books.source, str(lake), options=LandOptions(engine="local"))
 
 
 def _other(records: Records, at: int, changed: dict[str, Any]) -> Records:
