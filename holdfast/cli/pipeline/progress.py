@@ -46,9 +46,7 @@ def progress_line(work: Work, passed_s: float) -> str:
     rate = done / passed_s if passed_s > 0 else 0.0
     left = f", {duration((work.total - done) / rate)} left" if rate else ""
     bar = "#" * int(BAR * share)
-    return (
-        f"{work.what} [{bar:.<{BAR}}] {share:.0%}, {done:,} of {work.total:,} offsets, {rate:,.0f}/s{left}"
-    ).replace("%,", " %,")
+    return f"{work.what} [{bar:.<{BAR}}] {100 * share:.0f} %, {done:,} of {work.total:,} offsets, {rate:,.0f}/s{left}"
 
 
 def duration(seconds: float) -> str:
