@@ -276,9 +276,7 @@ def test_a_forked_command_that_takes_too_long_is_ended(
 
     monkeypatch.setattr(ForkedProcess, "wait", wait)
     line = holdfast("-A", "waiting", "topics", "list")
-    # A server of its own: what other tests have left in the environment would make this an ordinary process.
-    with closing(ForkServer("PRELOADED_COMMAND")) as server, monkeypatch.context() as patch:
-        patch.setattr(fork_server, "_command_server", lambda: server)
-        with pytest.raises(subprocess.TimeoutExpired):
-            fork_server.run(line, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, timeout=0.01)
+    # What other tests have left in the environment would make this an ordinary process.
+    with pytest.raises(subprocess.TimeoutExpired):
+        fork_server.run(line, env=fork_server.BEGUN, cwd=tmp_path, timeout=0.01)
     wait_for("its end", lambda: processes.birth_of(int(pid.read_text())) is None, DEADLINE_S)
