@@ -25,7 +25,7 @@ from holdfast.core.engine.fold.stepping import Refused
 from holdfast.core.engine.state.codec import Marker
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import OutboxRecordError
-from holdfast.outbox.harvest.traced_rows import tell_published
+from holdfast.outbox.harvest.publishing.traced_rows import tell_published
 from holdfast.outbox.schema.layouts import OutboxRow
 from holdfast.outbox.schema.migrate import upgrade
 from holdfast.tracing.spans import LIMIT_LINKS, MetTraces, handling, outgoing, record_headers, sending
