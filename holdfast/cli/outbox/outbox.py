@@ -24,9 +24,7 @@ from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import LAYOUTS
 from holdfast.outbox.schema.tables import DIALECTS, database_url, outbox_tables, problems, shown
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Create, check and inspect the outbox of a service."
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 quarantine = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
