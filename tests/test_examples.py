@@ -20,7 +20,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.outbox.harvest.rows import OutboxRows
+from holdfast.outbox.harvest.table.rows import OutboxRows
 from tests.support.harness import wait_for
 from tests.support.places import example_file
 

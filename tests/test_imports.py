@@ -243,6 +243,13 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "steps": frozenset({"beside", "environment", "narrator", "processes"}),
         "run": frozenset({"environment", "narrator", "processes", "steps"}),
     },
+    "outbox.harvest": {
+        "table": frozenset(),
+        "shard": frozenset({"table"}),
+        "publishing": frozenset({"shard", "table"}),
+        "strategies": frozenset({"publishing", "shard", "table"}),
+        "harvester": frozenset({"shard", "strategies", "table"}),
+    },
     "agents.partitions": {
         "gate": frozenset(),
         "membership": frozenset(),

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from holdfast.clock import Clock, system_clock
 from holdfast.outbox.harvest.harvester import Harvester, ShardStats
-from holdfast.outbox.harvest.shard import LATENCY_BOUNDS_S
+from holdfast.outbox.harvest.shard.shard import LATENCY_BOUNDS_S
 
 
 class HarvesterPage(Collector):

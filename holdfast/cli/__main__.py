@@ -37,21 +37,35 @@ COMMANDS = {
         "pipeline.bootstrap", "Begin a table's version with the state that its fold makes of history."
     ),
     "claims": Noun("groups.claims", "Show who holds which partition."),
+    "compare": Noun(
+        "pipeline.compare",
+        "Fold two versions of a processor over one history, and tell where their rows differ.",
+    ),
     "config": Noun("config", "Print the effective settings and where each comes from."),
     "console": Noun("console", "Serve pages that show the application as it runs."),
     "demo": Noun("demo", "Run the full demo on real components, in about two minutes."),
-    "dev": Noun("dev", "Run a real Kafka broker on this machine for development and tests."),
+    "dev": Noun(
+        "dev", "Run a Kafka on this machine for development and tests: Apache's, or the embedded one."
+    ),
     "doctor": Noun(
         "doctor.doctor", "Look at what a worker stands on, from Python to clocks; say what to do."
     ),
-    "explain": Noun("logs.explain", "Show the record batches of a log file, or the batch at an offset."),
-    "groups": Noun("groups.groups", "Describe groups, pause and resume them, set their offsets."),
+    "explain": Noun(
+        "logs.explain",
+        "Show the record batches of a log, or a row as it was and the records that made it so.",
+    ),
+    "groups": Noun(
+        "groups.groups", "Describe groups, tell which keep up, pause and resume them, set their offsets."
+    ),
     "new": Noun(
         "project.new", "Lay out a project of your own: application, tests, settings, and what runs it."
     ),
-    "outbox": Noun("outbox.outbox", "Create, check and inspect the outbox of a service."),
-    "pipeline": Noun("pipeline.pipeline", "Land topics in a lake."),
-    "producers": Noun("logs.producers", "Show the registered producers and their ledgers."),
+    "outbox": Noun("outbox.outbox", "Create, check and inspect the outbox of a service; publish its rows."),
+    "pipeline": Noun(
+        "pipeline.pipeline",
+        "Land topics in a lake; check, fold, compact and expire what is there; trim the sources behind it.",
+    ),
+    "producers": Noun("logs.producers", "Show the registered producers, their ledgers and transactions."),
     "quarantine": Noun(
         "tables.quarantine",
         "List, show and retry records that could not be decoded or folded; skip what cannot be read.",
@@ -62,14 +76,13 @@ COMMANDS = {
     "reset": Noun(
         "topics.reset", "Take an application back to its beginning: state, positions, internal topics."
     ),
-    "tables": Noun("tables.tables", "Read tables from the workers that serve them; repair changelogs."),
+    "tables": Noun(
+        "tables.tables",
+        "Read tables from the workers that serve them; inspect, repair and take over changelogs.",
+    ),
     "tail": Noun("topics.tail", "Print records of a topic, decoded as the application declares them."),
     "topics": Noun("topics.topics", "List, create, check and describe the topics of an application."),
     "topology": Noun("topics.topology", "Print the graph of topics and processors."),
-    "compare": Noun(
-        "pipeline.compare",
-        "Fold two versions of a processor over one history, and tell where their rows differ.",
-    ),
     "verify": Noun("pipeline.verify", "Compare a live table with a replay of its source."),
     "worker": Noun("worker.worker", "Run a worker of the application, or several on this machine."),
 }
@@ -100,6 +113,7 @@ class LazyGroup(TyperGroup):
         module = import_module(f"holdfast.cli.{COMMANDS[cmd_name].module}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name
+        command.help = command.help or COMMANDS[cmd_name].help
         _share_output(command, ctx.params.get("output"))
         return command
 

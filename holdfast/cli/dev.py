@@ -18,11 +18,7 @@ from holdfast.embedded.kafka import NOTICE
 from holdfast.embedded.security.acl_lines import rules_of_lines
 from holdfast.errors import ConfigError, DevBrokerError
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Run a real Kafka broker on this machine for development and tests.",
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 DEFAULT_FOLDER = Path(".holdfast/broker")
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from holdfast.core.engine.trace_context import TRACE_LIMITS, TRACEPARENT, is_sampled
+from holdfast.core.engine.trace_context import ROOM_BYTES, TRACE_LIMITS, TRACEPARENT, is_sampled
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -52,11 +52,17 @@ def outgoing() -> dict[str, str]:
     return carrier
 
 
-def record_headers(headers: Iterable[tuple[str, Any]]) -> tuple[tuple[str, bytes], ...]:
-    """Return what `outgoing` adds to the *headers* of a record; nothing where they have a traceparent."""
+def record_headers(
+    headers: Iterable[tuple[str, Any]], taken_bytes: int, room_bytes: int = ROOM_BYTES
+) -> tuple[tuple[str, bytes], ...]:
+    """Return what `outgoing` adds to the *headers* of a record; nothing where they have a traceparent, or where it and the *taken_bytes* of the
+    record need more than *room_bytes*: no record is refused for its trace.
+    """
     if not (found := outgoing()) or any(name == TRACEPARENT for name, _ in headers):
         return ()
-    return tuple((name, value.encode()) for name, value in found.items())
+    added = tuple((name, value.encode()) for name, value in found.items())
+    needed = taken_bytes + sum(len(name) + len(value) for name, value in added)
+    return added if needed <= room_bytes else ()
 
 
 def sending(name: str, kind: Kind, attributes: Attributes | None = None) -> AbstractContextManager[Any]:
@@ -147,12 +153,11 @@ class MetTraces:
         return self
 
     def meet(self, carrier: Carrier) -> None:
-        """Note the trace context in *carrier*, if there is a sampled one."""
-        fields = {
-            lower: _text(value)
-            for name, value in carrier
-            if (lower := name.lower()) in TRACE_LIMITS and value is not None
-        }
+        """Note the trace context in *carrier*, of each name the first as in `trace_of`, if it is sampled."""
+        fields: dict[str, str] = {}
+        for name, value in carrier:
+            if (lower := name.lower()) in TRACE_LIMITS and value is not None:
+                fields.setdefault(lower, _text(value))
         parent = fields.get(TRACEPARENT, "")
         if len(self._found) < LIMIT_LINKS and is_sampled(parent.encode(errors="replace")):
             self._found.setdefault(parent, fields)

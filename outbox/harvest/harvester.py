@@ -22,10 +22,10 @@ from holdfast.errors import HoldfastError
 from holdfast.outbox.command_log import CommandLog
 from holdfast.outbox.commands import LIMIT_TEXT, Command, CommandReply, Verb
 from holdfast.outbox.election import Election
-from holdfast.outbox.harvest.fenced import FencedTerm
-from holdfast.outbox.harvest.mark import MarkTerm
-from holdfast.outbox.harvest.rows import OutboxRows
-from holdfast.outbox.harvest.shard import LeaderSignals, ShardRows, ShardStats, Term
+from holdfast.outbox.harvest.shard.shard import LeaderSignals, ShardRows, ShardStats, Term
+from holdfast.outbox.harvest.strategies.fenced import FencedTerm
+from holdfast.outbox.harvest.strategies.mark import MarkTerm
+from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.settings import HarvestSettings, Strategy
 from holdfast.outbox.topics import ensure_topics
 

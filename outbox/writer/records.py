@@ -10,7 +10,7 @@ from typing import Any, Final, TypedDict
 
 import msgspec
 
-from holdfast.core.engine.trace_context import is_traceparent
+from holdfast.core.engine.trace_context import ROOM_BYTES, is_traceparent
 from holdfast.errors import OutboxRecordError
 from holdfast.outbox.schema.layouts import LIMIT_TOPIC, Header, PreparedRecord
 from holdfast.tracing.spans import record_headers
@@ -68,19 +68,21 @@ def prepared(
         topic=topic,
         key=_bytes(record.key, key_encoder, "key", topic),
         value=_bytes(record.value, value_encoder, "value", topic),
-        headers=_with_trace(_headers(record.headers, topic), record.trace, topic),
+        headers=[*_headers(record.headers, topic), *_trace(record.trace, topic)],
         partition=_number(record.partition, "partition", topic, limit=2**31 - 1),
         timestamp_ms=_number(record.timestamp_ms, "timestamp_ms", topic, limit=2**63 - 1),
         event_id=record.event_id,
         event_type=record.event_type,
     )
-    if limit_bytes is not None:
-        size = _size(made)
-        if size > limit_bytes:
-            raise OutboxRecordError(
-                f"a record for {topic} has {size} bytes, and {limit_bytes} is the limit; store the data elsewhere and send where "
-                "it is, or raise limit_bytes together with the topic's max.message.bytes and the harvester's message.max.bytes"
-            )
+    size = _size(made)
+    if limit_bytes is not None and size > limit_bytes:
+        raise OutboxRecordError(
+            f"a record for {topic} has {size} bytes, and {limit_bytes} is the limit; store the data elsewhere and send where "
+            "it is, or raise limit_bytes together with the topic's max.message.bytes and the harvester's message.max.bytes"
+        )
+    if record.trace is None:  # then that which the writing is a part of, if the record has room for it
+        room_bytes = ROOM_BYTES if limit_bytes is None else limit_bytes * 9 // 10
+        made.headers.extend(record_headers(made.headers, size, room_bytes))
     return made
 
 
@@ -143,12 +145,7 @@ def _headers(given: HeadersLike, topic: str) -> list[Header]:
     return headers
 
 
-def _with_trace(headers: list[Header], trace: str | Mapping[str, str] | None, topic: str) -> list[Header]:
-    """Return *headers* with *trace*, or with that which the writing is a part of if it is None."""
-    return [*headers, *(record_headers(headers) if trace is None else _trace(trace, topic))]
-
-
-def _trace(trace: str | Mapping[str, str], topic: str) -> list[Header]:
+def _trace(trace: str | Mapping[str, str] | None, topic: str) -> list[Header]:
     """Return the headers of a trace context.
 
     >>> _trace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "orders")
@@ -158,7 +155,7 @@ def _trace(trace: str | Mapping[str, str], topic: str) -> list[Header]:
         return []
     carrier = {"traceparent": trace} if isinstance(trace, str) else dict(trace)
     parent = carrier.get("traceparent")
-    if parent is not None and not is_traceparent(parent.encode()):
+    if parent is not None and not is_traceparent(_utf8(parent, f"trace for {topic}")):
         raise OutboxRecordError(
             f"trace for {topic}: {parent!r} is not a W3C traceparent (version-traceid-parentid-flags, lower-case hex)"
         )

@@ -40,6 +40,25 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
         assert f"{name} {text}" in unwrapped
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_says_itself_what_the_list_says_of_it(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as done:
+        main([name, "--help"])
+    assert not done.value.code
+    usage, said = capsys.readouterr().out.split("\n\n")[:2]
+    assert usage.startswith("Usage: ")
+    if " COMMAND " in usage and name != "demo":
+        assert " ".join(said.split()) == COMMANDS[name].help
+    else:  # the demo, and what has no verbs, say more
+        assert said.strip()
+
+
+def test_the_commands_are_listed_in_the_order_of_their_names() -> None:
+    assert [*COMMANDS] == sorted(COMMANDS)
+
+
 def test_no_arguments_show_the_help_and_fail_as_usage(tmp_path: Path) -> None:
     done = holdfast(folder=tmp_path)
     assert done.returncode == 2

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.pool import NullPool
 
 from holdfast.dev.databases.server import DatabaseServer
-from holdfast.outbox.harvest.rows import OutboxRows
+from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import Layout, layout_named
 from holdfast.outbox.schema.migrate import upgrade
 from holdfast.outbox.schema.tables import OutboxTables, database_url, outbox_tables

@@ -29,10 +29,10 @@ from holdfast.core.kafka.sequences import advance
 from holdfast.core.outbox.election import Leadership
 from holdfast.dev import parent_death
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.outbox.harvest.fenced import FencedTerm
 from holdfast.outbox.harvest.harvester import STRATEGIES, Harvester, open_rows
-from holdfast.outbox.harvest.rows import OutboxRows
-from holdfast.outbox.harvest.shard import LeaderSignals, ShardRows, ShardStats, Term
+from holdfast.outbox.harvest.shard.shard import LeaderSignals, ShardRows, ShardStats, Term
+from holdfast.outbox.harvest.strategies.fenced import FencedTerm
+from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import OutboxRow
 from holdfast.outbox.settings import HarvestSettings
 from holdfast.outbox.topics import ensure_topics

@@ -23,11 +23,13 @@ from holdfast.core.engine.emits import Headers
 from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.fold.stepping import Refused
 from holdfast.core.engine.state.codec import Marker
+from holdfast.core.engine.trace_context import trace_of
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import OutboxRecordError
-from holdfast.outbox.harvest.traced_rows import tell_published
+from holdfast.outbox.harvest.publishing.traced_rows import tell_published
 from holdfast.outbox.schema.layouts import OutboxRow
 from holdfast.outbox.schema.migrate import upgrade
+from holdfast.outbox.writer.records import OutboxRecord, prepared
 from holdfast.tracing.spans import LIMIT_LINKS, MetTraces, handling, outgoing, record_headers, sending
 from tests.support.places import ROOT
 
@@ -111,15 +113,34 @@ def test_outside_of_a_trace_nothing_is_sent_on(exported: InMemorySpanExporter) -
     with sending("send", "PRODUCER"):
         assert outgoing() == {}
         token = context.attach(baggage.set_baggage("who", "ada"))
-        assert record_headers(()) == ()
+        assert record_headers((), 0) == ()
         context.detach(token)
     assert exported.get_finished_spans() == ()
 
 
 def test_a_record_that_has_a_trace_keeps_it() -> None:
     with handling("work", "SERVER", [carrying(7)]):
-        assert dict(record_headers((("who", b"ada"),)))["traceparent"].startswith(parent(7)[:35])
-        assert record_headers(carrying(8)) == ()
+        assert dict(record_headers((("who", b"ada"),), 3))["traceparent"].startswith(parent(7)[:35])
+        assert record_headers(carrying(8), 0) == ()
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "value_bytes", "is_traced"),
+    [(1_000_000, 899_000, True), (1_000_000, 999_900, False), (10_000, 9_900, False)],
+)
+def test_no_row_is_refused_for_its_trace(limit_bytes: int, value_bytes: int, is_traced: bool) -> None:
+    record = OutboxRecord(topic="orders", value=bytes(value_bytes))
+    with handling("request", "SERVER", [carrying(7)]):
+        made = prepared(record, key_encoder=None, value_encoder=None, limit_bytes=limit_bytes)
+    assert bool(made.headers) is is_traced
+
+
+def test_what_a_record_says_twice_counts_as_it_was_said_first(exported: InMemorySpanExporter) -> None:
+    twice = (*carrying(7), *carrying(8), *carrying(9, "00"))
+    assert trace_of(twice) == carrying(7)
+    with handling("work", "CONSUMER", [twice]):
+        pass
+    assert linked(exported.get_finished_spans()[0]) == [7]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +170,8 @@ def test_a_row_of_an_outbox_carries_the_trace_it_is_written_in(
 def test_a_wrong_trace_is_refused_as_before() -> None:
     with pytest.raises(OutboxRecordError, match="is not a W3C traceparent"):
         OutboxWriter().write(None, "orders", trace="00-1-1-01")
+    with pytest.raises(OutboxRecordError, match="cannot be written as UTF-8"):
+        OutboxWriter().write(None, "orders", trace="\udcff")
 
 
 def test_a_sequenced_producer_sends_the_trace_it_is_called_in(exported: InMemorySpanExporter) -> None:
@@ -159,11 +182,14 @@ def test_a_sequenced_producer_sends_the_trace_it_is_called_in(exported: InMemory
         with handling("request", "SERVER", [carrying(7)]):
             traced_one = producer.send("orders", b"1")
             producer.flush()
+            large = producer.send("orders", bytes(999_000))
+            producer.flush()
         plain = producer.send("orders", b"2")
         producer.flush()
     assert dict(traced_one.headers)["traceparent"].startswith(parent(7)[:35])  # type: ignore[union-attr]
+    assert "traceparent" not in dict(large.headers), "it has no room for it"
     assert "traceparent" not in dict(plain.headers)
-    assert [span.name for span in exported.get_finished_spans()] == ["send shop", "request"]
+    assert [span.name for span in exported.get_finished_spans()] == ["send shop", "send shop", "request"]
 
 
 # -- transactions of a worker

@@ -11,7 +11,7 @@ import typer
 from holdfast.cli.asked import stopped_by_signals
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.groups.lag_page import LagPage, serve
-from holdfast.cli.groups.partition_lag import PartitionLag
+from holdfast.cli.groups.partition_lag import PartitionLag, of_groups
 from holdfast.cli.logs.broker_logs import rows_of
 from holdfast.cli.output import OutputRow, note, show, utc
 from holdfast.clients.topics.admin import Admin
@@ -115,8 +115,7 @@ def _lags_then(
 def by_group(found: Sequence[PartitionLag]) -> list[OutputRow]:
     """Return a line for each group, those that stand worst first."""
     lines: list[OutputRow] = []
-    for group in sorted({each.group for each in found}):
-        of_it = [each for each in found if each.group == group]
+    for group, of_it in of_groups(found):
         worst = max(of_it, key=lambda each: each.lag)
         lines.append(
             {

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from holdfast.cli.groups.partition_lag import PartitionLag
+from holdfast.cli.groups.partition_lag import PartitionLag, of_groups
 from holdfast.core.broker_logs.lag import of_group
 from holdfast.errors import ConfigError
 
@@ -54,8 +54,8 @@ class LagPage(Collector):
             "1 for how the group stands: OK, WARN or ERR",
             labels=(*GROUP, "standing"),
         )
-        for group in sorted({each.group for each in found}):
-            stands = of_group(each.standing for each in found if each.group == group)
+        for group, of_it in of_groups(found):
+            stands = of_group(each.standing for each in of_it)
             family.add_metric((group, str(stands)), 1)
         yield family
 

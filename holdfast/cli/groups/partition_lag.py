@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.core.broker_logs.lag import LagStanding
@@ -25,3 +26,11 @@ class PartitionLag:
     def lag(self) -> int:
         """Return how many offsets lie between what is committed and the end of what is stable."""
         return max(0, self.end - self.committed)
+
+
+def of_groups(found: Iterable[PartitionLag]) -> list[tuple[str, list[PartitionLag]]]:
+    """Return the partitions of each group, in the order of their names."""
+    out: dict[str, list[PartitionLag]] = {}
+    for each in found:
+        out.setdefault(each.group, []).append(each)
+    return sorted(out.items())

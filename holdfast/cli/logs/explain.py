@@ -35,7 +35,7 @@ __all__ = ["FIELDS", "Transactions", "app", "read_segment"]
 
 LIMIT_BATCHES = 1_000
 
-app = typer.Typer(rich_markup_mode=None, help="Show the record batches of a log.")
+app = typer.Typer(rich_markup_mode=None)
 
 
 # -- a segment file

@@ -19,14 +19,12 @@ from holdfast.cli.outbox import harvest
 from holdfast.cli.output import Output, OutputRow, note, show
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError, OutboxDatabaseError, OutboxError, OutboxSchemaError
-from holdfast.outbox.harvest.row_types import QuarantinedRow
-from holdfast.outbox.harvest.rows import OutboxRows
+from holdfast.outbox.harvest.table.row_types import QuarantinedRow
+from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import LAYOUTS
 from holdfast.outbox.schema.tables import DIALECTS, database_url, outbox_tables, problems, shown
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Create, check and inspect the outbox of a service."
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 quarantine = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -25,7 +25,7 @@ from holdfast.errors import ConfigError
 if TYPE_CHECKING:
     from holdfast.pipeline.audit import AuditReport
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prove what was published.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 class AuditSource(StrEnum):
@@ -63,8 +63,7 @@ FINDING_FIELDS = (
 
 
 @app.callback()
-def audit() -> None:
-    """Prove what was published."""
+def audit() -> None: ...  # `holdfast audit` is a noun, though it has one verb as yet
 
 
 @app.command(

@@ -23,7 +23,7 @@ from holdfast.errors import ConfigError
 if TYPE_CHECKING:
     from holdfast.pipeline.landing.options import LandEngine, LandReport
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Land topics in a lake.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 app.command(
     help="Check the tables of a lake: counts, overlaps, gaps, files and commits by strangers. Exit code 1 for any fault."
@@ -45,11 +45,6 @@ app.command(
     help="Show what may be deleted from the application's sources: records that the lake holds, record for record, and that all tables behind have in their state. "
     "With --yes, delete it."
 )(trim)
-
-
-@app.callback()
-def pipeline() -> None:
-    """Land topics in a lake."""
 
 
 @app.command(

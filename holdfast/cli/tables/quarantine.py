@@ -25,11 +25,7 @@ from holdfast.clients.quarantine.records import (
 )
 from holdfast.errors import ConfigError, QuarantineError
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="List, show and retry records that could not be decoded or folded; skip what cannot be read.",
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 register_skips(app)
 
 LIMIT_SHOWN = 400

@@ -19,11 +19,7 @@ from holdfast.clients.topics.grants import (
 )
 from holdfast.core.kafka.grants import Grant, kafka_acls
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Show the least rights that each role needs on a cluster with ACLs.",
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Principal = Annotated[
     str | None,

@@ -157,7 +157,8 @@ class SequencedProducer:
                 stamp = Stamp(self.name, self.epoch, advance(self._last.get(place, NO_SEQUENCE), 1), 0)
             else:
                 stamp = Stamp(self.name, self.epoch, sequence)
-            carried = record_headers(headers)
+            own = sum(len(name) + len(content or b"") for name, content in headers)
+            carried = record_headers(headers, len(key or b"") + len(value or b"") + own)
             sent = Sent(*place, key, value, (*headers, *carried, *stamp_headers(stamp)), stamp)
             self._produce(sent)
             # Only now: a number that was not handed over may be given to the next record.

@@ -61,7 +61,7 @@ async def build(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
 
 
 def _look(settings: Settings) -> OutboxPicture:
-    from holdfast.outbox.harvest.rows import OutboxRows
+    from holdfast.outbox.harvest.table.rows import OutboxRows
 
     assert settings.outbox_database is not None
     with OutboxRows(

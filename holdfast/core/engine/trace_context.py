@@ -12,6 +12,9 @@ TRACEPARENT: Final = "traceparent"
 TRACE_LIMITS: Final[Mapping[str, int]] = {TRACEPARENT: 55, "tracestate": 512, "baggage": 8192}
 """The headers of W3C's trace context and baggage, with the most bytes of each that are carried."""
 
+ROOM_BYTES: Final = 900_000
+"""A record that takes more goes without a trace: to carry it must not make a record one too large."""
+
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.outbox.harvest import foreign
-from holdfast.outbox.harvest.foreign import ForeignMarks
+from holdfast.outbox.harvest.table import foreign
+from holdfast.outbox.harvest.table.foreign import ForeignMarks
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
 from tests.support.harness import wait_for

@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import FencedError, OutboxDatabaseError
-from holdfast.outbox.harvest.row_types import ShardEpoch
-from holdfast.outbox.harvest.rows import OutboxRows
+from holdfast.outbox.harvest.table.row_types import ShardEpoch
+from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.database import Database
 from holdfast.outbox.settings import HarvestSettings
 from tests.outbox.databases import FreshOutbox, url_of

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.outbox.harvest import limits, publisher
+from holdfast.outbox.harvest.publishing import limits, publisher
 from holdfast.outbox.schema.layouts import OutboxRow
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig

@@ -18,10 +18,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, FencedError, OutboxDatabaseError
-from holdfast.outbox.harvest import shard
-from holdfast.outbox.harvest.marks import MarkedRows
-from holdfast.outbox.harvest.row_types import ShardEpoch
-from holdfast.outbox.harvest.rows import OutboxRows
+from holdfast.outbox.harvest.shard import shard
+from holdfast.outbox.harvest.table.marks import MarkedRows
+from holdfast.outbox.harvest.table.row_types import ShardEpoch
+from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.settings import HarvestSettings
 from tests.outbox.databases import DATABASES, FreshOutbox, url_of
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Record, Rig, ends, harvest_process

@@ -17,8 +17,8 @@ from sqlalchemy.exc import DBAPIError
 
 from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.outbox.harvest.row_types import ShardEpoch
-from holdfast.outbox.harvest.rows import OutboxRows
+from holdfast.outbox.harvest.table.row_types import ShardEpoch
+from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.settings import HarvestSettings
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.full_disks import small_disk

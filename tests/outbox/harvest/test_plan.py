@@ -14,11 +14,11 @@ from confluent_kafka import KafkaError, Producer
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.outbox.harvest.destinations import Destinations
-from holdfast.outbox.harvest.plan import Part, Plan, plan_for
-from holdfast.outbox.harvest.publisher import RowsRefused
-from holdfast.outbox.harvest.refusals import Refusals
-from holdfast.outbox.harvest.shard import ShardStats
+from holdfast.outbox.harvest.publishing.destinations import Destinations
+from holdfast.outbox.harvest.publishing.plan import Part, Plan, plan_for
+from holdfast.outbox.harvest.publishing.publisher import RowsRefused
+from holdfast.outbox.harvest.publishing.refusals import Refusals
+from holdfast.outbox.harvest.shard.shard import ShardStats
 from holdfast.outbox.schema.layouts import OutboxRow
 from holdfast.outbox.settings import HarvestSettings, Poison
 from tests.outbox.databases import FreshOutbox

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from holdfast.clock import ManualClock, system_clock
 from holdfast.dev.databases.servers import DatabaseServer, Postgres
 from holdfast.errors import ConfigError, OutboxDatabaseError
-from holdfast.outbox.harvest.rows import OutboxRows
+from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import BUCKETS, OutboxRow, bucket_of, layout_named
 from holdfast.outbox.schema.migrate import downgrade, upgrade
 from holdfast.outbox.writer.outbox_writer import OutboxRecord

@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import FoldColumns, FoldWith
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.fold.paced import Paced
-from holdfast.core.engine.trace_context import TRACEPARENT, trace_of
+from holdfast.core.engine.trace_context import ROOM_BYTES, TRACEPARENT, trace_of
 from holdfast.errors import ConfigError
 
 P = TypeVar("P", bound=Processor[Any, Any])
-
-ROOM_BYTES: Final = 900_000
-"""An emit that takes more goes without trace: to carry it must not make it one too large."""
 
 
 def traced(processor: P) -> P:

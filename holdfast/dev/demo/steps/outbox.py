@@ -20,8 +20,8 @@ from holdfast.dev.demo.steps.claims import new_topic
 from holdfast.dev.demo.steps.outbox_proof import DemoOrder, Published, PublishedReader
 from holdfast.dev.waits import wait_until
 from holdfast.errors import DemoError
-from holdfast.outbox.harvest.row_types import ShardLeader
-from holdfast.outbox.harvest.rows import OutboxRows
+from holdfast.outbox.harvest.table.row_types import ShardLeader
+from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.migrate import upgrade
 
 TOPIC, PARTITIONS, WRITERS, HARVESTERS = "orders", 4, 3, 2

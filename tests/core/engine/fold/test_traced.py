@@ -12,8 +12,8 @@ from holdfast import Bytes, Emit, FoldWith, Internal, Json, Processor, Rows, Sou
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.emits import Headers
 from holdfast.core.engine.fold.folding import Changes, Folder
-from holdfast.core.engine.fold.traced import ROOM_BYTES
 from holdfast.core.engine.state.memory_store import DictStore
+from holdfast.core.engine.trace_context import ROOM_BYTES
 from holdfast.errors import ConfigError
 from holdfast.streams import Filter, JoinTables, Tumbling, Windowed, final
 from holdfast.testing import Topology

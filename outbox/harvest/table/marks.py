@@ -13,8 +13,8 @@ from typing import Any
 
 from sqlalchemy import bindparam, func, literal_column, or_, select, update
 
-from holdfast.outbox.harvest.row_types import ShardEpoch
-from holdfast.outbox.harvest.rows import LIMIT_IDS, OutboxRows
+from holdfast.outbox.harvest.table.row_types import ShardEpoch
+from holdfast.outbox.harvest.table.rows import LIMIT_IDS, OutboxRows
 from holdfast.outbox.schema.columns import MYSQL
 from holdfast.outbox.schema.layouts import OutboxRow
 

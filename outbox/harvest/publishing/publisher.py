@@ -22,8 +22,8 @@ from holdfast.errors import BrokerError, FencedError, HoldfastError
 from holdfast.kafka.clients import forget_frames, make_reader, make_writer, reader_options
 from holdfast.kafka.codes import fences, refuses_record
 from holdfast.kafka.reading.log_reader import LogReader
-from holdfast.outbox.harvest.destinations import Destinations
-from holdfast.outbox.harvest.limits import Rounds, TopicLimits
+from holdfast.outbox.harvest.publishing.destinations import Destinations
+from holdfast.outbox.harvest.publishing.limits import Rounds, TopicLimits
 from holdfast.outbox.schema.layouts import OutboxRow
 
 logger = logging.getLogger(__name__)

@@ -14,13 +14,13 @@ from confluent_kafka import KafkaError
 from holdfast.clock import Backoff, Clock, system_clock
 from holdfast.core.outbox.harvest import Destination, producer_name
 from holdfast.kafka.codes import REFUSED_TOPIC, TOO_LARGE
-from holdfast.outbox.harvest.destinations import Destinations
-from holdfast.outbox.harvest.limits import TopicLimits
-from holdfast.outbox.harvest.plan import Plan, plan_for
-from holdfast.outbox.harvest.publisher import RowsRefused
-from holdfast.outbox.harvest.row_types import ShardEpoch
-from holdfast.outbox.harvest.shard import Term
-from holdfast.outbox.harvest.worker_thread import Pending
+from holdfast.outbox.harvest.publishing.destinations import Destinations
+from holdfast.outbox.harvest.publishing.limits import TopicLimits
+from holdfast.outbox.harvest.publishing.plan import Plan, plan_for
+from holdfast.outbox.harvest.publishing.publisher import RowsRefused
+from holdfast.outbox.harvest.shard.shard import Term
+from holdfast.outbox.harvest.shard.worker_thread import Pending
+from holdfast.outbox.harvest.table.row_types import ShardEpoch
 from holdfast.outbox.schema.layouts import OutboxRow
 from holdfast.outbox.settings import Poison
 

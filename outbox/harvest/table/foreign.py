@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from holdfast.clock import Clock, system_clock
-from holdfast.outbox.harvest.rows import OutboxRows
+from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import OutboxRow
 
 QUIET_S = 10.0

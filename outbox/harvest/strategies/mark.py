@@ -31,17 +31,17 @@ from holdfast.core.outbox.harvest import BatchSize
 from holdfast.errors import BrokerError
 from holdfast.kafka.clients import forget_frames, make_writer
 from holdfast.kafka.codes import refuses_record
-from holdfast.outbox.harvest.destinations import Destinations
-from holdfast.outbox.harvest.leading import lead_on
-from holdfast.outbox.harvest.limits import Rounds, TopicLimits
-from holdfast.outbox.harvest.marks import MarkedRows
-from holdfast.outbox.harvest.plan import Part, Plan
-from holdfast.outbox.harvest.publisher import LIMIT_MESSAGE_BYTES, SLICE_S, PublishStopped
-from holdfast.outbox.harvest.refusals import Refusals
-from holdfast.outbox.harvest.row_types import ShardEpoch
-from holdfast.outbox.harvest.shard import Term
-from holdfast.outbox.harvest.traced_rows import tell_published
-from holdfast.outbox.harvest.worker_thread import Pending
+from holdfast.outbox.harvest.publishing.destinations import Destinations
+from holdfast.outbox.harvest.publishing.limits import Rounds, TopicLimits
+from holdfast.outbox.harvest.publishing.plan import Part, Plan
+from holdfast.outbox.harvest.publishing.publisher import LIMIT_MESSAGE_BYTES, SLICE_S, PublishStopped
+from holdfast.outbox.harvest.publishing.refusals import Refusals
+from holdfast.outbox.harvest.publishing.traced_rows import tell_published
+from holdfast.outbox.harvest.shard.shard import Term
+from holdfast.outbox.harvest.shard.worker_thread import Pending
+from holdfast.outbox.harvest.strategies.leading import lead_on
+from holdfast.outbox.harvest.table.marks import MarkedRows
+from holdfast.outbox.harvest.table.row_types import ShardEpoch
 from holdfast.outbox.schema.layouts import OutboxRow
 
 logger = logging.getLogger(__name__)

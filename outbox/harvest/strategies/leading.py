@@ -8,9 +8,9 @@ from confluent_kafka import KafkaException
 
 from holdfast.clock import Backoff
 from holdfast.errors import FencedError, HoldfastError, OutboxDatabaseError
-from holdfast.outbox.harvest.publisher import PublishStopped
-from holdfast.outbox.harvest.shard import Term
-from holdfast.outbox.harvest.worker_thread import Abandoned
+from holdfast.outbox.harvest.publishing.publisher import PublishStopped
+from holdfast.outbox.harvest.shard.shard import Term
+from holdfast.outbox.harvest.shard.worker_thread import Abandoned
 
 BACKOFF = Backoff(0.1, 5.0)
 

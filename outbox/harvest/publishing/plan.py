@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
 
-from holdfast.outbox.harvest.destinations import Destinations
+from holdfast.outbox.harvest.publishing.destinations import Destinations
 from holdfast.outbox.schema.layouts import OutboxRow
 
 

@@ -14,8 +14,8 @@ from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.election import Leadership
 from holdfast.core.outbox.harvest import buckets_of
 from holdfast.errors import OutboxDatabaseError
-from holdfast.outbox.harvest.rows import OutboxRows
-from holdfast.outbox.harvest.worker_thread import Pending, WorkerThread
+from holdfast.outbox.harvest.shard.worker_thread import Pending, WorkerThread
+from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import OutboxRow
 from holdfast.outbox.schema.wakeup import Wakeup
 from holdfast.outbox.settings import HarvestSettings

@@ -18,7 +18,7 @@ from sqlalchemy.engine.url import URL
 
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import FencedError
-from holdfast.outbox.harvest.row_types import OutboxStatus, QuarantinedRow, ShardEpoch, ShardLeader
+from holdfast.outbox.harvest.table.row_types import OutboxStatus, QuarantinedRow, ShardEpoch, ShardLeader
 from holdfast.outbox.schema.database import Database
 from holdfast.outbox.schema.layouts import Layout, OutboxRow
 from holdfast.outbox.schema.tables import OutboxTables, outbox_tables

@@ -24,14 +24,20 @@ from confluent_kafka import TopicPartition
 from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.harvest import BatchSize, ProducerProgress, producer_name
 from holdfast.errors import BrokerError
-from holdfast.outbox.harvest.foreign import ForeignMarks, delete_watching
-from holdfast.outbox.harvest.leading import BACKOFF, lead_on
-from holdfast.outbox.harvest.limits import TopicLimits
-from holdfast.outbox.harvest.publisher import Aborted, Publisher, PublishStopped, RowsRefused, read_progress
-from holdfast.outbox.harvest.refusals import Refusals
-from holdfast.outbox.harvest.shard import Term
-from holdfast.outbox.harvest.traced_rows import tell_published
-from holdfast.outbox.harvest.worker_thread import Pending
+from holdfast.outbox.harvest.publishing.limits import TopicLimits
+from holdfast.outbox.harvest.publishing.publisher import (
+    Aborted,
+    Publisher,
+    PublishStopped,
+    RowsRefused,
+    read_progress,
+)
+from holdfast.outbox.harvest.publishing.refusals import Refusals
+from holdfast.outbox.harvest.publishing.traced_rows import tell_published
+from holdfast.outbox.harvest.shard.shard import Term
+from holdfast.outbox.harvest.shard.worker_thread import Pending
+from holdfast.outbox.harvest.strategies.leading import BACKOFF, lead_on
+from holdfast.outbox.harvest.table.foreign import ForeignMarks, delete_watching
 from holdfast.outbox.schema.layouts import OutboxRow
 
 logger = logging.getLogger(__name__)

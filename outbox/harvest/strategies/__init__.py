@@ -1,0 +1,1 @@
+"""The two strategies: `fenced`, exactly once, and `mark`, the one of goharvest."""
