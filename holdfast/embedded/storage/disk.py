@@ -45,6 +45,8 @@ class Disk:
         self._limit = limit_open
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._unsynced: set[Path] = set()
+        self._syncing: set[Path] = set()
+        """What a thread syncs now: nobody knows yet whether it is on the disk."""
 
     def __len__(self) -> int:
         """Return how many files are open."""
@@ -165,9 +167,13 @@ class Disk:
         return bool(self._unsynced)
 
     def take_unsynced(self) -> set[Path]:
-        """Return what is to be synced by `sync_files`, and take it for synced."""
-        taken, self._unsynced = self._unsynced, set()
-        return taken
+        """Return what `sync_files` is to sync in a thread; whoever calls it says by `synced` when that was done."""
+        self._syncing, self._unsynced = self._unsynced, set()
+        return self._syncing
+
+    def synced(self) -> None:
+        """Take it that what was taken is on the disk."""
+        self._syncing = set()
 
     def sync_files(self, paths: Iterable[Path]) -> None:
         """Have files and folders be on the disk; one that is gone needs it no more. May be called in another thread."""
@@ -186,10 +192,12 @@ class Disk:
                 os.close(descriptor)
 
     def sync(self) -> None:
-        """Have all that was written be on the disk, if that is asked for at all."""
-        if self._unsynced:
+        """Have all that was written be on the disk, if that is asked for at all: what a thread syncs now, too."""
+        wanted = self._unsynced | self._syncing
+        if wanted:
+            self._unsynced = set()
             try:
-                self.sync_files(self.take_unsynced())
+                self.sync_files(wanted)
             except BrokerFolderError as error:
                 raise self.fail(error) from error
 
