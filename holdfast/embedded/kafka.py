@@ -252,6 +252,9 @@ class EmbeddedKafka:
             raise DevBrokerError(f"there is no node {node_id}; the nodes are {nodes}")
 
     def _wait(self, change: Coroutine[Any, Any, None]) -> None:
+        if self.failure is not None:
+            change.close()
+            raise self.failure
         if self._thread is None:
             change.close()
             raise DevBrokerError(

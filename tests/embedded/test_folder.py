@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
-import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -32,6 +31,7 @@ from tests.embedded.folders import (
     partition,
     write,
 )
+from tests.embedded.raw_client import RawClient
 from tests.embedded.scenarios import batch
 
 ORDERS: Place = ("orders", 0)
@@ -346,72 +346,17 @@ def test_a_broker_whose_disk_is_full_stops_and_goes_on_when_there_is_room(tmp_pa
         assert found.log.end_offset == acknowledged
 
 
-class SlowDisk(Disk):
-    """Has nothing on it until it may."""
-
-    def __init__(self) -> None:
-        super().__init__(fsync=True)
-        self.asked, self.may = threading.Event(), threading.Event()
-        self.may.set()
-        self.syncs = 0
-
-    def sync_files(self, paths: Iterable[Path]) -> None:
-        self.asked.set()
-        self.may.wait(DEADLINE_S)
-        self.syncs += 1
-        super().sync_files(paths)
-
-
-def test_answers_wait_for_the_disk_and_share_a_sync(tmp_path: Path) -> None:
-    disk = SlowDisk()
-    kafka = EmbeddedKafka(folder=tmp_path, fsync=True)
-    assert isinstance(kafka.cluster.storage, FolderStorage)
-    kafka.cluster.storage.disk = disk
-    with kafka:
-        kafka.create_topic("orders")
-        producers = [
-            Producer(kafka.client_config(**{"linger.ms": 0, "enable.idempotence": False})) for _ in range(5)
-        ]
-        for each in producers:
-            each.produce("orders", b"warm")
-            assert each.flush(DEADLINE_S) == 0
-        disk.may.clear()
-        disk.asked.clear()
-        before = disk.syncs
-        for each in producers:
-            each.produce("orders", b"a")
-        assert disk.asked.wait(DEADLINE_S)
-        assert [each.flush(0.1) for each in producers] == [1] * 5, "nobody is answered"
-        disk.may.set()
-        assert [each.flush(DEADLINE_S) for each in producers] == [0] * 5
-        assert disk.syncs - before <= 3, "those that came meanwhile share one"
-
-
-class BrokenDisk(SlowDisk):
-    """Fails to sync, once it is told to."""
-
-    broken = False
-
-    def sync_files(self, paths: Iterable[Path]) -> None:
-        if self.broken:
-            raise BrokerFolderError("the disk is broken")
-        super().sync_files(paths)
-
-
-def test_nothing_is_answered_that_could_not_be_synced(tmp_path: Path) -> None:
-    disk = BrokenDisk()
-    kafka = EmbeddedKafka(folder=tmp_path, fsync=True)
-    assert isinstance(kafka.cluster.storage, FolderStorage)
-    kafka.cluster.storage.disk = disk
-    errors: list[KafkaError | None] = []
-    with kafka:
-        kafka.create_topic("orders")
-        disk.broken = True
-        told = {"linger.ms": 0, "message.timeout.ms": 1_500, "log_level": 0}
-        producer = Producer(kafka.client_config(**told))
-        producer.produce("orders", b"a", on_delivery=lambda error, _: errors.append(error))
-        assert producer.flush(DEADLINE_S) == 0
-        with pytest.raises(BrokerFolderError, match="the disk is broken"):
-            kafka.create_topic("another")
-    assert len(errors) == 1
-    assert errors[0] is not None
+def test_a_broker_stops_whose_files_someone_has_changed(tmp_path: Path) -> None:
+    with EmbeddedKafka(folder=tmp_path) as kafka, RawClient(kafka.bootstrap) as client:
+        kafka.create_topic("orders", partitions=1)
+        data = [{"name": "orders", "partition_data": [{"index": 0, "records": batch(b"a")}]}]
+        client.ask("Produce", 11, acks=-1, timeout_ms=10_000, topic_data=data)
+        os.truncate(tmp_path / "orders-0" / f"{0:020d}.log", 10)
+        wanted = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}]
+        with pytest.raises(ConnectionError):
+            client.ask("Fetch", 12, max_bytes=1 << 20, topics=[{"topic": "orders", "partitions": wanted}])
+        for ask in (lambda: kafka.create_topic("another"), lambda: kafka.revive(1)):
+            with pytest.raises(
+                BrokerFolderError, match=r"ends at byte 10, though .* changed by another program"
+            ):
+                ask()

@@ -36,6 +36,7 @@ class Disk:
     A write goes to the system at once, so it outlives the process; with *fsync* it is noted as unsynced until `sync`, so
     that answers can wait for it. After a failure nothing is written any more: what is in memory is then ahead of the files,
     and a broker must start from these again. `on_failure` is called once.
+    A read that fails is such a failure too.
     """
 
     def __init__(self, *, fsync: bool, limit_open: int = LIMIT_OPEN) -> None:
@@ -91,11 +92,13 @@ class Disk:
         try:
             data = os.pread(self._descriptor(path), size, at)
         except OSError as error:
-            raise folder_error("read", path, error) from error
+            raise self._failed("read", path, error) from error
         if len(data) < size:
-            raise BrokerFolderError(
-                f"{path} ends at byte {at + len(data)}, though {at + size} were written: was it changed by another program?"
-                " Start the embedded Kafka again"
+            raise self.fail(
+                BrokerFolderError(
+                    f"{path} ends at byte {at + len(data)}, though {at + size} were written: was it changed by another program?"
+                    " Start the embedded Kafka again"
+                )
             )
         return data
 
