@@ -235,6 +235,38 @@ def test_a_topic_of_the_name_of_one_that_was_deleted_is_empty(tmp_path: Path) ->
         assert readers is None or not readers.offsets
 
 
+def test_a_topic_that_was_being_deleted_when_it_was_killed_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster_in(tmp_path) as cluster:
+        make_topic(cluster, "orders")
+        write(cluster, ORDERS, b"a")
+        partition(cluster, ORDERS).log.delete_before(1)
+    with cluster_in(tmp_path) as cluster, monkeypatch.context() as patched:
+        patched.setattr(cluster.storage, "_clear_away", lambda: None)  # it is killed here
+        topic = cluster.topics.get("orders")
+        assert topic is not None
+        cluster.delete_topic(topic)
+        leave(cluster)
+    with cluster_in(tmp_path) as cluster:
+        assert not list(tmp_path.glob("orders-*"))
+        make_topic(cluster, "orders")
+        log = partition(cluster, ORDERS).log
+        assert (log.start_offset, log.end_offset) == (0, 0)
+
+
+def test_a_seed_gives_other_ids_at_each_start_and_the_same_in_each_folder(tmp_path: Path) -> None:
+    ids: list[list[bytes]] = []
+    for folder in ("one", "other"):
+        for number in range(3):
+            with EmbeddedKafka(folder=tmp_path / folder, seed=7) as kafka:
+                kafka.create_topic(f"topic-{number}")
+                found = [each.topic_id for each in kafka.cluster.topics]
+        ids.append(found)
+    assert len(set(ids[0])) == 3, "a client asks for records by the id of their topic"
+    assert ids[0] == ids[1]
+
+
 def test_few_files_are_open_however_many_partitions_there_are(tmp_path: Path) -> None:
     disk = Disk(fsync=False, limit_open=5)
     with cluster_in(tmp_path, disk=disk) as cluster:

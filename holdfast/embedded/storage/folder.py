@@ -79,6 +79,7 @@ class FolderStorage:
         self.starts = OffsetCheckpoint(self.disk, self.path / STARTS)
         self.compacted = OffsetCheckpoint(self.disk, self.path / COMPACTED)
         self.synced = OffsetCheckpoint(self.disk, self.path / SYNCED)
+        self._clear_away()
 
     def _refuse_strangers(self) -> None:
         others = [each.name for each in self.path.iterdir() if each.name != LOCK and each.suffix != ".tmp"]
@@ -130,11 +131,15 @@ class FolderStorage:
         gone = [each for each in self._catalog.topics if each.name not in there]
         leaving = [f"{each.name}-{index}" for each in gone for index in range(len(each.replicas))]
         self._write(msgspec.structs.replace(self._catalog, topics=after, leaving=leaving))
-        for each in leaving:
+        self._clear_away()
+
+    def _clear_away(self) -> None:
+        """Remove what is left of topics that are gone; after a crash, the next start does it."""
+        for each in self._catalog.leaving:
             self.disk.remove_folder(self.path / each)
-        for topic in gone:
-            for offsets in (self.starts, self.compacted, self.synced):
-                offsets.forget(topic.name)
+        there = {each.name for each in self._catalog.topics}
+        for offsets in (self.starts, self.compacted, self.synced):
+            offsets.keep(there)
 
     def log(self, place: Place, topic_id: bytes, configs: TopicConfigs) -> PartitionLog:
         folder = self.path / f"{place[0]}-{place[1]}"
