@@ -23,12 +23,13 @@ class CatalogTopic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. *producer_ids* is the first that no producer was promised; *leaving* are folders of partitions that were
-    deleted.
+    """All of it. *starts* is how often a broker has opened the folder; *producer_ids* is the first that no producer was
+    promised; *leaving* are folders of partitions that were deleted.
     """
 
     version: int = VERSION
     nodes: int = 1
+    starts: int = 0
     producer_ids: int = 0
     topics: list[CatalogTopic] = []
     leaving: list[str] = []
