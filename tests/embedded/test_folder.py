@@ -8,6 +8,7 @@ import shutil
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from confluent_kafka import KafkaError, Producer
 from msgspec import structs
@@ -321,11 +322,25 @@ def test_the_number_of_brokers_stays(tmp_path: Path) -> None:
         assert len(found.replicas) == 3
 
 
+def of_topic(**told: object) -> bytes:
+    """Return a catalog with one topic."""
+    topic = {"name": "orders", "topic_id": "0" * 32, "replicas": [[1]], "configs": {}, **told}
+    return msgspec.json.encode({"topics": [topic]})
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
         (b"{", r"embedded-topics\.json cannot be read"),
         (b'{"version": 2}', "has version 2, this holdfast reads 1"),
+        (of_topic(topic_id="beef"), r"cannot be read .*topic_id"),
+        (of_topic(replicas=[]), r"cannot be read .*replicas"),
+        (of_topic(replicas=[[]]), r"cannot be read .*replicas"),
+        (of_topic(replicas=[[1], [2]]), "topic orders lies on broker 2, and there are 1"),
+        (
+            of_topic(configs={"segment.bytes": "much"}),
+            r"topic orders: Invalid value much for .*segment\.bytes",
+        ),
     ],
 )
 def test_a_catalog_that_cannot_be_read_is_refused(tmp_path: Path, data: bytes, words: str) -> None:
