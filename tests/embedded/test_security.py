@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import Iterator
@@ -257,6 +258,24 @@ def test_a_certificate_is_made_once_for_a_folder(tmp_path: Path) -> None:
 def test_settings_that_cannot_be(told: dict[str, Any], trouble: str) -> None:
     with pytest.raises(DevBrokerError, match=trouble):
         EmbeddedKafka(**told)
+
+
+def test_no_certificate_is_left_of_a_broker_that_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def run(port: int) -> None:
+        async with EmbeddedKafka(tls=True, port=port):
+            pass
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(DevBrokerError, match="cannot listen"):
+            asyncio.run(run(taken.getsockname()[1]))
+        assert not list(tmp_path.iterdir())
+    with pytest.raises(DevBrokerError, match="needs a name and a password"):
+        EmbeddedKafka(tls=True, users={"alice": ""})
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_certificate_that_is_none_is_told(tmp_path: Path) -> None:
