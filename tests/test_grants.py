@@ -86,7 +86,7 @@ POSITIVE_S, LEAST_S = 60.0, 8.0
 @part("broker")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     """Give a broker with SCRAM, TLS and ACLs."""
-    with Guarded(tmp_path_factory.mktemp("guarded")) as broker:
+    with Guarded.on_kafka(tmp_path_factory.mktemp("guarded")) as broker:
         yield broker
 
 

@@ -9,9 +9,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+import uuid
 from pathlib import Path
+from queue import SimpleQueue
 from signal import SIGTERM, SIGUSR1
 from typing import Any, NamedTuple
 
@@ -25,13 +26,13 @@ from holdfast.embedded.faults import EVERY_API
 from holdfast.embedded.kafka import FOLDER_DEADLINE_S, NOTICE, EmbeddedKafka
 from holdfast.embedded.security.acl_rules import AclRule
 from holdfast.embedded.security.tls import EmbeddedTls
-from holdfast.errors import DevBrokerError
+from holdfast.errors import DevBrokerError, HoldfastError
 
 START_DEADLINE_S = 30.0
 STOP_GRACE_S = 5.0
 _POLL_S = 0.02
 _STATE, _LOG = "embedded.json", "embedded.log"
-_ASKED, _ANSWERED = "embedded-fault.json", "embedded-fault.answer"
+_ASKED, _ANSWERED = "embedded-fault-{}.json", ".answer"
 CALL_DEADLINE_S = 15.0
 
 
@@ -127,7 +128,8 @@ class EmbeddedProcess:
     ) -> EmbeddedProcess:
         """Start one and return it once it listens; *bound*, it ends with the thread that calls (see `parent_death`)."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _STATE).unlink(missing_ok=True)
+        for each in (folder / _STATE, *folder.glob(_ASKED.format("*"))):
+            each.unlink(missing_ok=True)
         owner = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())] if bound else []
         command = [*owner, sys.executable, "-P", "-m", __name__, str(folder), str(nodes), str(port or 0)]
         with (folder / _LOG).open("wb") as log:
@@ -153,9 +155,16 @@ class EmbeddedProcess:
         return found
 
     def fault(self, fault: EmbeddedFault) -> None:
-        """Have it go wrong as *fault* says; returns once it knows."""
-        asked, answered = self.folder / _ASKED, self.folder / _ANSWERED
-        answered.unlink(missing_ok=True)
+        """Have it go wrong as *fault* says; returns once it knows. Several may ask at once, each by files of its own."""
+        asked = self.folder / _ASKED.format(uuid.uuid4().hex)
+        answered = asked.with_suffix(_ANSWERED)
+        try:
+            self._ask(fault, asked, answered)
+        finally:
+            for each in (asked, answered):
+                each.unlink(missing_ok=True)
+
+    def _ask(self, fault: EmbeddedFault, asked: Path, answered: Path) -> None:
         _write(asked, msgspec.json.encode(fault))
         if not processes.send(self._state.pid, self._state.birth, SIGUSR1):
             raise DevBrokerError(
@@ -254,13 +263,19 @@ def obey(kafka: EmbeddedKafka, told: EmbeddedFault) -> None:
             )
 
 
-def _obey_file(kafka: EmbeddedKafka, folder: Path) -> None:
-    try:
-        obey(kafka, msgspec.json.decode((folder / _ASKED).read_bytes(), type=EmbeddedFault))
-        trouble = ""
-    except (OSError, msgspec.DecodeError, DevBrokerError) as error:
-        trouble = str(error)
-    _write(folder / _ANSWERED, trouble.encode())
+def _obey_files(kafka: EmbeddedKafka, folder: Path) -> None:
+    """Do what is asked, each once, and answer with what was wrong with it."""
+    for asked in folder.glob(_ASKED.format("*")):
+        try:
+            told = msgspec.json.decode(asked.read_bytes(), type=EmbeddedFault)
+            asked.unlink()
+            obey(kafka, told)
+            trouble = ""
+        except FileNotFoundError:
+            continue  # who asked waits no more
+        except (OSError, msgspec.DecodeError, HoldfastError) as error:
+            trouble = str(error)
+        _write(asked.with_suffix(_ANSWERED), trouble.encode())
 
 
 def serve(folder: Path, nodes: int, port: int) -> None:
@@ -280,15 +295,16 @@ def serve(folder: Path, nodes: int, port: int) -> None:
             state = _State(pid, processes.birth_of(pid) or "", endpoints, client, kept_in)
             if client:
                 _write(folder / CLIENT_FILE, render(kafka.client_config()))
-            asked = threading.Event()
-            signal.signal(SIGUSR1, lambda *_: asked.set())
+            asked: SimpleQueue[None] = (
+                SimpleQueue()
+            )  # unlike an Event, a handler of signals may always touch it
+            signal.signal(SIGUSR1, lambda *_: asked.put(None))
             _write(folder / _STATE, msgspec.json.encode(state))
-            kafka.on_failure(asked.set)
+            kafka.on_failure(lambda: asked.put(None))
             while kafka.failure is None:
-                asked.wait()
-                asked.clear()
+                asked.get()
                 if kafka.failure is None:
-                    _obey_file(kafka, folder)
+                    _obey_files(kafka, folder)
             raise kafka.failure
     except Interrupted as ended:
         sys.exit(0 if ended.number == SIGTERM else ended.exit_code)

@@ -49,12 +49,12 @@ class EmbeddedCluster:
         security = security or SecuritySettings()
         self.security = security
         self.users, self.authorizer = security.sasl_users(Random(seed)), security.authorizer()
-        self.settings, self.clock = settings, clock
+        self.settings, self.clock, self._seed = settings, clock, seed
         self.chance = Random(seed)
         self.faults = RequestedFaults(seed)
         self.cluster_id = base64.urlsafe_b64encode(self.chance.randbytes(16)).decode().rstrip("=")
         self.nodes = {number: EmbeddedNode(number) for number in range(1, settings.nodes + 1)}
-        self.storage = _storage(settings, self.cluster_id, self.now_ms)
+        self.storage = _storage(settings, self.now_ms)
         self.topics = TopicRegistry(settings, list(self.nodes), self.chance, self.storage)
         self.sessions = {number: FetchSessions(self.chance, settings.fetch_sessions) for number in self.nodes}
         self.upkeep = Upkeep(self.topics, settings, self.now_ms)
@@ -114,8 +114,9 @@ class EmbeddedCluster:
             )
         self.storage.open(on_failure)
         self._was_open = self._is_open = True
-        if isinstance(self.storage, FolderStorage):
-            self.cluster_id = self.storage.cluster_id
+        self.cluster_id = self.storage.cluster_id(self.cluster_id)
+        if self._seed is not None and self.storage.starts_before:  # the ids of the first start are taken
+            self.chance.seed(f"{self._seed} {self.storage.starts_before}")
         self.topics.load()
         self.groups.load()
         self.transactions.load()
@@ -147,9 +148,7 @@ class EmbeddedCluster:
         return {(each.topic, each.index): each.log for each in self.topics.partitions()}
 
 
-def _storage(settings: EmbeddedSettings, cluster_id: str, now_ms: Callable[[], int]) -> BrokerStorage:
+def _storage(settings: EmbeddedSettings, now_ms: Callable[[], int]) -> BrokerStorage:
     if settings.folder is None:
         return MemoryStorage()
-    return FolderStorage(
-        settings.folder, fsync=settings.fsync, nodes=settings.nodes, cluster_id=cluster_id, now_ms=now_ms
-    )
+    return FolderStorage(settings.folder, fsync=settings.fsync, nodes=settings.nodes, now_ms=now_ms)

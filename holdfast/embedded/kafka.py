@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from msgspec import structs
+
 from holdfast.embedded.apis.handlers import offered
 from holdfast.embedded.cluster import EmbeddedCluster
 from holdfast.embedded.faults import EVERY_API, Fault, FaultKind, RequestedFaults
@@ -90,25 +92,27 @@ class EmbeddedKafka:
             raise DevBrokerError(
                 f"an embedded Kafka of {nodes!r} nodes: choose 1, or 3 so that one of them may die"
             )
-        self._tls_folder: TemporaryDirectory[str] | None = None
-        self._security = SecuritySettings(
-            users=dict(users or {}),
-            mechanisms=tuple(mechanisms),
-            tls=self._tls(tls),
-            acls=None if acls is None else tuple(acls),
-            super_users=tuple(super_users),
-            allow_if_no_acl=allow_if_no_acl,
-        )
         if fsync and folder is None:
             raise DevBrokerError(
                 "an embedded Kafka with fsync and no folder: there is nothing to sync; give it a folder"
             )
         kept_in = None if folder is None else Path(folder).absolute()
         told = EmbeddedSettings(nodes=nodes, folder=kept_in, fsync=fsync, **settings)
+        security = SecuritySettings(
+            users=dict(users or {}),
+            mechanisms=tuple(mechanisms),
+            acls=None if acls is None else tuple(acls),
+            super_users=tuple(super_users),
+            allow_if_no_acl=allow_if_no_acl,
+        )
+        self._tls_folder: TemporaryDirectory[str] | None = None
+        self._security = structs.replace(security, tls=self._tls(tls))
         self.cluster = EmbeddedCluster(told, self._security, seed=seed)
         self.failure: BrokerFolderError | None = None
         """Why its folder could not be written any more: it has stopped then, and every call raises this."""
         self._on_failure: list[Callable[[], None]] = []
+        self._stopping: asyncio.Task[None] | None = None
+        """Set once it has failed."""
         self._port = port
         self._server = EmbeddedServer(self.cluster)
         self._thread: LoopThread | None = None
@@ -252,6 +256,9 @@ class EmbeddedKafka:
             raise DevBrokerError(f"there is no node {node_id}; the nodes are {nodes}")
 
     def _wait(self, change: Coroutine[Any, Any, None]) -> None:
+        if self.failure is not None:
+            change.close()
+            raise self.failure
         if self._thread is None:
             change.close()
             raise DevBrokerError(
@@ -275,7 +282,7 @@ class EmbeddedKafka:
             self.cluster.open(self._fail)
             await self._server.open(self._port)
         except BaseException:
-            self.cluster.close()
+            self._end()
             raise
         self.cluster.start()
         logger.info("%(notice)s, on %(bootstrap)s", {"notice": NOTICE, "bootstrap": self.bootstrap})
@@ -297,9 +304,18 @@ class EmbeddedKafka:
         """Stop what `open` started."""
         self.cluster.pause()
         await self._server.close()
-        self.cluster.close()
-        if self._tls_folder is not None:
-            self._tls_folder.cleanup()
+        try:
+            self._end()
+        finally:
+            if self._stopping is not None:
+                await self._stopping
+
+    def _end(self) -> None:
+        try:
+            self.cluster.close()
+        finally:
+            if self._tls_folder is not None:
+                self._tls_folder.cleanup()
 
     def start(self) -> Self:
         """Start in a thread of its own, until `stop`. DevBrokerError when it runs already."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from holdfast.dev import processes
-from holdfast.dev.embedded_process import EmbeddedProcess
+from holdfast.dev.embedded_process import EmbeddedFault, EmbeddedProcess
 from holdfast.errors import DevBrokerError
 from tests.embedded.raw_client import RawClient
 
@@ -53,6 +54,28 @@ def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
     assert "stopped 3 nodes" in run("down", "--dir", folder)[1]
     assert not embedded.is_running
     assert EmbeddedProcess.find(tmp_path) is None
+
+
+def test_each_of_those_who_ask_at_once_hears_of_its_own_fault(tmp_path: Path) -> None:
+    embedded = EmbeddedProcess.start(tmp_path, nodes=1, port=None)
+
+    def ask(kind: str) -> str:
+        try:
+            embedded.fault(EmbeddedFault(kind=kind, api="DescribeCluster"))
+        except DevBrokerError as error:
+            return str(error)
+        return ""
+
+    try:
+        kinds = [f"odd-{number}" if number % 2 else "drop" for number in range(16)]
+        with ThreadPoolExecutor(len(kinds)) as threads:
+            told = list(threads.map(ask, kinds))
+        assert [each.split(" ")[0] for each in told] == [
+            repr(each) if "odd" in each else "" for each in kinds
+        ]
+        assert not list(tmp_path.glob("embedded-fault*"))
+    finally:
+        embedded.stop()
 
 
 def test_a_folder_keeps_what_was_there(tmp_path: Path) -> None:

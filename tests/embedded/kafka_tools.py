@@ -44,78 +44,24 @@ def commands(topic: str, group: str) -> Iterator[list[str]]:
     yield [_TOPICS, "--alter", *of_topic, "--partitions", "2"]
     yield [_TOPICS, "--describe", "--topic", f"{topic}-nowhere"]
     of_entity = ["--entity-type", "topics", "--entity-name", topic]
-    yield [
-        _CONFIGS,
-        "--alter",
-        *of_entity,
-        "--add-config",
-        "cleanup.policy=[compact,delete],max.message.bytes=5000",
-    ]
+    changes = "cleanup.policy=[compact,delete],max.message.bytes=5000"
+    yield [_CONFIGS, "--alter", *of_entity, "--add-config", changes]
     yield [_CONFIGS, "--describe", *of_entity]
     yield [_CONFIGS, "--alter", *of_entity, "--delete-config", "cleanup.policy"]
     yield [_CONFIGS, "--alter", *of_entity, "--add-config", "retention.ms=soon"]
     yield [_CONFIGS, "--describe", "--entity-type", "topics", "--entity-name", topic]
-    yield [f"{TOOLS}VerifiableProducer", *of_topic, "--max-messages", "20", "--repeating-keys", "5"]
-    yield [
-        f"{TOOLS}VerifiableProducer",
-        *of_topic,
-        "--max-messages",
-        "5",
-        "--repeating-keys",
-        "3",
-        "--value-prefix",
-        "7",
-        "--acks",
-        "1",
-    ]
+    produces = [f"{TOOLS}VerifiableProducer", *of_topic]
+    yield [*produces, *["--max-messages", "20", "--repeating-keys", "5"]]
+    yield [*produces, *["--max-messages", "5", "--repeating-keys", "3", "--value-prefix", "7", "--acks", "1"]]
     for protocol in ("classic", "consumer"):
-        reads = [
-            "--group-id",
-            f"{group}-{protocol}",
-            "--group-protocol",
-            protocol,
-            "--reset-policy",
-            "earliest",
-        ]
-        yield [f"{TOOLS}VerifiableConsumer", *of_topic, *reads, "--max-messages", "25"]
-    yield [
-        f"{TOOLS}ProducerPerformance",
-        "--topic",
-        other,
-        "--num-records",
-        str(COUNT),
-        "--record-size",
-        "100",
-        "--throughput",
-        "-1",
-        "--command-property",
-        "acks=all",
-    ]
-    yield [
-        f"{TOOLS}ProducerPerformance",
-        "--topic",
-        other,
-        "--num-records",
-        str(COUNT),
-        "--record-size",
-        "100",
-        "--throughput",
-        "-1",
-        "--transactional-id",
-        f"{group}-performer",
-        "--transaction-duration-ms",
-        "5",
-    ]
-    yield [
-        f"{TOOLS}ConsumerPerformance",
-        "--topic",
-        other,
-        "--num-records",
-        str(2 * COUNT),
-        "--group",
-        f"{group}-performer",
-        "--hide-header",
-    ]
+        reads = f"--group-id {group}-{protocol} --group-protocol {protocol} --reset-policy earliest"
+        yield [f"{TOOLS}VerifiableConsumer", *of_topic, *reads.split(), "--max-messages", "25"]
+    load = f"--topic {other} --num-records {COUNT} --record-size 100 --throughput -1"
+    performs = [f"{TOOLS}ProducerPerformance", *load.split()]
+    yield [*performs, "--command-property", "acks=all"]
+    yield [*performs, "--transactional-id", f"{group}-performer", "--transaction-duration-ms", "5"]
+    reads = f"--topic {other} --num-records {2 * COUNT} --group {group}-performer --hide-header"
+    yield [f"{TOOLS}ConsumerPerformance", *reads.split()]
     for name in (f"{group}-classic", f"{group}-consumer"):
         yield [_GROUPS, "--describe", "--group", name]
         yield [_GROUPS, "--describe", "--group", name, "--state"]

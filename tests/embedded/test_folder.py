@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
-import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import pytest
 from confluent_kafka import KafkaError, Producer
 from msgspec import structs
@@ -32,6 +32,7 @@ from tests.embedded.folders import (
     partition,
     write,
 )
+from tests.embedded.raw_client import RawClient
 from tests.embedded.scenarios import batch
 
 ORDERS: Place = ("orders", 0)
@@ -235,6 +236,38 @@ def test_a_topic_of_the_name_of_one_that_was_deleted_is_empty(tmp_path: Path) ->
         assert readers is None or not readers.offsets
 
 
+def test_a_topic_that_was_being_deleted_when_it_was_killed_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster_in(tmp_path) as cluster:
+        make_topic(cluster, "orders")
+        write(cluster, ORDERS, b"a")
+        partition(cluster, ORDERS).log.delete_before(1)
+    with cluster_in(tmp_path) as cluster, monkeypatch.context() as patched:
+        patched.setattr(cluster.storage, "_clear_away", lambda: None)  # it is killed here
+        topic = cluster.topics.get("orders")
+        assert topic is not None
+        cluster.delete_topic(topic)
+        leave(cluster)
+    with cluster_in(tmp_path) as cluster:
+        assert not list(tmp_path.glob("orders-*"))
+        make_topic(cluster, "orders")
+        log = partition(cluster, ORDERS).log
+        assert (log.start_offset, log.end_offset) == (0, 0)
+
+
+def test_a_seed_gives_other_ids_at_each_start_and_the_same_in_each_folder(tmp_path: Path) -> None:
+    ids: list[list[bytes]] = []
+    for folder in ("one", "other"):
+        for number in range(3):
+            with EmbeddedKafka(folder=tmp_path / folder, seed=7) as kafka:
+                kafka.create_topic(f"topic-{number}")
+                found = [each.topic_id for each in kafka.cluster.topics]
+        ids.append(found)
+    assert len(set(ids[0])) == 3, "a client asks for records by the id of their topic"
+    assert ids[0] == ids[1]
+
+
 def test_few_files_are_open_however_many_partitions_there_are(tmp_path: Path) -> None:
     disk = Disk(fsync=False, limit_open=5)
     with cluster_in(tmp_path, disk=disk) as cluster:
@@ -289,11 +322,25 @@ def test_the_number_of_brokers_stays(tmp_path: Path) -> None:
         assert len(found.replicas) == 3
 
 
+def of_topic(**told: object) -> bytes:
+    """Return a catalog with one topic."""
+    topic = {"name": "orders", "topic_id": "0" * 32, "replicas": [[1]], "configs": {}, **told}
+    return msgspec.json.encode({"topics": [topic]})
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
         (b"{", r"embedded-topics\.json cannot be read"),
         (b'{"version": 2}', "has version 2, this holdfast reads 1"),
+        (of_topic(topic_id="beef"), r"cannot be read .*topic_id"),
+        (of_topic(replicas=[]), r"cannot be read .*replicas"),
+        (of_topic(replicas=[[]]), r"cannot be read .*replicas"),
+        (of_topic(replicas=[[1], [2]]), "topic orders lies on broker 2, and there are 1"),
+        (
+            of_topic(configs={"segment.bytes": "much"}),
+            r"topic orders: Invalid value much for .*segment\.bytes",
+        ),
     ],
 )
 def test_a_catalog_that_cannot_be_read_is_refused(tmp_path: Path, data: bytes, words: str) -> None:
@@ -346,72 +393,17 @@ def test_a_broker_whose_disk_is_full_stops_and_goes_on_when_there_is_room(tmp_pa
         assert found.log.end_offset == acknowledged
 
 
-class SlowDisk(Disk):
-    """Has nothing on it until it may."""
-
-    def __init__(self) -> None:
-        super().__init__(fsync=True)
-        self.asked, self.may = threading.Event(), threading.Event()
-        self.may.set()
-        self.syncs = 0
-
-    def sync_files(self, paths: Iterable[Path]) -> None:
-        self.asked.set()
-        self.may.wait(DEADLINE_S)
-        self.syncs += 1
-        super().sync_files(paths)
-
-
-def test_answers_wait_for_the_disk_and_share_a_sync(tmp_path: Path) -> None:
-    disk = SlowDisk()
-    kafka = EmbeddedKafka(folder=tmp_path, fsync=True)
-    assert isinstance(kafka.cluster.storage, FolderStorage)
-    kafka.cluster.storage.disk = disk
-    with kafka:
-        kafka.create_topic("orders")
-        producers = [
-            Producer(kafka.client_config(**{"linger.ms": 0, "enable.idempotence": False})) for _ in range(5)
-        ]
-        for each in producers:
-            each.produce("orders", b"warm")
-            assert each.flush(DEADLINE_S) == 0
-        disk.may.clear()
-        disk.asked.clear()
-        before = disk.syncs
-        for each in producers:
-            each.produce("orders", b"a")
-        assert disk.asked.wait(DEADLINE_S)
-        assert [each.flush(0.1) for each in producers] == [1] * 5, "nobody is answered"
-        disk.may.set()
-        assert [each.flush(DEADLINE_S) for each in producers] == [0] * 5
-        assert disk.syncs - before <= 3, "those that came meanwhile share one"
-
-
-class BrokenDisk(SlowDisk):
-    """Fails to sync, once it is told to."""
-
-    broken = False
-
-    def sync_files(self, paths: Iterable[Path]) -> None:
-        if self.broken:
-            raise BrokerFolderError("the disk is broken")
-        super().sync_files(paths)
-
-
-def test_nothing_is_answered_that_could_not_be_synced(tmp_path: Path) -> None:
-    disk = BrokenDisk()
-    kafka = EmbeddedKafka(folder=tmp_path, fsync=True)
-    assert isinstance(kafka.cluster.storage, FolderStorage)
-    kafka.cluster.storage.disk = disk
-    errors: list[KafkaError | None] = []
-    with kafka:
-        kafka.create_topic("orders")
-        disk.broken = True
-        told = {"linger.ms": 0, "message.timeout.ms": 1_500, "log_level": 0}
-        producer = Producer(kafka.client_config(**told))
-        producer.produce("orders", b"a", on_delivery=lambda error, _: errors.append(error))
-        assert producer.flush(DEADLINE_S) == 0
-        with pytest.raises(BrokerFolderError, match="the disk is broken"):
-            kafka.create_topic("another")
-    assert len(errors) == 1
-    assert errors[0] is not None
+def test_a_broker_stops_whose_files_someone_has_changed(tmp_path: Path) -> None:
+    with EmbeddedKafka(folder=tmp_path) as kafka, RawClient(kafka.bootstrap) as client:
+        kafka.create_topic("orders", partitions=1)
+        data = [{"name": "orders", "partition_data": [{"index": 0, "records": batch(b"a")}]}]
+        client.ask("Produce", 11, acks=-1, timeout_ms=10_000, topic_data=data)
+        os.truncate(tmp_path / "orders-0" / f"{0:020d}.log", 10)
+        wanted = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}]
+        with pytest.raises(ConnectionError):
+            client.ask("Fetch", 12, max_bytes=1 << 20, topics=[{"topic": "orders", "partitions": wanted}])
+        for ask in (lambda: kafka.create_topic("another"), lambda: kafka.revive(1)):
+            with pytest.raises(
+                BrokerFolderError, match=r"ends at byte 10, though .* changed by another program"
+            ):
+                ask()

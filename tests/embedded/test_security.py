@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import Iterator
@@ -16,7 +17,6 @@ from aiokafka.helpers import create_ssl_context
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
-    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -40,6 +40,7 @@ from holdfast.errors import DevBrokerError
 from tests.embedded.guarded import trust
 from tests.embedded.raw_client import RawClient
 from tests.support.places import TLS
+from tests.support.secured import acl_filter
 
 DEADLINE_S = 30.0
 USERS = {"root": "root-secret", "alice": "alice-secret"}
@@ -119,14 +120,6 @@ def binding(name: str, operation: Any, kind: Any = None, **more: Any) -> AclBind
     return AclBinding(kind, name, told["pattern"], "User:alice", "*", operation, told["permission"])
 
 
-def found_by(kind: Any, name: str | None, pattern: Any, principal: str | None) -> AclBindingFilter:
-    anything: Any = None
-    named: Any = name
-    whose: Any = principal
-    every = AclOperation.ANY, AclPermissionType.ANY
-    return AclBindingFilter(kind, named, pattern, whose, anything, *every)
-
-
 def produced(config: dict[str, Any], topic: str) -> KafkaError | None:
     """Return the error of one record, None where it was taken."""
     errors: list[KafkaError | None] = []
@@ -147,7 +140,7 @@ def test_a_user_may_do_what_rules_allow(guarded: EmbeddedKafka) -> None:
     for made in admin.create_acls([writes]).values():
         made.result(DEADLINE_S)
     assert produced(alice, topic) is None
-    about = found_by(ResourceType.TOPIC, topic, ResourcePatternType.MATCH, None)
+    about = acl_filter(ResourceType.TOPIC, topic, ResourcePatternType.MATCH)
     found = admin.describe_acls(about).result(DEADLINE_S)
     assert found == [writes]
     denied = binding(
@@ -158,7 +151,7 @@ def test_a_user_may_do_what_rules_allow(guarded: EmbeddedKafka) -> None:
     refused = produced(alice, topic)
     assert refused is not None
     assert refused.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-    whose = found_by(ResourceType.ANY, None, ResourcePatternType.ANY, "User:alice")
+    whose = acl_filter(principal="User:alice")
     assert set(admin.delete_acls([whose])[whose].result(DEADLINE_S)) == {writes, denied}
     assert produced(alice, topic) is not None
 
@@ -265,6 +258,24 @@ def test_a_certificate_is_made_once_for_a_folder(tmp_path: Path) -> None:
 def test_settings_that_cannot_be(told: dict[str, Any], trouble: str) -> None:
     with pytest.raises(DevBrokerError, match=trouble):
         EmbeddedKafka(**told)
+
+
+def test_no_certificate_is_left_of_a_broker_that_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def run(port: int) -> None:
+        async with EmbeddedKafka(tls=True, port=port):
+            pass
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(DevBrokerError, match="cannot listen"):
+            asyncio.run(run(taken.getsockname()[1]))
+        assert not list(tmp_path.iterdir())
+    with pytest.raises(DevBrokerError, match="needs a name and a password"):
+        EmbeddedKafka(tls=True, users={"alice": ""})
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_certificate_that_is_none_is_told(tmp_path: Path) -> None:

@@ -53,27 +53,34 @@ _PATTERNS = {Pattern.LITERAL: ResourcePatternType.LITERAL, Pattern.PREFIXED: Res
 
 
 class Guarded:
-    """A real broker on which nobody may do anything but its administrator and who was granted it."""
+    """A broker on which nobody may do anything but its administrator and who was granted it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._cluster = Cluster(
-            folder,
-            sasl=Credentials(username=SUPER, password=secrets.token_urlsafe(12)),
-            properties=AUTHORIZER,
-            short_lived=True,
-        )
+    def __init__(self, broker: Cluster | EmbeddedKafka) -> None:
+        self._broker = broker
+
+    @classmethod
+    def on_kafka(cls, folder: Path) -> Self:
+        """Return Apache Kafka with SCRAM, TLS and ACLs, not started yet."""
+        root = Credentials(username=SUPER, password=secrets.token_urlsafe(12))
+        return cls(Cluster(folder, sasl=root, properties=AUTHORIZER, short_lived=True))
+
+    @classmethod
+    def on_embedded(cls) -> Self:
+        """Return the embedded Kafka in its place."""
+        users = {SUPER: secrets.token_urlsafe(12)}
+        return cls(EmbeddedKafka(users=users, tls=True, acls=(), super_users=[f"User:{SUPER}"]))
 
     def __enter__(self) -> Self:
-        self._cluster.start()
+        self._broker.start()
         self.admin = AdminClient({**self.root()})
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._cluster.stop()
+        self._broker.stop()
 
     def root(self) -> dict[str, str]:
         """Return the Kafka properties of the administrator, who may do everything."""
-        return self._cluster.client_config()
+        return self._broker.client_config()
 
     def principal(self, name: str) -> dict[str, str]:
         """Make a user without any grant and return its Kafka properties."""
@@ -99,38 +106,18 @@ class Guarded:
             time.sleep(0.02)
 
     def _granted(self, name: str) -> set[AclBinding]:
-        whose: dict[str, Any] = {
-            "name": None,
-            "host": None,
-            "principal": f"User:{name}",
-        }  # None stands for any
-        every = AclBindingFilter(
-            restype=ResourceType.ANY,
-            resource_pattern_type=ResourcePatternType.ANY,
-            operation=AclOperation.ANY,
-            permission_type=AclPermissionType.ANY,
-            **whose,
-        )
-        return set(self.admin.describe_acls(every).result(DEADLINE_S))
+        return set(self.admin.describe_acls(acl_filter(principal=f"User:{name}")).result(DEADLINE_S))
 
 
-class GuardedEmbedded(Guarded):
-    """The embedded broker in the place of the real one."""
-
-    def __init__(self) -> None:
-        users = {SUPER: secrets.token_urlsafe(12)}
-        self._kafka = EmbeddedKafka(users=users, tls=True, acls=(), super_users=[f"User:{SUPER}"])
-
-    def __enter__(self) -> Self:
-        self._kafka.start()
-        self.admin = AdminClient({**self.root()})
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._kafka.stop()
-
-    def root(self) -> dict[str, str]:
-        return self._kafka.client_config()
+def acl_filter(
+    kind: Any = ResourceType.ANY,
+    name: str | None = None,
+    pattern: Any = ResourcePatternType.ANY,
+    principal: str | None = None,
+) -> AclBindingFilter:
+    """Return a filter of rules; what is not given is any."""
+    told: Any = name, pattern, principal, None, AclOperation.ANY, AclPermissionType.ANY
+    return AclBindingFilter(kind, *told)
 
 
 def _binding(name: str, grant: Grant) -> AclBinding:

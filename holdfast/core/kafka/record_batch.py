@@ -42,6 +42,7 @@ LEAST_RECORD_BYTES = 7
 NO_PRODUCER = -1
 
 COMPRESSION_BITS, LOG_APPEND_TIME_BIT, TRANSACTIONAL_BIT, CONTROL_BIT = 0x07, 0x08, 0x10, 0x20
+_LAST_COMPRESSION = max(Compression)
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _NAMES = (
@@ -242,7 +243,7 @@ def decode_header(data: bytes | memoryview, at: int = 0) -> BatchHeader:
         raise WireError(
             f"{count} records with offsets up to +{last}", offset=at + 57, reason=WireReason.LENGTH
         )
-    if attributes & COMPRESSION_BITS > max(Compression):
+    if attributes & COMPRESSION_BITS > _LAST_COMPRESSION:
         raise WireError(
             f"compression {attributes & COMPRESSION_BITS} is unknown",
             offset=at + CRC_FROM,

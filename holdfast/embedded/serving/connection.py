@@ -65,6 +65,8 @@ class KafkaConnection(asyncio.Protocol):
         self._may_write = True
         self._delays: asyncio.Task[None] | None = None
         """Set while an answer is late by a fault."""
+        self._behind: deque[tuple[_Asked, bytearray]] = deque()
+        """Answers that come behind it: they have waited for the disk."""
         self._gate = SaslGate(cluster.users) if cluster.security.users else None
         """Set until the client has shown who it is, where it must."""
         self._principal = ANONYMOUS
@@ -164,7 +166,7 @@ class KafkaConnection(asyncio.Protocol):
             self._send(bytearray(len(token).to_bytes(SIZE_BYTES, "big") + token))
         else:
             asked = self._read(frame)
-            self._write(asked, self._answer_to_knock(gate, asked))
+            self._deliver(asked, _encoded(asked, self._answer_to_knock(gate, asked)))
         if gate.state is GateState.CLOSED:
             self._hang_up()
         elif gate.principal is not None:
@@ -225,13 +227,7 @@ class KafkaConnection(asyncio.Protocol):
     def _write(self, asked: _Asked, fields: Fields) -> None:
         if self._transport is None:
             return
-        out = bytearray(SIZE_BYTES)
-        out += asked.correlation_id.to_bytes(4, "big", signed=True)
-        if asked.api != API_VERSIONS and is_flexible(f"{asked.api}Response", asked.version):
-            out.append(0)
-        encode(f"{asked.api}Response", asked.version, fields, out)
-        out[:SIZE_BYTES] = (len(out) - SIZE_BYTES).to_bytes(SIZE_BYTES, "big")
-        answers = self._cluster.answers
+        out, answers = _encoded(asked, fields), self._cluster.answers
         if answers is not None and answers.hold(partial(self._now_durable, asked, out)):
             self._undurable += 1
         else:
@@ -243,6 +239,9 @@ class KafkaConnection(asyncio.Protocol):
         self._work()
 
     def _deliver(self, asked: _Asked, out: bytearray) -> None:
+        if self._delays is not None:
+            self._behind.append((asked, out))
+            return
         faults = self._cluster.faults
         fault = faults.next(asked.api, asked.call.client_id) if faults else None
         if fault is None:
@@ -278,9 +277,22 @@ class KafkaConnection(asyncio.Protocol):
         await asyncio.sleep(fault.delay_ms / 1000)
         self._delays = None
         self._send(out)
+        while self._behind and self._delays is None:
+            self._deliver(*self._behind.popleft())
         self._work()
 
     def _let_go(self, out: bytearray) -> None:
         if self._held is out:
             self._held = None
             self._send(out)
+
+
+def _encoded(asked: _Asked, fields: Fields) -> bytearray:
+    """Return the frame that answers a request."""
+    out = bytearray(SIZE_BYTES)
+    out += asked.correlation_id.to_bytes(4, "big", signed=True)
+    if asked.api != API_VERSIONS and is_flexible(f"{asked.api}Response", asked.version):
+        out.append(0)
+    encode(f"{asked.api}Response", asked.version, fields, out)
+    out[:SIZE_BYTES] = (len(out) - SIZE_BYTES).to_bytes(SIZE_BYTES, "big")
+    return out

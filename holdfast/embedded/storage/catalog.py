@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import msgspec
 
+from holdfast.embedded.configs.topic import troubles
 from holdfast.embedded.storage.disk import Disk, folder_error
 from holdfast.errors import BrokerFolderError
 
@@ -13,22 +15,30 @@ NAME = "embedded-topics.json"
 VERSION = 1
 
 
+_Brokers: TypeAlias = Annotated[list[int], msgspec.Meta(min_length=1)]
+
+
 class CatalogTopic(msgspec.Struct, frozen=True, kw_only=True):
     """A topic: *topic_id* in hexadecimal, *replicas* the brokers of each partition, *configs* what is set on it."""
 
     name: str
-    topic_id: str
-    replicas: list[list[int]]
+    topic_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    replicas: Annotated[list[_Brokers], msgspec.Meta(min_length=1)]
     configs: dict[str, str]
+
+    def __post_init__(self) -> None:
+        for trouble in troubles(self.configs):
+            raise ValueError(f"topic {self.name}: {trouble}")
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. *producer_ids* is the first that no producer was promised; *leaving* are folders of partitions that were
-    deleted.
+    """All of it. *starts* is how often a broker has opened the folder; *producer_ids* is the first that no producer was
+    promised; *leaving* are folders of partitions that were deleted.
     """
 
     version: int = VERSION
     nodes: int = 1
+    starts: int = 0
     producer_ids: int = 0
     topics: list[CatalogTopic] = []
     leaving: list[str] = []
@@ -57,6 +67,12 @@ def read_catalog(folder: Path, nodes: int) -> Catalog | None:
         raise BrokerFolderError(
             f"{folder} is that of {found.nodes} brokers, not of {nodes}: start {found.nodes}, or take another folder"
         )
+    for each in found.topics:
+        if strangers := {broker for brokers in each.replicas for broker in brokers} - {*range(1, nodes + 1)}:
+            raise BrokerFolderError(
+                f"{path} cannot be read (topic {each.name} lies on broker {min(strangers)}, and there are {nodes}); restore it,"
+                " or take another folder"
+            )
     return found
 
 

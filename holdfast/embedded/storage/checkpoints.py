@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 from holdfast.core.kafka.topic_partition import Place
@@ -31,7 +31,8 @@ def checkpoint_entries(path: Path, fields: int) -> list[list[str]]:
     sound = lines[:2] == [VERSION, str(len(entries))] and all(len(each) == fields for each in entries)
     if not sound or not all(number.lstrip("-").isdecimal() for each in entries for number in each[-2:]):
         raise BrokerFolderError(
-            f"{path} is no checkpoint of Kafka's; if it was damaged, remove it: its contents are worked out again from the segments"
+            f"{path} is no checkpoint of Kafka's; if it was damaged, remove it: all but where logs start is worked out again from"
+            " the segments"
         )
     return entries
 
@@ -66,9 +67,9 @@ class OffsetCheckpoint:
         self._offsets = {place: offset for place, offset in offsets.items() if offset}
         self.write()
 
-    def forget(self, topic: str) -> None:
-        """Forget the partitions of a topic that is gone."""
-        left = {place: offset for place, offset in self._offsets.items() if place[0] != topic}
+    def keep(self, topics: Container[str]) -> None:
+        """Forget the partitions of topics that are not among *topics*."""
+        left = {place: offset for place, offset in self._offsets.items() if place[0] in topics}
         if len(left) < len(self._offsets):
             self.update(left)
 

@@ -36,6 +36,7 @@ class Disk:
     A write goes to the system at once, so it outlives the process; with *fsync* it is noted as unsynced until `sync`, so
     that answers can wait for it. After a failure nothing is written any more: what is in memory is then ahead of the files,
     and a broker must start from these again. `on_failure` is called once.
+    A read that fails is such a failure too.
     """
 
     def __init__(self, *, fsync: bool, limit_open: int = LIMIT_OPEN) -> None:
@@ -45,6 +46,8 @@ class Disk:
         self._limit = limit_open
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._unsynced: set[Path] = set()
+        self._syncing: set[Path] = set()
+        """What a thread syncs now: nobody knows yet whether it is on the disk."""
 
     def __len__(self) -> int:
         """Return how many files are open."""
@@ -89,11 +92,13 @@ class Disk:
         try:
             data = os.pread(self._descriptor(path), size, at)
         except OSError as error:
-            raise folder_error("read", path, error) from error
+            raise self._failed("read", path, error) from error
         if len(data) < size:
-            raise BrokerFolderError(
-                f"{path} ends at byte {at + len(data)}, though {at + size} were written: was it changed by another program?"
-                " Start the embedded Kafka again"
+            raise self.fail(
+                BrokerFolderError(
+                    f"{path} ends at byte {at + len(data)}, though {at + size} were written: was it changed by another program?"
+                    " Start the embedded Kafka again"
+                )
             )
         return data
 
@@ -165,9 +170,13 @@ class Disk:
         return bool(self._unsynced)
 
     def take_unsynced(self) -> set[Path]:
-        """Return what is to be synced by `sync_files`, and take it for synced."""
-        taken, self._unsynced = self._unsynced, set()
-        return taken
+        """Return what `sync_files` is to sync in a thread; whoever calls it says by `synced` when that was done."""
+        self._syncing, self._unsynced = self._unsynced, set()
+        return self._syncing
+
+    def synced(self) -> None:
+        """Take it that what was taken is on the disk."""
+        self._syncing = set()
 
     def sync_files(self, paths: Iterable[Path]) -> None:
         """Have files and folders be on the disk; one that is gone needs it no more. May be called in another thread."""
@@ -186,10 +195,12 @@ class Disk:
                 os.close(descriptor)
 
     def sync(self) -> None:
-        """Have all that was written be on the disk, if that is asked for at all."""
-        if self._unsynced:
+        """Have all that was written be on the disk, if that is asked for at all: what a thread syncs now, too."""
+        wanted = self._unsynced | self._syncing
+        if wanted:
+            self._unsynced = set()
             try:
-                self.sync_files(self.take_unsynced())
+                self.sync_files(wanted)
             except BrokerFolderError as error:
                 raise self.fail(error) from error
 

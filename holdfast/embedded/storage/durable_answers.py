@@ -23,6 +23,8 @@ class DurableAnswers:
 
     def hold(self, send: Callable[[], None]) -> bool:
         """Have *send* called once everything written so far is on the disk; False when that is so already."""
+        if self._disk.failure is not None:
+            return True  # a second sync may succeed that has written nothing
         if self._round is None and not self._disk.is_unsynced:
             return False
         self._waiting.append(send)
@@ -37,6 +39,7 @@ class DurableAnswers:
                 waiting, self._waiting = self._waiting, []
                 written = self._disk.take_unsynced()
                 await loop.run_in_executor(self._thread, self._disk.sync_files, written)
+                self._disk.synced()
                 for send in waiting:
                     send()
         except BrokerFolderError as error:

@@ -41,14 +41,13 @@ class FolderStorage:
         *,
         fsync: bool,
         nodes: int,
-        cluster_id: str,
         now_ms: Callable[[], int],
         disk: Disk | None = None,
     ) -> None:
         self.path = path
         self.disk = disk or Disk(fsync=fsync)
         self._lock = FolderLock(path)
-        self._nodes, self._cluster_id, self._now_ms = nodes, cluster_id, now_ms
+        self._nodes, self._now_ms = nodes, now_ms
         self._catalog = Catalog(nodes=nodes)
 
     # -- opening and closing
@@ -70,15 +69,12 @@ class FolderStorage:
         found = read_catalog(self.path, self._nodes)
         if found is None:
             self._refuse_strangers()
-            self._write(self._catalog)
-            self._write_meta()
-        else:
-            self._catalog = found
-            for each in found.leaving:
-                self.disk.remove_folder(self.path / each)
+        catalog = found or self._catalog
+        self._write(msgspec.structs.replace(catalog, starts=catalog.starts + 1))
         self.starts = OffsetCheckpoint(self.disk, self.path / STARTS)
         self.compacted = OffsetCheckpoint(self.disk, self.path / COMPACTED)
         self.synced = OffsetCheckpoint(self.disk, self.path / SYNCED)
+        self._clear_away()
 
     def _refuse_strangers(self) -> None:
         others = [each.name for each in self.path.iterdir() if each.name != LOCK and each.suffix != ".tmp"]
@@ -87,22 +83,16 @@ class FolderStorage:
                 f"{self.path} holds {min(others)}, and nothing of an embedded Kafka: take an empty folder"
             )
 
-    def _write_meta(self) -> None:
-        lines = ("version=1", f"cluster.id={self._cluster_id}", "node.id=1", "")
-        self.disk.replace(self.path / META, "\n".join(lines).encode())
-
-    @property
-    def cluster_id(self) -> str:
-        """The id of the cluster, as it was made with."""
+    def cluster_id(self, made: str) -> str:
+        path = self.path / META
         try:
-            lines = (self.path / META).read_text("utf-8").splitlines()
-        except FileNotFoundError:  # a crash came between
-            self._write_meta()
-            return self._cluster_id
+            lines = path.read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            lines = ["version=1", f"cluster.id={made}", "node.id=1"]
+            self.disk.replace(path, "\n".join([*lines, ""]).encode())
         except (OSError, UnicodeDecodeError) as error:
-            raise BrokerFolderError(f"{self.path / META} cannot be read: {error}") from error
-        told = dict(each.split("=", 1) for each in lines if "=" in each)
-        return told.get("cluster.id", self._cluster_id)
+            raise BrokerFolderError(f"{path} cannot be read: {error}") from error
+        return dict(each.split("=", 1) for each in lines if "=" in each).get("cluster.id", made)
 
     def close(self, logs: dict[Place, PartitionLog]) -> None:
         try:
@@ -119,6 +109,10 @@ class FolderStorage:
         self.disk.close()
         self._lock.release()
 
+    @property
+    def starts_before(self) -> int:
+        return self._catalog.starts - 1
+
     # -- topics
 
     def topics(self) -> list[CatalogTopic]:
@@ -130,11 +124,15 @@ class FolderStorage:
         gone = [each for each in self._catalog.topics if each.name not in there]
         leaving = [f"{each.name}-{index}" for each in gone for index in range(len(each.replicas))]
         self._write(msgspec.structs.replace(self._catalog, topics=after, leaving=leaving))
-        for each in leaving:
+        self._clear_away()
+
+    def _clear_away(self) -> None:
+        """Remove what is left of topics that are gone; after a crash, the next start does it."""
+        for each in self._catalog.leaving:
             self.disk.remove_folder(self.path / each)
-        for topic in gone:
-            for offsets in (self.starts, self.compacted, self.synced):
-                offsets.forget(topic.name)
+        there = {each.name for each in self._catalog.topics}
+        for offsets in (self.starts, self.compacted, self.synced):
+            offsets.keep(there)
 
     def log(self, place: Place, topic_id: bytes, configs: TopicConfigs) -> PartitionLog:
         folder = self.path / f"{place[0]}-{place[1]}"

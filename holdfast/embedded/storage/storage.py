@@ -19,6 +19,13 @@ class BrokerStorage(Protocol):
     def open(self, on_failure: Callable[[BrokerFolderError], None]) -> None:
         """Begin; *on_failure* hears of the first write that fails, after which nothing is written any more."""
 
+    def cluster_id(self, made: str) -> str:
+        """Return the id of the cluster: *made* for one that is new."""
+
+    @property
+    def starts_before(self) -> int:
+        """How often a broker has begun with it before this one."""
+
     def topics(self) -> list[CatalogTopic]:
         """Return the topics there were."""
 
@@ -49,11 +56,14 @@ class BrokerStorage(Protocol):
 class MemoryStorage:
     """Nothing outlives the process."""
 
-    producer_ids = 0
+    starts_before = producer_ids = 0
     syncs = None
 
     def open(self, on_failure: Callable[[BrokerFolderError], None]) -> None:
         pass
+
+    def cluster_id(self, made: str) -> str:
+        return made
 
     def topics(self) -> list[CatalogTopic]:
         return []

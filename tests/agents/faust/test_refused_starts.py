@@ -270,7 +270,7 @@ def _topics(
 @part("broker")
 def left(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Left]]:
     """Start all of the workers beside each other; give what each left."""
-    with Guarded(tmp_path_factory.mktemp("guarded")) as guarded:
+    with Guarded.on_kafka(tmp_path_factory.mktemp("guarded")) as guarded:
         TAKEN.bind(("127.0.0.1", 0))
         folders = {name: tmp_path_factory.mktemp("refused") for name in REFUSALS}
         processes: dict[str, subprocess.Popen[bytes]] = {}

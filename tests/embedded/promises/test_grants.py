@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests import test_grants
-from tests.support.secured import Guarded, GuardedEmbedded
+from tests.support.secured import Guarded
 
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Guarded]:
-    with GuardedEmbedded() as broker:
+    with Guarded.on_embedded() as broker:
         yield broker
 
 
