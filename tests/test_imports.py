@@ -36,8 +36,10 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "tables": frozenset({"kafka", "core", "clock", "errors"}),
     "outbox": frozenset({"kafka", "core", "config", "clock", "errors", "tracing"}),
     "clients": frozenset({"kafka", "schemas", "core", "config", "clock", "errors", "loop_thread", "tracing"}),
+    "web": frozenset({"config", "clock"}),
     "agents": frozenset(
         {
+            "web",
             "tables",
             "outbox",
             "clients",
@@ -54,7 +56,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "pipeline": frozenset(
         {"clients", "tables", "kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}
     ),
-    "console": frozenset({"clients", "kafka", "outbox", "core", "config", "clock", "errors"}),
+    "console": frozenset({"web", "clients", "kafka", "outbox", "core", "config", "clock", "errors"}),
     "cli": None,
     "dev": None,
     "testing": None,
@@ -360,6 +362,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "pipeline": frozenset(
         {"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}
     ),
+    "web": frozenset({"aiohttp"}),
     "console": frozenset({"aiohttp", "confluent_kafka", "jinja2", "msgspec"}),
 }
 # A fold may see nothing but its arguments, so what it is made of may not even name these.
