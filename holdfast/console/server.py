@@ -14,10 +14,8 @@ from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.directory import Directory, WorkersTopic
 from holdfast.config import Settings
 from holdfast.console.access import SESSION_S, ConsoleAccess, RequestDenied
-from holdfast.console.acting import Acts
-from holdfast.console.blocking import BlockingCalls
+from holdfast.console.acting.acts import Acts
 from holdfast.console.desk import ConsoleDesk
-from holdfast.console.group_desk import GroupDesk
 from holdfast.console.live import EVENT_STREAM, LiveStreams
 from holdfast.console.pages import (
     groups,
@@ -31,8 +29,10 @@ from holdfast.console.pages import (
     workers,
 )
 from holdfast.console.pages.page import ConsolePage
-from holdfast.console.rendering import ASSETS, asset, render
-from holdfast.console.watch import Watch
+from holdfast.console.showing.rendering import ASSETS, asset, render
+from holdfast.console.watching.blocking import BlockingCalls
+from holdfast.console.watching.groups import GroupDesk
+from holdfast.console.watching.watch import Watch
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError
 
