@@ -19,7 +19,7 @@ LIMIT_FAILURES = 10
 LIMIT_WHO = 60
 FAILURES_S = 60.0
 LIMIT_GUESSERS = 10_000
-OPEN_PATHS = ("/sign-in", "/assets/")
+OPEN_PATHS = ("/sign-in", "/sign-out", "/assets/")
 """What is served to anyone: no word of the application stands there."""
 
 
