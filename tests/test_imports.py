@@ -36,8 +36,10 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "tables": frozenset({"kafka", "core", "clock", "errors"}),
     "outbox": frozenset({"kafka", "core", "config", "clock", "errors", "tracing"}),
     "clients": frozenset({"kafka", "schemas", "core", "config", "clock", "errors", "loop_thread", "tracing"}),
+    "web": frozenset({"config", "clock"}),
     "agents": frozenset(
         {
+            "web",
             "tables",
             "outbox",
             "clients",
@@ -54,7 +56,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "pipeline": frozenset(
         {"clients", "tables", "kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}
     ),
-    "console": frozenset({"clients", "kafka", "outbox", "core", "config", "clock", "errors"}),
+    "console": frozenset({"web", "clients", "kafka", "outbox", "core", "config", "clock", "errors"}),
     "cli": None,
     "dev": None,
     "testing": None,
@@ -214,25 +216,23 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "groups": frozenset({"application", "asked", "asking", "context", "logs", "output", "tails"}),
     },
     "console": {
-        "reports": frozenset(),
-        "rendering": frozenset(),
         "access": frozenset(),
-        "audit": frozenset(),
-        "acting": frozenset({"access", "audit", "desk"}),
+        "watching": frozenset(),
+        "showing": frozenset({"access"}),
+        "desk": frozenset({"watching"}),
+        "acting": frozenset({"access", "desk"}),
+        "pages": frozenset({"access", "desk", "showing", "watching"}),
+        "live": frozenset({"access", "desk", "pages", "showing", "watching"}),
+        "server": frozenset({"access", "acting", "desk", "live", "pages", "showing", "watching"}),
+    },
+    "console.watching": {
+        "reports": frozenset(),
         "blocking": frozenset(),
-        "drawing": frozenset(),
-        "group_desk": frozenset({"blocking"}),
-        "paging": frozenset({"access"}),
+        "groups": frozenset({"blocking"}),
         "picture": frozenset({"reports"}),
         "findings": frozenset({"picture"}),
         "history": frozenset({"picture"}),
-        "watch": frozenset({"group_desk", "history", "picture", "reports"}),
-        "desk": frozenset({"blocking", "watch"}),
-        "pages": frozenset({"access", "desk", "drawing", "findings", "paging", "picture", "rendering"}),
-        "live": frozenset({"access", "desk", "history", "pages", "rendering"}),
-        "server": frozenset(
-            {"access", "acting", "blocking", "desk", "group_desk", "live", "pages", "rendering", "watch"}
-        ),
+        "watch": frozenset({"groups", "history", "picture", "reports"}),
     },
     "dev.demo": {
         "narrator": frozenset(),
@@ -367,6 +367,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "pipeline": frozenset(
         {"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}
     ),
+    "web": frozenset({"aiohttp"}),
     "console": frozenset({"aiohttp", "confluent_kafka", "jinja2", "msgspec"}),
 }
 # A fold may see nothing but its arguments, so what it is made of may not even name these.

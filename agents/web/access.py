@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hmac import compare_digest
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from holdfast.agents.web.replies import RequestRefused
 from holdfast.config import WebSettings, is_loopback
+from holdfast.web.headers import bearer, is_secret, names_this_machine
 
 OPEN_ON_LOOPBACK = frozenset({"/health/live", "/health/ready", "/metrics"})
 
@@ -20,9 +20,7 @@ class Access:
     already; one of them is required by the settings wherever others than this machine can reach the port.
     Health and metrics, which hold no row, are open on loopback.
 
-    A page in a browser on this machine can reach a loopback port, and by a name of its own that resolves to
-    127.0.0.1 could even read the answers. It cannot choose the Host header, so without a token that must name
-    this machine.
+    Without a token the Host header must name this machine.
     """
 
     def __init__(self, settings: WebSettings) -> None:
@@ -33,26 +31,19 @@ class Access:
 
     def check(self, request: web.Request) -> None:
         """Raise Refused unless the request may be answered."""
-        if self._check_host and not self._is_ours(request.host):
+        if self._check_host and not names_this_machine(request.host, self._advertised):
             raise RequestRefused(
                 403, "forbidden", "the Host header must name this machine, since no token protects this port"
             )
         if self._token is None or (self._loopback and request.path in OPEN_ON_LOOPBACK):
             return
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not given:
+        given = bearer(request)
+        if given is None:
             message = (
                 "this port asks for a token: send `Authorization: Bearer TOKEN` with the workers' web_token"
             )
             raise RequestRefused(
                 401, "no_token", message, headers={"WWW-Authenticate": 'Bearer realm="holdfast"'}
             )
-        if not compare_digest(given.strip().encode("utf-8", "surrogateescape"), self._token):
+        if not is_secret(given, self._token):
             raise RequestRefused(403, "wrong_token", "the token is not this worker's web_token")
-
-    def _is_ours(self, host: str) -> bool:
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").lower()
-        except ValueError:
-            return False
-        return name == self._advertised or is_loopback(name)

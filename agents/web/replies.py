@@ -298,3 +298,9 @@ def respond_refused(request: web.Request, refused: RequestRefused) -> web.Respon
     if request.body_exists and not request.content.is_eof():
         response.force_close()  # the rest of the body is not read
     return response
+
+
+def respond_malformed(status: int, what: str) -> web.Response:
+    """Return the answer to what is no HTTP request; what it accepts is not known."""
+    refusal = Refusal(error="malformed", message=f"this is no HTTP request that the worker reads: {what}")
+    return web.Response(body=query_wire.encode_json(refusal) + b"\n", status=status, content_type=JSON)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from importlib import metadata
-from typing import Any, cast
+from typing import Any
 
 from aiohttp import web
 from mode import Service
@@ -22,7 +22,6 @@ from holdfast.agents.web.access import Access
 from holdfast.agents.web.bounding import bounded, size_of_row, size_of_value
 from holdfast.agents.web.global_routes import GlobalPages, described
 from holdfast.agents.web.inspection_routes import InspectionPages
-from holdfast.agents.web.port import Connection, ConnectionLimits, Door, PortRunner, Troubles
 from holdfast.agents.web.reaching import as_of, has_reached, shown_offsets, wanted_of
 from holdfast.agents.web.replies import (
     OF_A_SCAN,
@@ -33,6 +32,7 @@ from holdfast.agents.web.replies import (
     keys_of,
     page_of,
     respond,
+    respond_malformed,
     respond_refused,
     terms_of,
     wants_msgpack,
@@ -51,12 +51,12 @@ from holdfast.core.engine.state.lost_heads import told_lost
 from holdfast.core.streams.windowing.rows import holds_windows
 from holdfast.errors import ConfigError, StoreError
 from holdfast.tracing.spans import handling
+from holdfast.web.port import ConnectionLimits, Troubles, WebPort
 
 logger = logging.getLogger(__name__)
 
 LIMIT_IN_FLIGHT = 2_000
 RETRY_AFTER_MS = 200
-SHUTDOWN_S = 2.0
 
 RouteHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -78,9 +78,8 @@ class WebService(Service):
         self._settings, self._pages = settings, pages
         self._application = build_application(settings, serving, metrics, clock)
         self._watch_loop = metrics.watch_loop
-        self._troubles = Troubles(metrics.web_refused, clock)
-        self._runner: PortRunner | None = None
-        self._door: Door | None = None
+        self._troubles = Troubles("web port", metrics.web_refused, clock)
+        self._port: WebPort | None = None
 
     async def on_start(self) -> None:
         settings = self._settings
@@ -94,30 +93,28 @@ class WebService(Service):
             )
         for resource in self._pages():
             self._application.router.register_resource(resource)
-        runner = PortRunner(self._application, self._troubles, shutdown_timeout_s=SHUTDOWN_S)
-        await runner.setup()
         limits = ConnectionLimits(
-            connections=connections, per_peer=min(connections, settings.web_connections_per_peer)
+            connections=connections,
+            per_peer=min(connections, settings.web_connections_per_peer),
+            setting="web_connections",
         )
-        door = Door(cast(Callable[[], Connection], runner.server), limits, tls, self._troubles)
+        port = WebPort(
+            self._application, limits, tls=tls, troubles=self._troubles, malformed=respond_malformed
+        )
         try:
-            await door.open(settings.web_bind, settings.web_port)
+            await port.open(settings.web_bind, settings.web_port)
         except OSError as error:
-            await runner.cleanup()
             raise ConfigError(
                 f"cannot listen on {settings.web_bind} port {settings.web_port}: {error.strerror}; set web_bind and web_port to a free place"
             ) from error
-        self._runner, self._door = runner, door
+        self._port = port
         self.add_future(self._watch_loop())
         logger.info("web port open: %(url)s", {"url": settings.advertised_url})
 
     async def on_stop(self) -> None:
-        runner, self._runner = self._runner, None
-        door, self._door = self._door, None
-        if door is not None:
-            await door.close()
-        if runner is not None:
-            await runner.cleanup()
+        port, self._port = self._port, None
+        if port is not None:
+            await port.close()
 
 
 def build_application(

@@ -28,9 +28,10 @@ def console(
     chosen.flags |= {
         name: value for name, value in (("console_port", port), ("console_bind", bind)) if value is not None
     }
-    logging.getLogger("holdfast.console").setLevel(
-        logging.ERROR
-    )  # a page that fails says that the log has the cause
+    if not chosen.verbose:
+        # A page that fails says that the log has the cause, and a connection that is refused sees nothing of it.
+        logging.getLogger("holdfast.console").setLevel(logging.ERROR)
+        logging.getLogger("holdfast.web").setLevel(logging.WARNING)
     application = load_application(chosen.application, chosen.settings())
     asyncio.run(_serve(application))
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from hmac import compare_digest
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from holdfast.clock import Clock, system_clock
-from holdfast.config import Settings, is_loopback
+from holdfast.config import Settings
+from holdfast.web.headers import bearer, is_secret, names_this_machine
+from holdfast.web.port import peer_of
 
 SESSION_S = 12 * 3600.0
 LIMIT_SESSIONS = 1_000
 LIMIT_FAILURES = 10
 LIMIT_WHO = 60
 FAILURES_S = 60.0
-OPEN_PATHS = ("/sign-in", "/assets/")
+LIMIT_GUESSERS = 10_000
+OPEN_PATHS = ("/sign-in", "/sign-out", "/assets/")
 """What is served to anyone: no word of the application stands there."""
 
 
@@ -42,11 +44,38 @@ class ConsoleSession:
     acts: bool
 
 
+class WrongTokens:
+    """Counts the wrong tokens of each peer: LIMIT_FAILURES within FAILURES_S, and it may try no more for a while. Nobody shuts others out."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._times_s: dict[tuple[str, str], list[float]] = {}
+
+    def refuse(self, how: str, peer: str) -> None:
+        """Raise RequestDenied for a peer that has given too many, in the way *how*."""
+        if len(self._recent(how, peer)) >= LIMIT_FAILURES:
+            raise RequestDenied(
+                429, f"{LIMIT_FAILURES} wrong tokens within {FAILURES_S:.0f} s: wait a minute."
+            )
+
+    def note(self, how: str, peer: str) -> None:
+        """Count one more."""
+        times_s = [*self._recent(how, peer), self._clock.monotonic_s()]
+        self._times_s.pop((how, peer), None)
+        if len(self._times_s) >= LIMIT_GUESSERS:
+            del self._times_s[next(iter(self._times_s))]  # who has longest given none
+        self._times_s[how, peer] = times_s
+
+    def _recent(self, how: str, peer: str) -> list[float]:
+        since_s = self._clock.monotonic_s() - FAILURES_S
+        return [each for each in self._times_s.get((how, peer), ()) if each > since_s]
+
+
 class ConsoleAccess:
     """The rules of the console.
 
-    Without a token it listens on loopback alone, and the Host header must name this machine: else a page of a browser here could read it
-    by a name of its own that resolves to 127.0.0.1. What a form sends must come from a page of the console itself.
+    Without a token it listens on loopback alone, and the Host header must name this machine.
+    What a form sends must come from a page of the console itself.
     """
 
     def __init__(self, settings: Settings, *, clock: Clock = system_clock) -> None:
@@ -55,7 +84,7 @@ class ConsoleAccess:
         self._acting = None if acting is None else acting.encode()
         self._clock = clock
         self._sessions: dict[str, ConsoleSession] = {}
-        self._failures: list[float] = []
+        self._wrong = WrongTokens(clock)
         self.cookie = f"holdfast-console-{settings.console_port}"
         """Cookies know no ports, so the name does."""
 
@@ -71,7 +100,7 @@ class ConsoleAccess:
 
     def check(self, request: web.Request) -> None:
         """Raise RequestDenied unless the request may be answered."""
-        if self._token is None and not _names_this_machine(request.host):
+        if self._token is None and not names_this_machine(request.host):
             raise RequestDenied(
                 403, "The Host header must name this machine, since no token protects the console."
             )
@@ -83,8 +112,14 @@ class ConsoleAccess:
             raise RequestDenied(401, "Sign in first, or send `Authorization: Bearer TOKEN`.", sign_in=True)
 
     def _bears_token(self, request: web.Request) -> bool:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and _same(given.strip(), self._token)
+        given = bearer(request)
+        if given is None:
+            return False
+        self._wrong.refuse("bearer", _peer(request))
+        if is_secret(given, self._token):
+            return True
+        self._wrong.note("bearer", _peer(request))
+        return False
 
     def session(self, request: web.Request) -> ConsoleSession | None:
         """Return the session of a browser, None when it has none or it has ended."""
@@ -95,20 +130,15 @@ class ConsoleAccess:
             return None
         return found
 
-    def sign_in(self, given: str, who: str = "") -> str:
+    def sign_in(self, request: web.Request, given: str, who: str = "") -> str:
         """Return the cookie of a new session; RequestDenied for a wrong token, or after too many of them.
 
         Whoever may act says *who* that is.
         """
-        now_s = self._clock.monotonic_s()
-        self._failures = [each for each in self._failures if now_s - each < FAILURES_S]
-        if len(self._failures) >= LIMIT_FAILURES:
-            raise RequestDenied(
-                429, f"{LIMIT_FAILURES} wrong tokens within {FAILURES_S:.0f} s: wait a minute."
-            )
-        acts, who = _same(given, self._acting), who.strip()
-        if not acts and not _same(given, self._token):
-            self._failures.append(now_s)
+        self._wrong.refuse("sign-in", _peer(request))
+        acts, who = is_secret(given, self._acting), who.strip()
+        if not acts and not is_secret(given, self._token):
+            self._wrong.note("sign-in", _peer(request))
             raise RequestDenied(403, "That is no token of this console.")
         if acts and not (1 <= len(who) <= LIMIT_WHO and who.isprintable()):
             raise RequestDenied(
@@ -117,7 +147,9 @@ class ConsoleAccess:
         if len(self._sessions) >= LIMIT_SESSIONS:
             del self._sessions[min(self._sessions, key=lambda each: self._sessions[each].ends_s)]
         key = secrets.token_urlsafe(32)
-        self._sessions[key] = ConsoleSession(now_s + SESSION_S, secrets.token_urlsafe(32), who, acts)
+        self._sessions[key] = ConsoleSession(
+            self._clock.monotonic_s() + SESSION_S, secrets.token_urlsafe(32), who, acts
+        )
         return key
 
     def actor(self, request: web.Request, form_token: str) -> str:
@@ -125,7 +157,7 @@ class ConsoleAccess:
         session = self.session(request)
         if session is None or not session.acts:
             raise RequestDenied(403, "Only those may act who have signed in with console_acting_token.")
-        if not compare_digest(form_token.encode("utf-8", "surrogateescape"), session.form_token.encode()):
+        if not is_secret(form_token, session.form_token.encode()):
             raise RequestDenied(403, "This form was not made for this session: load the page again.")
         return session.who
 
@@ -133,8 +165,8 @@ class ConsoleAccess:
         self._sessions.pop(request.cookies.get(self.cookie, ""), None)
 
 
-def _same(given: str, token: bytes | None) -> bool:
-    return token is not None and compare_digest(given.encode("utf-8", "surrogateescape"), token)
+def _peer(request: web.Request) -> str:
+    return peer_of(request.remote) if request.remote else ""
 
 
 def check_origin(request: web.Request) -> None:
@@ -148,10 +180,3 @@ def check_origin(request: web.Request) -> None:
         allowed = "Authorization" in request.headers  # no browser: it has no cookies that others could use
     if not allowed:
         raise RequestDenied(403, "This form was not sent from a page of the console.")
-
-
-def _names_this_machine(host: str) -> bool:
-    try:
-        return is_loopback((urlsplit(f"//{host}").hostname or "").lower())
-    except ValueError:
-        return False

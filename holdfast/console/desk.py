@@ -8,8 +8,8 @@ from typing import Any
 
 from holdfast.clients.tables.client import TableClient
 from holdfast.config import Settings
-from holdfast.console.blocking import BlockingCalls
-from holdfast.console.watch import Watch
+from holdfast.console.watching.blocking import BlockingCalls
+from holdfast.console.watching.watch import Watch
 from holdfast.core.engine.declared.global_tables import Global, globals_by_name
 from holdfast.core.engine.declared.processor import Processor
 

@@ -11,9 +11,9 @@ from aiohttp import web
 from holdfast.clock import Clock, system_clock
 from holdfast.console.access import ConsoleAccess, RequestDenied
 from holdfast.console.desk import ConsoleDesk
-from holdfast.console.history import ChartPoint
 from holdfast.console.pages.page import ConsolePage
-from holdfast.console.rendering import render_block
+from holdfast.console.showing.rendering import render_block
+from holdfast.console.watching.history import ChartPoint
 
 logger = logging.getLogger(__name__)
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from aiohttp import web
+from aiohttp import ClientError, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.directory import Directory, WorkersTopic
+from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.console.access import SESSION_S, ConsoleAccess, RequestDenied
-from holdfast.console.acting import Acts
-from holdfast.console.blocking import BlockingCalls
+from holdfast.console.acting.acts import Acts
 from holdfast.console.desk import ConsoleDesk
-from holdfast.console.group_desk import GroupDesk
 from holdfast.console.live import EVENT_STREAM, LiveStreams
 from holdfast.console.pages import (
     groups,
@@ -31,10 +33,13 @@ from holdfast.console.pages import (
     workers,
 )
 from holdfast.console.pages.page import ConsolePage
-from holdfast.console.rendering import ASSETS, asset, render
-from holdfast.console.watch import Watch
+from holdfast.console.showing.rendering import ASSETS, asset, render
+from holdfast.console.watching.blocking import BlockingCalls
+from holdfast.console.watching.groups import GroupDesk
+from holdfast.console.watching.watch import Watch
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError
+from holdfast.web.port import ConnectionLimits, Troubles, WebPort
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +59,10 @@ PAGES = (
     log.LOG,
 )
 MENU = {page.menu: page.path for page in PAGES if not page.path.endswith("/view")}
+LIMITS = ConnectionLimits(connections=400, per_peer=300)
+"""One peer may be the proxy of all who look: each has a live page or two, and a browser opens six connections for a moment."""
 LIMIT_BODY_BYTES = 64 << 10
-SHUTDOWN_S = 2.0
+BODY_S = 10.0
 THREADS = 2
 HTML = "text/html; charset=utf-8"
 SECURITY = {
@@ -120,19 +127,21 @@ class Console:
         stack.push_async_callback(calls.close)
         access = ConsoleAccess(settings)
         streams = LiveStreams(desk, access)
-        runner = web.AppRunner(
-            build_application(desk, access, streams), access_log=None, shutdown_timeout=SHUTDOWN_S
+        port = WebPort(
+            build_application(desk, access, streams),
+            LIMITS,
+            troubles=Troubles("console", Counter(), system_clock),
+            malformed=_malformed,
         )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        stack.push_async_callback(streams.close)
         try:
-            await web.TCPSite(runner, settings.console_bind, settings.console_port).start()
+            await port.open(settings.console_bind, settings.console_port)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {settings.console_bind} port {settings.console_port}: {error.strerror}; "
                 "set console_bind and console_port to a free place, or give --port"
             ) from error
+        stack.push_async_callback(port.close)
+        stack.push_async_callback(streams.close)
 
 
 def build_application(desk: ConsoleDesk, access: ConsoleAccess, streams: LiveStreams) -> web.Application:
@@ -229,9 +238,12 @@ class _Views:
         if denied.sign_in and request.method == "GET" and "text/html" in request.headers.get("Accept", ""):
             return web.Response(status=303, headers={"Location": "/sign-in"})
         context = {"title": f"Error {denied.status}", "trouble": str(denied)}
-        if not self._access.guarded or self._access.session(request) is not None:
-            return self._html(request, "trouble.html", context, status=denied.status)
-        return self._html(request, "stranger.html", context, status=denied.status)
+        known = not self._access.guarded or self._access.session(request) is not None
+        template = "trouble.html" if known else "stranger.html"
+        response = self._html(request, template, context, status=denied.status)
+        if request.body_exists and not request.content.is_eof():
+            response.force_close()  # the rest of the body is not read
+        return response
 
     async def sign_in_form(self, request: web.Request) -> web.Response:
         if not self._access.known:
@@ -241,7 +253,7 @@ class _Views:
     async def sign_in(self, request: web.Request) -> web.Response:
         form = await _form(request)
         try:
-            key = self._access.sign_in(form.get("token", ""), form.get("who", ""))
+            key = self._access.sign_in(request, form.get("token", ""), form.get("who", ""))
         except RequestDenied as denied:
             context = {"title": "Sign in", "trouble": str(denied)}
             return self._html(request, "sign_in.html", context, status=denied.status)
@@ -273,4 +285,16 @@ class _Views:
 
 
 async def _form(request: web.Request) -> dict[str, str]:
-    return {name: value for name, value in (await request.post()).items() if isinstance(value, str)}
+    try:
+        async with asyncio.timeout(BODY_S):
+            sent = await request.post()
+    except TimeoutError:
+        raise RequestDenied(408, f"The form did not come within {BODY_S:.0f} s.") from None
+    except (web.RequestPayloadError, HttpProcessingError, ClientError, ConnectionError, ValueError):
+        raise RequestDenied(400, "The form broke off, or is none.") from None
+    return {name: value for name, value in sent.items() if isinstance(value, str)}
+
+
+def _malformed(status: int, what: str) -> web.Response:
+    """Return the answer to what is no HTTP request: of its sender nothing is known, so it gets one line."""
+    return web.Response(text=f"This is no HTTP request that the console reads: {what}\n", status=status)

@@ -13,8 +13,8 @@ from holdfast.clients.groups.admin import GroupAdmin
 from holdfast.clients.groups.records import GroupDescription, GroupKind, Position
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
-from holdfast.console.group_desk import GroupDesk
 from holdfast.console.server import Console
+from holdfast.console.watching.groups import GroupDesk
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.dev.ports import free_ports
 from tests.console.shop import totals

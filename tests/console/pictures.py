@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.clients.tables.directory import Workers
-from holdfast.console.picture import Picture, picture_of
-from holdfast.console.reports import HeldReport, Silence, TableReport, WorkerReport
+from holdfast.console.watching.picture import Picture, picture_of
+from holdfast.console.watching.reports import HeldReport, Silence, TableReport, WorkerReport
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
 from tests.console.shop import totals
 

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
-from holdfast.console import audit
+from holdfast.console.acting import audit
 from holdfast.errors import ConfigError
 from tests.agents.web.test_server import scenario
 from tests.console.opened import Browsing, MadeUpGroups, console_settings, opened

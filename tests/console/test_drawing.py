@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.console.drawing import BOX_HEIGHT, BOX_WIDTH, LIMIT_NAME, DrawnBox, GraphDrawing, draw
+from holdfast.console.showing.drawing import BOX_HEIGHT, BOX_WIDTH, LIMIT_NAME, DrawnBox, GraphDrawing, draw
 from holdfast.core.engine.declared.graph import GraphNode, TopologyGraph
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from holdfast.clients.groups.records import GroupDescription, GroupKind
-from holdfast.console.findings import Urgency, findings
-from holdfast.console.history import STALLED_S, History, positions_of
-from holdfast.console.picture import PartitionHealth, Picture, WorkerState
-from holdfast.console.reports import ChangelogReport, Silence
+from holdfast.console.watching.findings import Urgency, findings
+from holdfast.console.watching.history import STALLED_S, History, positions_of
+from holdfast.console.watching.picture import PartitionHealth, Picture, WorkerState
+from holdfast.console.watching.reports import ChangelogReport, Silence
 from tests.console.pictures import claims, held, picture, report, url
 
 REFUSED = Silence("cannot be reached: Connection refused")

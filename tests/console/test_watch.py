@@ -8,9 +8,9 @@ import pytest
 
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.clock import ManualClock
-from holdfast.console import reports
-from holdfast.console.picture import WorkerState
-from holdfast.console.watch import BELIEVED_S, RESTED_S, Watch
+from holdfast.console.watching import reports
+from holdfast.console.watching.picture import WorkerState
+from holdfast.console.watching.watch import BELIEVED_S, RESTED_S, Watch
 from holdfast.dev.memory_tables import MemoryWorker
 from tests.agents.web.test_server import scenario
 from tests.console.test_pages import TOTALS, worker_settings

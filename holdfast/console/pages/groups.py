@@ -8,7 +8,7 @@ from holdfast.clients.groups.records import GroupKind
 from holdfast.console.access import RequestDenied
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.pages.page import ConsolePage, Query
-from holdfast.console.paging import PAGE_LINES, page_number, page_of, paged
+from holdfast.console.showing.paging import PAGE_LINES, page_number, page_of, paged
 from holdfast.errors import BrokerError, GroupError
 
 GROUP_EVERY_S = 2.0

@@ -11,7 +11,7 @@ from holdfast.clients.logs.explaining import fetch_explanation
 from holdfast.console.access import RequestDenied
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.pages.page import ConsolePage, Query
-from holdfast.console.paging import number
+from holdfast.console.showing.paging import number
 from holdfast.errors import HoldfastError
 
 TIMEOUT_S = 5.0

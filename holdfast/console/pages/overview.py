@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.console.desk import ConsoleDesk
-from holdfast.console.findings import Urgency, findings
 from holdfast.console.pages.page import ConsolePage, Query
-from holdfast.console.picture import PartitionHealth, WorkerState
+from holdfast.console.watching.findings import Urgency, findings
+from holdfast.console.watching.picture import PartitionHealth, WorkerState
 
 LIMIT_FINDINGS = 50
 

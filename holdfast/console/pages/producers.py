@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.clients.tables.answers import Answer
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.pages.page import ConsolePage, Query
-from holdfast.console.paging import paged
+from holdfast.console.showing.paging import paged
 from holdfast.core.producers.ledger import Book, BookRow, Totals, producer_of_key
 from holdfast.errors import HoldfastError
 

@@ -8,7 +8,7 @@ from holdfast.clients.quarantine.records import Quarantine, QuarantinedRecord
 from holdfast.console.access import RequestDenied
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.pages.page import ConsolePage, Query
-from holdfast.console.paging import paged
+from holdfast.console.showing.paging import paged
 from holdfast.errors import HoldfastError, TopicError
 
 TIMEOUT_S = 8.0

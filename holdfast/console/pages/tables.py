@@ -12,9 +12,9 @@ from holdfast.clients.tables.answers import Answer
 from holdfast.console.access import RequestDenied
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.pages.page import ConsolePage, Query
-from holdfast.console.paging import number, paged
-from holdfast.console.picture import PartitionHealth, TableLine
-from holdfast.console.rendering import moment
+from holdfast.console.showing.paging import number, paged
+from holdfast.console.showing.rendering import moment
+from holdfast.console.watching.picture import PartitionHealth, TableLine
 from holdfast.core.claims.resets import parse_datetime_ms
 from holdfast.core.streams.windowing.rows import WindowResult, holds_windows
 from holdfast.errors import ConfigError, HoldfastError

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.console.desk import ConsoleDesk
-from holdfast.console.drawing import BOX_HEIGHT, BOX_WIDTH, DrawnEdge, draw
 from holdfast.console.pages.page import ConsolePage, Query
+from holdfast.console.showing.drawing import BOX_HEIGHT, BOX_WIDTH, DrawnEdge, draw
 from holdfast.core.engine.declared.graph import TopologyGraph
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from holdfast.console.access import RequestDenied
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.pages.page import ConsolePage, Query
-from holdfast.console.paging import paged
-from holdfast.console.picture import WorkerState
+from holdfast.console.showing.paging import paged
+from holdfast.console.watching.picture import WorkerState
 
 
 async def build_list(desk: ConsoleDesk, query: Query) -> dict[str, Any]:

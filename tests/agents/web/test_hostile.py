@@ -15,12 +15,12 @@ import msgspec
 import pytest
 from aiohttp import compression_utils
 
-from holdfast.agents.web import port
 from holdfast.config import Settings
 from holdfast.core.engine import query_wire
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
+from holdfast.web import port
 from tests.support.places import TLS
 
 DEADLINE_S = 60.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from holdfast.clients.quarantine.records import Quarantine
 from holdfast.clock import Clock, system_clock
 from holdfast.console.access import RequestDenied
-from holdfast.console.audit import AuditRecord, AuditTrail
+from holdfast.console.acting.audit import AuditRecord, AuditTrail
 from holdfast.console.desk import ConsoleDesk
 from holdfast.errors import ConfigError, HoldfastError, QuarantineError
 

@@ -1,5 +1,5 @@
-"""The listening socket of the web port: how many connections it admits, how long each may be silent, and what
-it says of bad requests.
+"""The listening socket of a web server: how many connections it admits, how long each may be silent, and what
+is said of bad requests.
 
 Connections are counted from the moment they are accepted, before any TLS handshake: a connection over a limit
 costs one descriptor for one turn of the event loop. Bodies are never inflated here, and what a refused
@@ -16,14 +16,12 @@ import ssl
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.web_log import AccessLogger
 
 from holdfast.clock import Clock
-from holdfast.core.engine import query_wire
-from holdfast.core.engine.query_wire import JSON, Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +33,7 @@ connection must have sent one.
 WRITE_S = 60.0
 """A client that reads nothing of an answer for so long gets no more of it."""
 CLOSE_S = 2.0
+SHUTDOWN_S = 2.0
 LOG_EVERY_S = 10.0
 BACKLOG = 128
 ACCEPT_PAUSE_S = 0.2
@@ -44,12 +43,30 @@ LIMIT_FIELD_BYTES = 8 << 10
 LIMIT_HEADERS = 64
 
 
+Malformed = Callable[[int, str], web.Response]
+"""Makes the answer to what is no HTTP request, of its status and what is wrong."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """How many connections the port admits, in all and from one peer."""
+    """How many connections the port admits, in all and from one peer; *setting* begins the names of the settings that say so."""
 
     connections: int
     per_peer: int
+    setting: str | None = None
+
+    def refusal(self, *, of_peer: bool) -> str:
+        """Return the rest of what is said of a connection too many.
+
+        >>> ConnectionLimits(connections=2, per_peer=1, setting="web_connections").refusal(of_peer=True)
+        'it has 1 connections, all that web_connections_per_peer allows'
+        """
+        held = (
+            f"it has {self.per_peer} connections" if of_peer else f"{self.connections} connections are open"
+        )
+        if self.setting is None:
+            return f"{held}, and no more are admitted"
+        return f"{held}, all that {self.setting}{'_per_peer' if of_peer else ''} allows"
 
 
 class Troubles:
@@ -57,8 +74,8 @@ class Troubles:
     stands for.
     """
 
-    def __init__(self, counts: Counter[str], clock: Clock) -> None:
-        self._counts, self._clock = counts, clock
+    def __init__(self, name: str, counts: Counter[str], clock: Clock) -> None:
+        self._name, self._counts, self._clock = name, counts, clock
         self._logged: dict[str, tuple[float, int]] = {}
 
     def note(self, cause: str, text: str) -> None:
@@ -68,19 +85,19 @@ class Troubles:
         if now_s - logged_s >= LOG_EVERY_S:
             self._logged[cause] = now_s, self._counts[cause]
             logger.warning(
-                "web port: %(problem)s (%(count)d since the last such line)",
-                {"problem": text, "count": self._counts[cause] - logged},
+                "%(port)s: %(problem)s (%(count)d since the last such line)",
+                {"port": self._name, "problem": text, "count": self._counts[cause] - logged},
             )
 
 
 class Connection(web.RequestHandler):
     """One connection, which ends when its peer is silent for too long where it is the peer's turn."""
 
-    __slots__ = ("_head_deadline", "_released", "_troubles", "_write_deadline")
+    __slots__ = ("_head_deadline", "_malformed", "_released", "_troubles", "_write_deadline")
 
-    def __init__(self, manager: web.Server, troubles: Troubles, **options: Any) -> None:
+    def __init__(self, manager: web.Server, troubles: Troubles, malformed: Malformed, **options: Any) -> None:
         super().__init__(manager, loop=asyncio.get_running_loop(), **options)
-        self._troubles = troubles
+        self._troubles, self._malformed = troubles, malformed
         self._released: Callable[[], None] | None = None
         self._head_deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
@@ -153,10 +170,7 @@ class Connection(web.RequestHandler):
         self._troubles.note("malformed", f"a malformed request of {self._peer()}: {what!a}")
         if request.writer.output_size > 0:
             raise ConnectionError("part of an answer is sent already")
-        refusal = Refusal(error="malformed", message=f"this is no HTTP request that the worker reads: {what}")
-        response = web.Response(
-            body=query_wire.encode_json(refusal) + b"\n", status=status, content_type=JSON
-        )
+        response = self._malformed(status, what)
         response.force_close()
         return response
 
@@ -169,14 +183,15 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 class _Server(web.Server):
     """aiohttp's server, of `Connection`s."""
 
-    def __init__(self, inner: web.Server, troubles: Troubles) -> None:
+    def __init__(self, inner: web.Server, troubles: Troubles, malformed: Malformed) -> None:
         super().__init__(inner.request_handler, request_factory=inner.request_factory)
-        self._troubles = troubles
+        self._troubles, self._malformed = troubles, malformed
 
     def __call__(self) -> Connection:
         return Connection(
             self,
             self._troubles,
+            self._malformed,
             access_log_class=AccessLogger,
             access_log=None,
             keepalive_timeout=KEEPALIVE_S,
@@ -188,20 +203,64 @@ class _Server(web.Server):
         )
 
 
-class PortRunner(web.AppRunner):
-    """Runs an application whose connections come from a `Door`."""
+class _Runner(web.AppRunner):
+    """Runs an application whose connections come from a `_Door`."""
 
     def __init__(
-        self, application: web.Application, troubles: Troubles, *, shutdown_timeout_s: float
+        self,
+        application: web.Application,
+        troubles: Troubles,
+        malformed: Malformed,
+        *,
+        shutdown_timeout_s: float,
     ) -> None:
         super().__init__(application, access_log=None, shutdown_timeout=shutdown_timeout_s)
-        self._troubles = troubles
+        self._troubles, self._malformed = troubles, malformed
 
     async def _make_server(self) -> web.Server:
-        return _Server(await super()._make_server(), self._troubles)
+        return _Server(await super()._make_server(), self._troubles, self._malformed)
 
 
-class Door:
+class WebPort:
+    """Serves *application* within *limits*, from `open` to `close`.
+
+    What is refused goes to *troubles*; *malformed* words the answer to what is no HTTP request.
+    """
+
+    def __init__(
+        self,
+        application: web.Application,
+        limits: ConnectionLimits,
+        *,
+        tls: ssl.SSLContext | None = None,
+        troubles: Troubles,
+        malformed: Malformed,
+    ) -> None:
+        self._limits, self._tls, self._troubles = limits, tls, troubles
+        self._runner = _Runner(application, troubles, malformed, shutdown_timeout_s=SHUTDOWN_S)
+        self._door: _Door | None = None
+
+    async def open(self, host: str, port: int) -> None:
+        """Listen on every address of *host*; raises OSError, and nothing is left open, when one is not free."""
+        await self._runner.setup()
+        server = cast(Callable[[], Connection], self._runner.server)
+        door = _Door(server, self._limits, self._tls, self._troubles)
+        try:
+            await door.open(host, port)
+        except OSError:
+            await self._runner.cleanup()
+            raise
+        self._door = door
+
+    async def close(self) -> None:
+        """Accept no more, and end what was accepted: requests that are being answered have SHUTDOWN_S."""
+        door, self._door = self._door, None
+        if door is not None:
+            await door.close()
+            await self._runner.cleanup()
+
+
+class _Door:
     """Accepts connections within *limits* and hands them to *server*, from `open` to `close`."""
 
     def __init__(
@@ -261,17 +320,11 @@ class Door:
     def _admit(self, connection: socket.socket, peer: str) -> None:
         limits = self._limits
         if self._count >= limits.connections:
-            self._troubles.note(
-                "connections",
-                f"refused {peer}: {limits.connections} connections are open, all that web_connections allows",
-            )
+            self._troubles.note("connections", f"refused {peer}: {limits.refusal(of_peer=False)}")
             connection.close()
             return
         if self._peers[peer] >= limits.per_peer:
-            self._troubles.note(
-                "peer",
-                f"refused {peer}: it has {limits.per_peer} connections, all that web_connections_per_peer allows",
-            )
+            self._troubles.note("peer", f"refused {peer}: {limits.refusal(of_peer=True)}")
             connection.close()
             return
         self._count += 1

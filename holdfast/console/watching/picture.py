@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from holdfast.clients.tables.directory import Workers
-from holdfast.console.reports import HeldReport, Silence, WorkerReport
+from holdfast.console.watching.reports import HeldReport, Silence, WorkerReport
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import WorkerClaims
 

@@ -6,8 +6,11 @@
   const state = document.getElementById("live-state");
   const toggle = document.getElementById("live-toggle");
   if (!live || !box || !window.EventSource) return;
+  const AGAIN_MS = 10000;
   let source = null;
-  let lost = false;
+  let lost = "";
+  let again = 0;
+  let pending = null;
 
   const clock = () => new Date().toISOString().slice(11, 19);
   const say = (text, wrong) => {
@@ -28,7 +31,8 @@
     return () => { const now = [...live.querySelectorAll(element.tagName)].filter(same)[at]; if (now) now.focus({ preventScroll: true }); };
   };
   const change = (html) => {
-    if (reading()) return;
+    if (reading()) { pending = html; say("Waits while text is selected", false); return; }
+    if (pending !== null) { pending = null; say("Live", false); }
     const focus = place(document.activeElement);
     const open = [...live.querySelectorAll("details[open]")].map((each) => each.id);
     const scrolled = [...live.querySelectorAll(".wide")].map((each) => each.scrollLeft);
@@ -38,20 +42,30 @@
     if (focus) focus();
   };
 
+  // A browser asks again by itself when the connection is lost, but not when it was refused.
+  const broken = () => {
+    const refused = source.readyState === EventSource.CLOSED;
+    const what = refused ? "Not live: sign in again, or too many pages are live; since " : "The console does not answer since ";
+    if (lost !== what) say(what + clock() + " UTC", true);
+    lost = what;
+    if (refused) again = setTimeout(follow, AGAIN_MS);
+  };
   const follow = () => {
+    clearTimeout(again);
     source = new EventSource(window.location.href);
-    source.onopen = () => { lost = false; say("Live", false); };
-    source.onerror = () => { if (!lost) say("The console does not answer since " + clock() + " UTC", true); lost = true; };
+    source.onopen = () => { lost = ""; say("Live", false); };
+    source.onerror = broken;
     source.addEventListener("live", (event) => change(event.data));
     source.addEventListener("point", (event) => document.dispatchEvent(new CustomEvent("holdfast-point", { detail: JSON.parse(event.data) })));
   };
-  const stop = () => { source.close(); source = null; say("Paused at " + clock() + " UTC", false); };
+  const stop = () => { clearTimeout(again); source.close(); source = null; pending = null; say("Paused at " + clock() + " UTC", false); };
 
+  document.addEventListener("selectionchange", () => { if (pending !== null && !reading()) change(pending); });
   toggle.addEventListener("click", () => {
     if (source) stop(); else follow();
     toggle.textContent = source ? "Pause" : "Go on";
   });
-  window.addEventListener("pagehide", () => { if (source) source.close(); });
+  window.addEventListener("pagehide", () => { clearTimeout(again); if (source) source.close(); });
   window.addEventListener("pageshow", (event) => { if (event.persisted && source) follow(); });
   box.hidden = false;
   follow();

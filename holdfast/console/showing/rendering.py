@@ -25,7 +25,7 @@ ASSETS = {
 @cache
 def asset(name: str) -> bytes:
     """Return the content of one of ASSETS."""
-    return (resources.files("holdfast.console") / "assets" / name).read_bytes()
+    return (resources.files("holdfast.console.showing") / "assets" / name).read_bytes()
 
 
 @cache
@@ -92,7 +92,7 @@ def slug(state: str) -> str:
 @cache
 def _environment() -> Environment:
     made = Environment(
-        loader=PackageLoader("holdfast.console"),
+        loader=PackageLoader("holdfast.console.showing"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

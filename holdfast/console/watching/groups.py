@@ -8,7 +8,7 @@ from typing import TypeVar
 from holdfast.clients.groups.admin import GroupAdmin
 from holdfast.clients.groups.records import GroupDescription, GroupKind, Position
 from holdfast.config import Settings
-from holdfast.console.blocking import BlockingCalls
+from holdfast.console.watching.blocking import BlockingCalls
 from holdfast.errors import BrokerError, HoldfastError
 
 T = TypeVar("T")

@@ -12,10 +12,10 @@ from typing import Any, Self
 from holdfast.clients.tables.directory import Directory, Workers
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.console.group_desk import GroupDesk
-from holdfast.console.history import History, flows_of, positions_of
-from holdfast.console.picture import Picture, WorkerState, picture_of
-from holdfast.console.reports import Silence, WorkerReport, WorkerReports
+from holdfast.console.watching.groups import GroupDesk
+from holdfast.console.watching.history import History, flows_of, positions_of
+from holdfast.console.watching.picture import Picture, WorkerState, picture_of
+from holdfast.console.watching.reports import Silence, WorkerReport, WorkerReports
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import WorkerClaims
 from holdfast.errors import BrokerError

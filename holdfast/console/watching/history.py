@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.console.picture import PartitionId, Picture
+from holdfast.console.watching.picture import PartitionId, Picture
 
 KEPT_POINTS = 600
 STALLED_S = 30.0

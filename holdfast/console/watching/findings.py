@@ -8,7 +8,7 @@ from enum import StrEnum
 from urllib.parse import urlencode
 
 from holdfast.clients.groups.records import GroupDescription, ShownState
-from holdfast.console.picture import PartitionHealth, Picture, TableLine, WorkerLine, WorkerState
+from holdfast.console.watching.picture import PartitionHealth, Picture, TableLine, WorkerLine, WorkerState
 
 LIMIT_NAMED = 5
 

@@ -1,0 +1,1 @@
+"""What people do in the console, and the topic that says who did it."""

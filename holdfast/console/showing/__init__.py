@@ -1,0 +1,1 @@
+"""How pages look: templates and assets, numbers and times in words, long lists, the drawing of the graph."""
