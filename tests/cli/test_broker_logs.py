@@ -119,7 +119,7 @@ def test_what_a_group_has_committed_is_told_and_explained(
 
 
 def last_of(broker: SessionBroker, group: str, run: Run) -> Any:
-    """Return what `explain` says of the last record of the group's partition of `__consumer_offsets`."""
+    """Return what `explain` says of the last commit of *group*: behind it there may be records of groups of other tests."""
     reader = Consumer(broker.client_config(**{"group.id": "reader", "enable.auto.commit": False}))
     try:
         partitions = len(
@@ -128,10 +128,16 @@ def last_of(broker: SessionBroker, group: str, run: Run) -> Any:
             .partitions
         )
         place = coordinator_partition(group, partitions)
-        _, end = reader.get_watermark_offsets(TopicPartition("__consumer_offsets", place), timeout=DEADLINE_S)
+        first, end = reader.get_watermark_offsets(
+            TopicPartition("__consumer_offsets", place), timeout=DEADLINE_S
+        )
     finally:
         reader.close()
-    return run("explain", "__consumer_offsets", str(place), str(end - 1))["record"]["says"]
+    for offset in range(end - 1, first - 1, -1):
+        says = run("explain", "__consumer_offsets", str(place), str(offset))["record"]["says"]
+        if says["group"] == group and "topic" in says:
+            return says
+    raise AssertionError(f"no commit of {group} in partition {place}")
 
 
 def test_groups_that_keep_up_stopped_and_went_back_are_told(
