@@ -357,7 +357,7 @@ def _live_partition(
         lost=decode_lost_heads(notes.get(LOST_HEADS)),
         handover=decode_handover(notes.get(HANDOVER)),
         row_types=1 if types is None else most_types(_with_own(decode_row_types(types), processor)),
-        refused=refusals_in(notes),
+        refused=refusals_in(key for key, value in notes.items() if value is not None),
         base=decode_base(notes.get(BASE)),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from holdfast.clients.topics.admin import Admin
@@ -16,9 +16,11 @@ from holdfast.pipeline.bronze.extent import Extent
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 
 
-def read_bases(processor: Processor[Any, Any], settings: Settings) -> dict[int, Beginning]:
-    """Return what partitions of *processor* began with, where that was not nothing: the topic decides, since a declaration may have
-    lost its `migrate=` later.
+def read_bases(
+    processor: Processor[Any, Any], settings: Settings, partitions: Collection[int] | None = None
+) -> dict[int, Beginning]:
+    """Return what *partitions* of *processor* (None: all) began with, where that was not nothing: the topic decides, since a
+    declaration may have lost its `migrate=` later.
 
     ChangelogError for a topic that was written to by something else or trimmed.
     """
@@ -28,7 +30,11 @@ def read_bases(processor: Processor[Any, Any], settings: Settings) -> dict[int, 
     with TopicLog(settings, topic) as log:
         spans = log.spans()
     with TopicReader(settings, topic) as reader:
-        found = {at: _read(processor, topic, reader, at, span) for at, span in spans.items()}
+        found = {
+            at: _read(processor, topic, reader, at, span)
+            for at, span in spans.items()
+            if partitions is None or at in partitions
+        }
     return {at: each for at, each in found.items() if each is not None}
 
 

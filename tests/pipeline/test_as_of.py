@@ -21,7 +21,7 @@ from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.histories.as_of import AsOfOptions, row_as_of
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions, replay
-from tests.pipeline.test_bootstrap import PARTITIONS, Books
+from tests.support.books_app import PARTITIONS, Books
 
 LOCAL = ReplayOptions(engine="local")
 Cmd = Callable[..., tuple[int, str, str]]

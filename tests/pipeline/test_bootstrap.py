@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
-from confluent_kafka import Producer
 
 from holdfast.cli.__main__ import main
 from holdfast.clients.groups.broker import BrokerGroups
@@ -34,93 +31,18 @@ from holdfast.errors import (
 from holdfast.kafka.transactions.transactional_client import TransactionalClient
 from holdfast.kafka.transactions.transactional_producer import AbortableError
 from holdfast.pipeline.bootstrap import sink as sink_module
-from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, Bootstrapped, bootstrap
+from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.bootstrap.sink import BootstrapStep, ChangelogSink, Outcome
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.landing.land import land
-from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.topic import TopicLog, TopicReader
+from holdfast.pipeline.replay import replay
 from holdfast.pipeline.verify import read_live, verify
 from holdfast.pipeline.verify_emits import verify_emits
 from tests.pipeline.folds import Account, Op, accounts
+from tests.support.books_app import LOCAL, PARTITIONS, SEND, Books, Crash, outcomes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-PARTITIONS = 2
-LOCAL = ReplayOptions(engine="local")
-SEND = BootstrapOptions(replay=LOCAL, emits="send")
-
-
-class Crash(BaseException):
-    """The process is killed: nothing that could be done about it is done."""
-
-
-class Books:
-    """An application of accounts on an embedded Kafka, with records of every kind in its source."""
-
-    def __init__(self, kafka: EmbeddedKafka) -> None:
-        self.name = f"books-{uuid.uuid4().hex[:8]}"
-        self.source = f"{self.name}-in"
-        self.settings = Settings(
-            app=self.name,
-            kafka={key: str(value) for key, value in kafka.client_config().items()},
-            request_timeout_s=10,
-            stall_timeout_s=30,
-        )
-        self._producer = Producer(kafka.client_config())
-        kafka.create_topic(self.source, partitions=PARTITIONS, config={"retention.ms": "-1"})
-        self.first = self.version(1)
-        self.write(120)
-
-    def version(self, version: int, **changed: Any) -> Processor[Op, Account]:
-        """Return the processor in a version, its topics made."""
-        emits = tuple(f"{self.name}-{name}" for name in ("large", "fired"))
-        made = accounts(self.source)
-        renamed = replace(
-            made,
-            version=version,
-            emits=emits,
-            fold=_renaming(made.fold, self.name),
-            on_wake=_renaming(made.on_wake, self.name),
-            **changed,
-        )
-        create_topics(self.settings, [renamed], partitions=PARTITIONS)
-        return renamed
-
-    def write(self, count: int, first: int = 0) -> None:
-        """Append *count* records to each partition: sums, timers, removals, and records that are refused."""
-        for partition in range(PARTITIONS):
-            for at in range(first, first + count):
-                verb = ("add", "wake", "add", "boom", "sum", "add")[at % 6]
-                amount = 10_000 if verb == "wake" and at > 100 else at % 97  # some timers are left
-                value = None if at % 17 == 16 else b"%b k%d %d" % (verb.encode(), at % 5, amount)
-                self._producer.produce(
-                    self.source, value, b"k%d" % (at % 5), partition, timestamp=1_000 + 40 * at
-                )
-        assert self._producer.flush(10) == 0
-
-    def messages(self, name: str) -> list[tuple[bytes | None, bytes | None]]:
-        """Return what is committed in a topic, in order by partition."""
-        out = []
-        with TopicLog(self.settings, name) as log:
-            spans = log.spans()
-        with TopicReader(self.settings, name) as reader:
-            for partition, span in spans.items():
-                for records, _ in reader.records(partition, span):
-                    out += list(zip(records.keys, records.values, strict=True))
-        return out
-
-
-def _renaming(call: Any, name: str) -> Any:
-    """Return a fold that emits to the application's own topics."""
-
-    def renamed(*arguments: Any) -> Iterator[Any]:
-        for emit in call(*arguments) or ():
-            known = emit.topic in ("large", "fired")
-            yield msgspec.structs.replace(emit, topic=f"{name}-{emit.topic}") if known else emit
-
-    return renamed
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +54,6 @@ def kafka() -> Iterator[EmbeddedKafka]:
 @pytest.fixture
 def books(kafka: EmbeddedKafka) -> Books:
     return Books(kafka)
-
-
-def outcomes(done: Bootstrapped) -> list[Outcome]:
-    return [each.outcome for each in done.partitions]
 
 
 def test_each_partition_begins_with_the_state_of_a_replay(books: Books) -> None:

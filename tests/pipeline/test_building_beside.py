@@ -23,7 +23,7 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import FencedError, GroupError
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.transactions.transactional_client import producers
-from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
+from holdfast.pipeline.bootstrap.bootstrap import bootstrap
 from holdfast.pipeline.bootstrap.fencing import fenced_writer
 from holdfast.pipeline.bootstrap.sink import BootstrapStep, Outcome
 from holdfast.pipeline.verify import read_live, verify
@@ -32,11 +32,9 @@ from holdfast.tables.partition import Environment, Partition
 from holdfast.tables.restore import restore
 from holdfast.tables.rocks import Budget
 from tests.pipeline.folds import Account, Op
-from tests.pipeline.test_bootstrap import LOCAL, SEND, Books, Crash, outcomes
+from tests.support.books_app import LOCAL, MIGRATE, SEND, SILENT, Books, Crash, outcomes
 
 TIMEOUT_S = 20.0
-SILENT = BootstrapOptions(replay=LOCAL)
-MIGRATE = BootstrapOptions(replay=LOCAL, migrate=True)
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +45,7 @@ def kafka() -> Iterator[EmbeddedKafka]:
 
 @pytest.fixture
 def books(kafka: EmbeddedKafka) -> Books:
-    found = Books(kafka)
-    bootstrap(found.first, found.settings, SEND)
-    return found
+    return Books(kafka).begun()
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from holdfast.pipeline.topic import TopicLog, TopicReader
 from holdfast.pipeline.verify import verify
 from tests.pipeline.folds import Record
 from tests.pipeline.lakes import write_bronze
-from tests.pipeline.test_bootstrap import LOCAL, PARTITIONS, SEND, Books
+from tests.support.books_app import LOCAL, PARTITIONS, SEND, Books
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -34,12 +34,10 @@ from holdfast.pipeline.replay import replay
 from holdfast.pipeline.verify import read_live, verify
 from holdfast.pipeline.verify_emits import verify_emits
 from tests.pipeline.folds import Account, Op, doubled, failing_sums
-from tests.pipeline.test_bootstrap import LOCAL, PARTITIONS, SEND, Books, Crash, outcomes
+from tests.support.books_app import LOCAL, MIGRATE, PARTITIONS, Books, Crash, outcomes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-MIGRATE = BootstrapOptions(replay=LOCAL, migrate=True)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +48,7 @@ def kafka() -> Iterator[EmbeddedKafka]:
 
 @pytest.fixture
 def books(kafka: EmbeddedKafka) -> Books:
-    found = Books(kafka)
-    bootstrap(found.first, found.settings, SEND)
-    return found
+    return Books(kafka).begun()
 
 
 def test_it_begins_with_the_migrated_rows_and_is_verified_from_there(books: Books) -> None:

@@ -24,7 +24,7 @@ from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import replay
 from holdfast.pipeline.trimming import LandedTrim, PartitionTrim
 from holdfast.pipeline.verify import verify
-from tests.pipeline.test_bootstrap import LOCAL, PARTITIONS, SEND, Books
+from tests.support.books_app import LOCAL, PARTITIONS, SEND, Books
 
 
 @pytest.fixture(scope="module")

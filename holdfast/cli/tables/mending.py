@@ -18,10 +18,13 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.merging_folder import MergedChanges
-from holdfast.core.engine.merge.positions import Position, stored_format
+from holdfast.core.engine.merge.positions import Position, goes_back, offsets_of, stored_format
 from holdfast.core.engine.merge.strays import Audit, ForeignRecords, Mending
+from holdfast.core.engine.migrating import Beginning
 from holdfast.core.engine.state.base import BASE, encode_base
-from holdfast.core.engine.state.codec import NOTHING_APPLIED
+from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED
+from holdfast.core.engine.state.evolution import ROW_TYPES, encode_row_types, evolved
+from holdfast.core.engine.state.passing_refusals import is_refusal_note, refusals_in
 from holdfast.errors import ChangelogError, ConfigError
 from holdfast.kafka.requests.raw_log import RawLog
 from holdfast.pipeline.bootstrap.fencing import TRANSACTION_S, fenced_writer
@@ -78,22 +81,24 @@ class Mender:
 
     def plan_rebuild(self, partition: int, found: ForeignRecords) -> MendingStep:
         """Return what empties a partition, so that the next worker folds its source from the beginning; one that began with a base is put back to that."""
-        puts: dict[bytes, bytes | None] = dict.fromkeys(found.row_keys())
-        base = read_bases(self._processor, self._settings).get(partition)
+        base = self._base(partition)
         if base is None:
+            puts: dict[bytes, bytes | None] = dict.fromkeys(found.row_keys())
             return self._step(partition, found, puts, self._positions.start, "emptied")
-        puts |= {**dict(base.stored), BASE: encode_base(base.base)}
-        return self._step(partition, found, puts, base.position, f"put back to {base.base.told()}")
+        # What the base had lost, as what it was written, and where the version before stood: no replay tells that again.
+        notes = {key: value for key, value in found.notes().items() if not is_refusal_note(key)}
+        wanted = {**dict(base.stored), **notes, BASE: encode_base(base.base)}
+        how = f"put back to {base.base.told()}"
+        return self._step(partition, found, found.changes_to(wanted), base.position, how)
+
+    def _base(self, partition: int) -> Beginning | None:
+        return read_bases(self._processor, self._settings, [partition]).get(partition)
 
     def plan(self, partition: int, found: ForeignRecords, applied: Applied | None) -> MendingStep:
         """Return what makes a partition good: the state that the last worker left, or with *applied* the source's up to that offset."""
         if applied is not None:
-            marker, state = self._replayed(partition, self._until(partition, applied))
-            ours = dict(found.state())
-            puts: dict[bytes, bytes | None] = {
-                key: value for key, value in state.items() if ours.get(key) != value
-            }
-            puts.update(dict.fromkeys(key for key in found.row_keys() if key not in state and key != BASE))
+            marker, state = self._replayed(partition, self._until(partition, applied), found)
+            puts = found.changes_to({**state, **self._notes(found, marker)})
             return self._step(
                 partition, found, puts, marker, f"replayed up to source offset {shown(applied)}"
             )
@@ -120,18 +125,30 @@ class Mender:
         how = "restored from the changelog"
         if mending.unknown:
             mending, how = (
-                self._completed(partition, mending, marker),
+                self._completed(partition, mending, marker, found),
                 f"restored from the changelog and a replay up to {self.reached(marker)}",
             )
         return self._step(partition, found, mending.puts, marker, how)
 
-    def _completed(self, partition: int, mending: Mending, marker: Position) -> Mending:
+    def _notes(self, found: ForeignRecords, marker: Position) -> dict[bytes, bytes]:
+        """Return the notes of a state that was replayed up to *marker*: its rows are all of the type of now, and what was refused behind
+        it is folded again.
+        """
+        notes = found.notes()
+        if not self._processor.stateless:
+            notes[ROW_TYPES] = encode_row_types(evolved(None, self._processor))
+        lasts = dict(zip(self._processor.topics, offsets_of(marker), strict=True))
+        return {key: value for key, value in notes.items() if is_folded(key, lasts)}
+
+    def _completed(
+        self, partition: int, mending: Mending, marker: Position, found: ForeignRecords
+    ) -> Mending:
         """Return *mending* with what compaction has dropped, from the source."""
         if isinstance(marker, VectorMarker):
             where = ReplayOptions(positions={partition: marker}, partitions=(partition,))
         else:
             where = self._until(partition, marker.applied)
-        _, state = self._replayed(partition, where)
+        _, state = self._replayed(partition, where, found)
         return replace(
             mending, puts={**mending.puts, **{key: state.get(key) for key in mending.unknown}}, unknown=()
         )
@@ -154,12 +171,19 @@ class Mender:
         )
         return ReplayOptions(until=until, partitions=(partition,))
 
-    def _replayed(self, partition: int, options: ReplayOptions) -> tuple[Position, Mapping[bytes, bytes]]:
+    def _replayed(
+        self, partition: int, options: ReplayOptions, found_there: ForeignRecords
+    ) -> tuple[Position, Mapping[bytes, bytes]]:
         """Return position and state where *options* say, from the source; LostRecordsError when its beginning is not there any more."""
         processor, until = self._processor, options.until
-        if until is not None and until.offsets.get(partition) == NOTHING_APPLIED:
+        if (
+            until is not None
+            and until.offsets.get(partition) == NOTHING_APPLIED
+            and not self._base(partition)
+        ):
             return self._positions.start, {}
-        replayed = replay(processor, self._settings, options)
+        refused = {partition: refusals_in(found_there.notes())}
+        replayed = replay(processor, self._settings, replace(options, refused=refused))
         (summary,) = [each for each in replayed.partitions if each.partition == partition]
         state = dict(replayed.state(partition))
         if processor.on is None:
@@ -192,6 +216,8 @@ class Mender:
     def _step(
         partition: int, found: ForeignRecords, puts: Mapping[bytes, bytes | None], marker: Position, how: str
     ) -> MendingStep:
+        if found.marker is not None and goes_back(found.marker, marker):
+            puts = {**puts, APPLIED: None}  # so that nobody takes it for a stray
         changed = sorted(puts.items(), key=lambda put: put[0])
         changes = (
             MergedChanges(marker=marker, records=0, puts=changed)
@@ -215,6 +241,15 @@ class Mender:
             if step.changes is not None:
                 await writer.write(step.changes, [], TRANSACTION_S)
             return step
+
+
+def is_folded(note: bytes, lasts: Mapping[str, int]) -> bool:
+    r"""Return whether a note tells of no refusal behind *lasts*, the last offset of each source.
+
+    >>> [is_folded(note, {"orders": 7}) for note in (b"\x00refused orders 7", b"\x00refused orders 8", BASE)]
+    [True, False, True]
+    """
+    return all(offset <= lasts.get(topic, NOTHING_APPLIED) for topic, offset in refusals_in([note]))
 
 
 def require_stopped(settings: Settings, app: str) -> None:

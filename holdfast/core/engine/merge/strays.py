@@ -8,7 +8,7 @@ there. Compaction drops what it takes for replaced: then only a replay of the so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -18,10 +18,21 @@ from msgspec.structs import replace
 from holdfast.core.engine.merge.choices import VectorMarker, event_ms_of
 from holdfast.core.engine.merge.positions import Position, PositionFormat, goes_back, of_one_source
 from holdfast.core.engine.state.base import BASE, decode_base
-from holdfast.core.engine.state.codec import APPLIED, EVENT, FORMAT, NAMED, ROW_KINDS, TICK, TIMER_KINDS, WAKE
+from holdfast.core.engine.state.codec import (
+    APPLIED,
+    EVENT,
+    FORMAT,
+    META,
+    NAMED,
+    ROW_KINDS,
+    TICK,
+    TIMER_KINDS,
+    WAKE,
+)
 from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types
 from holdfast.core.engine.state.handover import HANDOVER, decode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, decode_lost_heads
+from holdfast.core.engine.state.passing_refusals import is_refusal_note, refusals_in
 from holdfast.core.kafka.record_batch import NO_PRODUCER, ControlType, RecordBatch, control_of
 from holdfast.errors import ChangelogError
 
@@ -93,6 +104,27 @@ class ForeignRecords:
             (key, each.value) for key, each in self._seen.items() if each.value is not None and key != APPLIED
         )
 
+    def changes_to(self, wanted: Mapping[bytes, bytes]) -> dict[bytes, bytes | None]:
+        """Return what to write for a reader to find *wanted* and nothing else, but for the marker."""
+        gone = dict.fromkeys(key for key in self.row_keys() if key not in wanted)
+        ours = dict(self.state())
+        return {**gone, **{key: value for key, value in wanted.items() if ours.get(key) != value}}
+
+    def notes(self) -> dict[bytes, bytes]:
+        """Return the notes as the last worker left them, by key."""
+        return {
+            key: value
+            for key, seen in self._seen.items()
+            if key[:1] == META and key != APPLIED
+            if (value := self._last_good(key, seen)) is not None
+        }
+
+    def _last_good(self, key: bytes, seen: _Seen) -> bytes | None:
+        if not seen.stray:
+            return seen.value
+        good = self._good.get(key)
+        return None if good is None else good.value
+
     def mend(self) -> Mending:
         """Return what has to be written for the log to say what the last worker left."""
         puts: dict[bytes, bytes | None] = {}
@@ -100,9 +132,12 @@ class ForeignRecords:
         for key, seen in self._seen.items():
             if not seen.stray or key == APPLIED:
                 continue
-            good = self._good.get(key)
-            puts[key] = None if good is None else good.value
-            if good is None and key[:1] in _kinds(self._positions) and self._first_hole < seen.offset:
+            puts[key] = self._last_good(key, seen)
+            if (
+                key not in self._good
+                and key[:1] in _kinds(self._positions)
+                and self._first_hole < seen.offset
+            ):
                 unknown.append(key)
         marker = self._seen.get(APPLIED)
         clean = not puts and (marker is None or not marker.stray)
@@ -213,18 +248,24 @@ class Audit:
         for each in records:
             if (why := _unfit(each, self._positions)) is not None:
                 return why
-            if each.key == APPLIED and each is not last:
+            if each.key == APPLIED and each is not last and each.value is not None:
                 return "a position marker that does not end its transaction"
         if last.key == APPLIED:
-            return None if last.value is None else self._marker_objection(self._positions.decode(last.value))
+            # A repair that goes back takes the position away first.
+            is_repair = any(each.key == APPLIED for each in records[:-1])
+            return (
+                None
+                if last.value is None
+                else self._marker_objection(self._positions.decode(last.value), may_go_back=is_repair)
+            )
         if self._last_hole < last.offset:
             return "no position marker ends its transaction"
         return None
 
-    def _marker_objection(self, marker: Position) -> str | None:
+    def _marker_objection(self, marker: Position, *, may_go_back: bool) -> str | None:
         if marker.version != self._version:
             return f"its position marker is of version {marker.version}"
-        if self._marker is not None and goes_back(self._marker, marker):
+        if not may_go_back and self._marker is not None and goes_back(self._marker, marker):
             return f"its position goes back from {self._marker.applied} to {marker.applied}"
         return None
 
@@ -256,7 +297,7 @@ def _unfit(written: _Written, positions: PositionFormat) -> str | None:
         return None  # also of what is no row: a repair removes it so
     if key == APPLIED:
         return _unfit_marker(value, positions)
-    if key in _NOTES:
+    if key in _NOTES or is_refusal_note(key):
         return _unfit_note(key, value)
     if key[:1] not in _kinds(positions):
         return f"a key of unknown kind {key[:1].hex() or 'none'}"
@@ -282,7 +323,7 @@ _NOTES: dict[bytes, tuple[str, Callable[[bytes], object]]] = {
 
 
 def _unfit_note(key: bytes, value: bytes) -> str | None:
-    of, decode = _NOTES[key]
+    of, decode = _NOTES.get(key, ("a refusal", lambda _: refusals_in([key])))
     try:
         decode(value)
     except ChangelogError:

@@ -25,9 +25,14 @@ def refusal_note(topic: str, offset: int) -> tuple[bytes, bytes]:
     return b"%s%s %d" % (_NOTE, topic.encode(), offset), _VALUE
 
 
+def is_refusal_note(key: bytes) -> bool:
+    """Return whether *key* is that of such a note; it may be malformed."""
+    return key.startswith(_NOTE)
+
+
 def refusals_in(keys: Iterable[bytes]) -> frozenset[tuple[str, int]]:
     """Return topic and offset of each record that is noted among *keys*; ChangelogError for a note that no worker wrote."""
-    return frozenset(_read(key) for key in keys if key.startswith(_NOTE))
+    return frozenset(_read(key) for key in keys if is_refusal_note(key))
 
 
 def _read(key: bytes) -> tuple[str, int]:

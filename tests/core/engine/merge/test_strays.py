@@ -25,6 +25,7 @@ from holdfast.core.engine.state.codec import (
 )
 from holdfast.core.engine.state.evolution import ROW_TYPES, encode_row_types
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, encode_lost_heads
+from holdfast.core.engine.state.passing_refusals import refusal_note
 from holdfast.core.engine.state.row_schema import schema_of
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, ControlType, Record, RecordBatch
@@ -215,6 +216,25 @@ def test_the_note_of_row_types_is_no_stray() -> None:
     assert log.findings().strays == []
     log.work(8, (ROW_TYPES, b"x"))
     assert {each.why for each in log.findings().strays} == {"a note of row types that cannot be read"}
+
+
+def test_the_note_of_a_refusal_is_no_stray() -> None:
+    log, (key, value) = Log(), refusal_note("in", 8)
+    log.work(7, (A, row("1")))
+    log.work(8, (key, value))
+    assert log.findings().strays == []
+    log.work(9, (refusal_note("in", 9)[0] + b"x", value))
+    assert {each.why for each in log.findings().strays} == {"a note of a refusal that cannot be read"}
+
+
+def test_notes_are_those_of_the_last_worker() -> None:
+    log, heads, (key, value) = Log(), encode_lost_heads({"in": 7}), refusal_note("in", 9)
+    log.work(7, (LOST_HEADS, heads), (A, row("1")))
+    log.put((LOST_HEADS, None), (key, value))
+    found = log.findings()
+    assert found.notes() == {LOST_HEADS: heads}
+    wanted = {A: row("2"), **found.notes()}
+    assert found.changes_to(wanted) == {A: row("2"), LOST_HEADS: heads, key: None}
 
 
 def test_what_a_worker_wrote_after_the_stray_counts() -> None:
