@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO
@@ -17,7 +16,7 @@ import pytest
 
 from holdfast.dev import parent_death, processes
 from tests.support import fork_server
-from tests.support.fork_server import ForkedProcess, ForkServer, Process
+from tests.support.fork_server import ForkedProcess, Process
 from tests.support.harness import wait_for
 from tests.support.places import ROOT
 

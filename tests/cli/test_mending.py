@@ -82,7 +82,7 @@ def test_a_replayed_state_keeps_handover_lost_heads_and_refusals_up_to_there_and
         ROW_TYPES: encode_row_types(evolved(None, second)),
     }
     (live, _) = read_live(second, books.settings)
-    assert (live.applied, live.handover is None, live.refused) == (60, False, {(books.source, 40)})
+    assert (live.applied, live.handover is None, live.refused) == (60, False, frozenset({(books.source, 40)}))
     assert verify(second, books.settings, LOCAL).equal, "what the note says is refused by both"
 
 

@@ -62,7 +62,7 @@ async def test_a_form_that_comes_too_slowly_is_not_waited_for() -> None:
 async def test_a_form_that_breaks_off_is_no_failure_of_the_console() -> None:
     heard: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = heard.append  # type: ignore[method-assign]
+    handler.emit = heard.append  # type: ignore[method-assign,assignment]
     logging.getLogger("holdfast.console").addHandler(handler)
     try:
         async with opened(console_settings(console_token=TOKEN), FixedDirectory()) as browsing:
