@@ -328,6 +328,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "bootstrap": frozenset({"bronze", "folds", "replay", "spark", "topic", "verify"}),
         "histories": frozenset({"bronze", "folds", "landing", "progress", "replay", "spark", "topic"}),
         "derived": frozenset({"bronze", "folds", "histories"}),
+        "reporting": frozenset({"bronze", "derived", "histories", "pages", "spark"}),
     },
 }
 # Modules of the import root that are one topic with another.
