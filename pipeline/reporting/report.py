@@ -11,6 +11,7 @@ from holdfast.pipeline.derived.claim_intervals import INTERVALS
 from holdfast.pipeline.derived.claim_takeovers import TAKEOVERS
 from holdfast.pipeline.derived.derive import TABLES, derived_path
 from holdfast.pipeline.derived.group_moves import MOVES
+from holdfast.pipeline.derived.lag_tables import COMMITS, ENDS
 from holdfast.pipeline.derived.outbox_latency import LATENCY
 from holdfast.pipeline.derived.producer_anomalies import ANOMALIES
 from holdfast.pipeline.derived.quarantine_events import QUARANTINE
@@ -21,21 +22,26 @@ from holdfast.pipeline.spark.session import SparkOptions
 TIMES: Mapping[str, tuple[str, str]] = {
     INTERVALS: ("held_from", "held_until"),
     TAKEOVERS: ("taken", "taken"),
+    COMMITS: ("minute", "minute"),
+    ENDS: ("minute", "minute"),
     MOVES: ("at", "at"),
     LATENCY: ("minute", "minute"),
     ANOMALIES: ("at", "at"),
     QUARANTINE: ("at", "at"),
 }
 """By which columns the rows of a table begin and end."""
+LOOK_BACK_MS = 86_400_000
+"""What groups had committed and where partitions ended holds until it changes: so long before the time that is asked for, it is looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """What to report: *lake* from *from_ms* on and before *to_ms*; *engine* reads the tables."""
+    """What to report: *lake* from *from_ms* on and before *to_ms*, lag in *topics*; *engine* reads the tables."""
 
     lake: str
     from_ms: int
     to_ms: int
+    topics: tuple[str, ...] = ()
     engine: SliceEngine = "local"
     spark: SparkOptions = field(default_factory=SparkOptions)
 
@@ -59,7 +65,7 @@ def report(settings: Settings, options: ReportOptions) -> ReportedTime:
     paths = {
         (name, table.topic): derived_path(options.lake, table.path)
         for name, make in TABLES.items()
-        for table in make(settings)
+        for table in make(settings, options.topics)
     }
     there = {key: path for key, path in paths.items() if is_table(path)}
     if not there:
@@ -69,7 +75,8 @@ def report(settings: Settings, options: ReportOptions) -> ReportedTime:
     tables: dict[str, list[DerivedRow]] = {}
     with slice_reader(options.engine, options.spark) as read:
         for (name, topic), path in there.items():
-            rows = read(path, TimeSlice(*TIMES[name], options.from_ms, options.to_ms))
+            back_ms = LOOK_BACK_MS if name in (COMMITS, ENDS) else 0
+            rows = read(path, TimeSlice(*TIMES[name], options.from_ms - back_ms, options.to_ms))
             tables.setdefault(name, []).extend({**row, "of_topic": topic} for row in rows)
     ordered = {
         name: in_order(rows, TIMES[name][0], *sorted(rows[0] if rows else ()))
