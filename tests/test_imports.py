@@ -220,7 +220,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "watching": frozenset(),
         "showing": frozenset({"access"}),
         "desk": frozenset({"watching"}),
-        "acting": frozenset({"access", "desk"}),
+        "acting": frozenset({"access", "desk", "showing", "watching"}),
         "pages": frozenset({"access", "desk", "showing", "watching"}),
         "live": frozenset({"access", "desk", "pages", "showing", "watching"}),
         "server": frozenset({"access", "acting", "desk", "live", "pages", "showing", "watching"}),

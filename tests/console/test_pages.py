@@ -11,6 +11,7 @@ import pytest
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
 from holdfast.console.server import MENU, PAGES
+from holdfast.console.showing.paging import PAGE_LINES
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from tests.agents.web.test_server import scenario
@@ -78,15 +79,15 @@ async def test_a_thousand_partitions_and_ten_thousand_claims_fit_on_pages() -> N
                 seen = Outline(text)
                 assert (status, seen.headings, seen.wrong) == (200, 1, []), path
                 assert len(text) < LIMIT_PAGE_BYTES, path
-                assert seen.rows <= 101, path
+                assert seen.rows <= PAGE_LINES + 1, path
             _, text = await browsing.get("/")
             assert '>1,000 <span class="of">of 1,000</span>' in text
             _, first = await browsing.get("/tables/view?name=totals")
-            assert "1 to 100 of 1,000 partitions" in first
-            _, last = await browsing.get("/groups/view?kind=claim&name=billing&page=100")
-            assert "9,901 to 10,000 of 10,000 partitions" in last
+            assert "1 to 50 of 1,000 partitions" in first
+            _, last = await browsing.get("/groups/view?kind=claim&name=billing&page=200")
+            assert "9,951 to 10,000 of 10,000 partitions" in last
             assert {*groups.asked} == {
-                100
+                PAGE_LINES
             }  # Kafka is asked for the ends of what is shown, and of nothing else
 
 
@@ -137,8 +138,8 @@ async def test_a_long_scan_shows_its_beginning_and_says_so() -> None:
         for number in range(150):
             worker.put(TOTALS, 0, f"key-{number:03d}", OrderTotal(number), offset=number)
         _, text = await browsing.get("/tables/view?name=totals&verb=scan&key=")
-        assert ("key-099" in text, "key-100" in text) == (True, False)
-        assert "the first 100, there are more" in text
+        assert ("key-049" in text, "key-050" in text) == (True, False)
+        assert "the first 50, there are more" in text
 
 
 @scenario
@@ -160,6 +161,7 @@ async def test_a_table_that_nobody_serves_is_told_without_an_answer() -> None:
         ("/tables/view?name=totals&verb=drop", 400, "verb is"),
         ("/tables/view?name=totals&verb=get&partition=-1", 400, "partition is"),
         ("/tables/view?name=totals&verb=windows&since=yesterday", 400, "since:"),
+        ("/tables/view?name=totals&verb=get&key=a&partition=1", 400, "this table has 1 partitions"),
         ("/workers/view?url=http://x", 404, "No worker http://x"),
         ("/workers?page=99999999999999999999", 400, "page is"),
         ("/groups/view?kind=claim&name=x", 400, "kind is"),

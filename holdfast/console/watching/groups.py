@@ -8,8 +8,8 @@ from typing import TypeVar
 from holdfast.clients.groups.admin import GroupAdmin
 from holdfast.clients.groups.records import GroupDescription, GroupKind, Position
 from holdfast.config import Settings
-from holdfast.console.watching.blocking import BlockingCalls
-from holdfast.errors import BrokerError, HoldfastError
+from holdfast.console.watching.blocking import WAIT_S, BlockingCalls
+from holdfast.errors import ConfigError, GroupError, HoldfastError
 
 T = TypeVar("T")
 
@@ -19,9 +19,10 @@ TIMEOUT_S = 4.0
 class GroupDesk:
     """The groups of the cluster, as of the last `look`; *trouble* is why that look failed."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, wait_s: float = WAIT_S) -> None:
+        """*wait_s* is how long an answer is waited for."""
         self._settings = settings
-        self._calls = BlockingCalls("groups")
+        self._calls = BlockingCalls("groups", wait_s=wait_s)
         self._admin: GroupAdmin | None = None
         self.groups: tuple[GroupDescription, ...] = ()
         self.trouble: str | None = None
@@ -54,8 +55,10 @@ class GroupDesk:
             self._admin = GroupAdmin(self._settings, timeout_s=TIMEOUT_S).__enter__()
         try:
             return work(self._admin)
-        except BrokerError:
-            self._close()  # what was read may have a hole
+        except (GroupError, ConfigError):
+            raise
+        except HoldfastError:
+            self._close()  # what was read may have a hole, or its topic is gone
             raise
 
     def _close(self) -> None:
