@@ -228,7 +228,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     "console.watching": {
         "reports": frozenset(),
         "blocking": frozenset(),
-        "groups": frozenset({"blocking"}),
+        "ownership": frozenset(),
+        "groups": frozenset({"blocking", "ownership"}),
         "picture": frozenset({"reports"}),
         "findings": frozenset({"picture"}),
         "history": frozenset({"picture"}),

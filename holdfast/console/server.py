@@ -52,13 +52,14 @@ PAGES = (
     tables.TABLE,
     groups.GROUPS,
     groups.GROUP,
+    groups.RESET,
     outbox.OUTBOX,
     producers.PRODUCERS,
     quarantine.QUARANTINE,
     quarantine.QUARANTINED,
     log.LOG,
 )
-MENU = {page.menu: page.path for page in PAGES if not page.path.endswith("/view")}
+MENU = {page.menu: page.path for page in PAGES if page.path.count("/") == 1}
 LIMITS = ConnectionLimits(connections=400, per_peer=300)
 """One peer may be the proxy of all who look: each has a live page or two, and a browser opens six connections for a moment."""
 LIMIT_BODY_BYTES = 64 << 10

@@ -30,7 +30,7 @@ GUARDED = [
     for setting in (f"console_token={TOKEN}", "console_acting_token=act", "console_audit_topic=audit")
     for word in ("--set", setting)
 ]
-STILL = ("producers", "quarantine", "refused", "log", "error")
+STILL = ("reset", "producers", "quarantine", "refused", "log", "error")
 """Pages that are not live."""
 SESSION_S = 60
 """Long enough that nobody takes over while a test looks at a worker that was killed."""
@@ -72,6 +72,7 @@ class System:
             "table": "/tables/view?name=totals&verb=scan&key=",
             "groups": "/groups",
             "group": "/groups/view?kind=claim&name=billing",
+            "reset": "/groups/reset?kind=claim&name=billing&where=to-earliest",
             "topology": "/topology",
             "outbox": "/outbox",
             "producers": "/producers",
@@ -180,7 +181,7 @@ def test_nothing_keeps_people_from_using_a_page(browser: Browser, system: System
     guarded.page.get_by_label("Your name").fill("Ada")
     guarded.page.get_by_role("button").click()
     expect(guarded.page.locator("header")).to_contain_text("Ada may act")
-    for name in ("group", "refused"):
+    for name in ("group", "reset", "refused"):
         found[f"{name}, acting"] = judged(guarded.open(system.paths()[name]))
         expect(guarded.page.locator("form[action='/act']").first).to_be_visible()
     guarded.context.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.clients.groups.records import GroupKind
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
 from holdfast.console.server import MENU, PAGES
@@ -164,8 +165,15 @@ async def test_a_table_that_nobody_serves_is_told_without_an_answer() -> None:
         ("/tables/view?name=totals&verb=get&key=a&partition=1", 400, "this table has 1 partitions"),
         ("/workers/view?url=http://x", 404, "No worker http://x"),
         ("/workers?page=99999999999999999999", 400, "page is"),
-        ("/groups/view?kind=claim&name=x", 400, "kind is"),
+        ("/groups/view?kind=claims&name=x", 400, "kind is"),
         ("/groups/view", 400, "kind is"),
+        ("/groups/reset?kind=x&name=billing", 400, "kind is"),
+        ("/groups/reset?kind=claim&name=billing&where=away", 400, "where is"),
+        ("/groups/reset?kind=claim&name=billing&where=to-offset&value=-1", 400, "value is"),
+        ("/groups/reset?kind=claim&name=billing&where=shift-by&value=1e3", 400, "value is"),
+        ("/groups/reset?kind=claim&name=billing&where=to-datetime&value=noon", 400, "value:"),
+        ("/groups/reset?kind=claim&name=billing&where=by-duration&value=soon", 400, "value:"),
+        ("/groups/reset?kind=claim&name=billing&where=to-latest&topics=a:b", 400, "topics: a:b"),
         ("/log?topic=orders&partition=99999999999&offset=1", 400, "no topic has so many"),
         ("/log?topic=orders&partition=0&offset=1e3", 400, "offset is"),
         ("/assets/..%2fserver.py", 404, "There is no asset"),
@@ -177,12 +185,31 @@ def test_bad_questions_are_answered_in_words(path: str, status: int, said: str) 
     async def run() -> None:
         async with (
             MemoryWorker(worker_settings(), [TOTALS], partitions=1) as worker,
-            opened(console_settings(), worker.directory()) as browsing,
+            opened(console_settings(), worker.directory(), MadeUpGroups(console_settings(), 3)) as browsing,
         ):
             found, text = await browsing.get(path)
             assert (found, said in text) == (status, True), text
 
     run()
+
+
+@scenario
+async def test_who_held_what_is_remembered_as_it_changes() -> None:
+    groups = MadeUpGroups(console_settings(), 3)
+    billing = (GroupKind.CLAIM, "billing")
+    path = "/groups/view?kind=claim&name=billing"
+    async with opened(console_settings(), FixedDirectory(), groups) as browsing:
+        for owner in ("anna", "<b>ben"):
+            groups.owners = {billing: {("orders", 0): owner}}
+            await groups.look()
+        _, text = await browsing.get(path)
+        assert '<td>orders</td><td class="number">0</td><td>anna</td><td>&lt;b&gt;ben</td>' in text
+        groups.owners = {billing: {}}
+        await groups.look()
+        assert "<td>&lt;b&gt;ben</td><td>nobody</td>" in (await browsing.get(path))[1]
+        groups.owners = {}
+        await groups.look()
+        assert "Ownership over time" not in (await browsing.get(path))[1], "of a group that is gone"
 
 
 @scenario

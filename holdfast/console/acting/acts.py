@@ -7,17 +7,22 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from holdfast.clients.groups.admin import GroupAdmin
+from holdfast.clients.groups.records import Move
 from holdfast.clients.quarantine.records import Quarantine
 from holdfast.clock import Clock, system_clock
 from holdfast.console.access import RequestDenied
 from holdfast.console.acting.audit import AuditRecord, AuditTrail
 from holdfast.console.desk import ConsoleDesk
+from holdfast.console.showing.aims import exact_aim, kind_of, scope_of
 from holdfast.console.showing.depths import depth_of
 from holdfast.console.watching.blocking import BlockingCalls, StillRunningError
 from holdfast.console.watching.groups import GroupDesk
 from holdfast.errors import ConfigError, HoldfastError, QuarantineError
 
 QUARANTINE_S = 8.0
+RESET_S = 45.0
+"""How long a reset waits for the members of a group to give back what they hold."""
 ACT_S = 60.0
 """How long an act is waited for."""
 THREADS = 2
@@ -45,6 +50,7 @@ class Acts:
         self._acts: dict[str, Callable[[str, Form], Awaitable[str]]] = {
             "pause": self._pause,
             "resume": self._resume,
+            "reset": self._reset,
             "retry": self._retry,
         }
 
@@ -106,6 +112,16 @@ class Acts:
     async def _resume(self, group: str, form: Form) -> str:
         freed = await self._groups.ask(lambda admin: admin.resume(group))
         return f"Group {group} goes on" + (f"; {freed} partitions of a reset were freed" if freed else "")
+
+    async def _reset(self, group: str, form: Form) -> str:
+        aim, scope, kind = exact_aim(form), scope_of(form), kind_of(form)
+
+        def reset(admin: GroupAdmin) -> tuple[Move, ...]:
+            plan = admin.plan_reset(group, aim, scope, kind)
+            return admin.reset_offsets(plan, deadline_s=RESET_S)
+
+        moves = await self._groups.ask(reset)
+        return f"{len(moves)} partitions of group {group} were sent {aim.where} {aim.value}"
 
     async def _retry(self, coordinates: str, form: Form) -> str:
         quarantine = Quarantine(self._desk.settings, timeout_s=QUARANTINE_S, tail=depth_of(form))

@@ -7,8 +7,10 @@ from typing import TypeVar
 
 from holdfast.clients.groups.admin import GroupAdmin
 from holdfast.clients.groups.records import GroupDescription, GroupKind, Position
+from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.console.watching.blocking import WAIT_S, BlockingCalls
+from holdfast.console.watching.ownership import OwnershipHistory
 from holdfast.errors import ConfigError, GroupError, HoldfastError
 
 T = TypeVar("T")
@@ -19,9 +21,10 @@ TIMEOUT_S = 4.0
 class GroupDesk:
     """The groups of the cluster, as of the last `look`; *trouble* is why that look failed."""
 
-    def __init__(self, settings: Settings, *, wait_s: float = WAIT_S) -> None:
+    def __init__(self, settings: Settings, *, wait_s: float = WAIT_S, clock: Clock = system_clock) -> None:
         """*wait_s* is how long an answer is waited for."""
-        self._settings = settings
+        self._settings, self._clock = settings, clock
+        self.ownership = OwnershipHistory()
         self._calls = BlockingCalls("groups", wait_s=wait_s)
         self._admin: GroupAdmin | None = None
         self.groups: tuple[GroupDescription, ...] = ()
@@ -30,7 +33,9 @@ class GroupDesk:
     async def look(self) -> None:
         """Bring `groups` abreast; a failure is kept as `trouble`, and what was known stays."""
         try:
-            self.groups, self.trouble = await self.ask(lambda admin: admin.list()), None
+            survey = await self.ask(lambda admin: admin.survey())
+            self.ownership.learn(survey.owners, at_ms=self._clock.now_ms())
+            self.groups, self.trouble = survey.groups, None
         except HoldfastError as error:
             self.trouble = str(error)
 
