@@ -46,41 +46,39 @@ def lag_by_minute(
     commits: Iterable[DerivedRow], ends: Mapping[str, Iterable[DerivedRow]]
 ) -> list[PartitionLag]:
     """Return the lag of each group in each partition, the largest last lag first. *commits* are rows of `lag.commits`, *ends* rows of `lag.ends` by topic;
-    groups of other topics are left out.
+    groups of other topics are left out. Of rows that are the last of a part of the time, `until_ms` is the last minute of that.
     """
-    ended = _ended(ends)
-    by_place = defaultdict[tuple[str, str, int], list[tuple[int, int | None]]](list)
+    ended = defaultdict[tuple[str, int], list[tuple[int, int | None]]](list)
+    made = defaultdict[tuple[str, str, int], list[tuple[int, int | None]]](list)
+    last = defaultdict[tuple[str, str, int], int](int)
+    known_ms = 0
+    for topic, rows in ends.items():
+        for row in rows:
+            ended[topic, row["partition"]].append((_told_at(row), row["end_offset"]))
+            known_ms = max(known_ms, ms_of(row["minute"]))
     for row in commits:
+        place = row["group_id"], row["topic"], row["topic_partition"]
         if row["topic"] in ends:
-            by_place[row["group_id"], row["topic"], row["topic_partition"]].append(
-                (ms_of(row["minute"]), row["offset"])
-            )
-    known_ms = max(
-        (minute for found in (*by_place.values(), *ended.values()) for minute, _ in found), default=0
-    )
+            made[place].append((_told_at(row), row["offset"]))
+            last[place] = max(last[place], ms_of(row["minute"]))
+    known_ms = max([known_ms, *last.values()])
     found = [
-        _lag(
-            group,
-            topic,
-            partition,
-            sorted(made, key=lambda each: each[0]),
-            ended.get((topic, partition), ()),
-            known_ms,
-        )
-        for (group, topic, partition), made in by_place.items()
+        _lag(*place, _ordered(each), _ordered(ended[place[1:]]), known_ms - last[place])
+        for place, each in made.items()
     ]
     return sorted(found, key=lambda each: (-each.last, -each.worst, each.group, each.topic, each.partition))
 
 
-def _ended(ends: Mapping[str, Iterable[DerivedRow]]) -> dict[tuple[str, int], list[tuple[int, int | None]]]:
-    found = defaultdict[tuple[str, int], list[tuple[int, int | None]]](list)
-    for topic, rows in ends.items():
-        for row in rows:
-            found[topic, row["partition"]].append((ms_of(row["minute"]), row["end_offset"]))
-    return {place: sorted(each, key=lambda one: one[0]) for place, each in found.items()}
+def _told_at(row: DerivedRow) -> int:
+    found: int = row["until_ms"] if "until_ms" in row else ms_of(row["minute"])
+    return found
 
 
-def _lag(group: str, topic: str, partition: int, made: Series, ended: Series, known_ms: int) -> PartitionLag:
+def _ordered(series: Series) -> Series:
+    return sorted(series, key=lambda each: each[0])
+
+
+def _lag(group: str, topic: str, partition: int, made: Series, ended: Series, silent_ms: int) -> PartitionLag:
     """Walk both series, each value holding until the next."""
     minutes = sorted({minute for minute, _ in (*made, *ended)})
     lags = []
@@ -91,9 +89,7 @@ def _lag(group: str, topic: str, partition: int, made: Series, ended: Series, kn
             lags.append((minute, max(0, end - committed)))
         elif lags:  # its coordinator forgot the group: nobody is behind
             lags.append((minute, 0))
-    return PartitionLag(
-        group=group, topic=topic, partition=partition, lags=lags, silent_ms=known_ms - made[-1][0]
-    )
+    return PartitionLag(group=group, topic=topic, partition=partition, lags=lags, silent_ms=silent_ms)
 
 
 def _value(series: Series, minute_ms: int) -> int | None:

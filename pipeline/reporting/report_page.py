@@ -39,7 +39,7 @@ from holdfast.pipeline.reporting.ownership import (
     ms_of,
     owner_of,
 )
-from holdfast.pipeline.reporting.report import ReportedTime
+from holdfast.pipeline.reporting.report import ReportedTime, lag_part_ms
 from holdfast.pipeline.reporting.slices import DerivedRow
 
 LIMIT_LANES, LIMIT_DOTS, LIMIT_LISTED = 40, 2_000, 25
@@ -244,9 +244,17 @@ def _lag(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:
         behind[each.group] += each.worst
     groups = [group for group, _ in behind.most_common(HUES)]
     hues = {**{group: f"h{at}" for at, group in enumerate(groups)}, OTHERS: "hx"}
-    axis = _axis(found)
-    series = total_over_time(lags, groups, OTHERS, parted(axis, PARTS // 4))
-    heads = ("group", "partition", "behind at the end", "most behind", "minutes since its last commit")
+    part_ms = lag_part_ms(found.from_ms, found.to_ms)
+    parts = [(begin, begin + part_ms) for begin in range(found.from_ms, found.to_ms, part_ms)]
+    axis = TimeAxis(found.from_ms, parts[-1][1])
+    series = total_over_time(lags, groups, OTHERS, parts)
+    heads = (
+        "group",
+        "partition",
+        "behind at the end",
+        "most behind at the end of a part",
+        "minutes since its last commit",
+    )
     listed = [
         (each.group, f"{each.topic}-{each.partition}", each.last, each.worst, each.silent_ms // MINUTE_MS)
         for each in lags[:LIMIT_LISTED]

@@ -179,7 +179,36 @@ def test_the_page_tells_of_lag_where_topics_are_named(monkeypatch: pytest.Monkey
     assert (
         f"4 partitions of groups are known, {sum(bool(each) for each in behind)} of them are behind" in page
     )
+    made = report(NO_KAFKA, asked)
+    lags = lag_by_minute(made.tables[COMMITS], {"orders": made.tables[ENDS]})
+    for each in lags:
+        for minute in range(MINUTES - 30, MINUTES):  # a part of half an hour is a minute
+            wanted = logs.lag_at(each.group, each.partition, minute)
+            assert each.at(BEGIN_MS + minute * MINUTE_MS) == (wanted or 0)
     without = ReportOptions(lake=str(lake), from_ms=asked.from_ms, to_ms=to_ms)
     assert "Of no topic both commits and ends are known" in report_page(report(NO_KAFKA, without))
     with pytest.raises(ConfigError, match="--topics orders,payments"):
         tables_named(ENDS, NO_KAFKA)
+
+
+def test_parts_of_many_minutes_tell_the_lag_at_their_ends_on_both_engines(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, lake: Path
+) -> None:
+    logs = Logs(monkeypatch, lake, 5)
+    begin_ms = BEGIN_MS - 150 * MINUTE_MS  # parts of 4 minutes
+    asked: dict[str, Any] = {
+        "lake": str(lake),
+        "from_ms": begin_ms,
+        "to_ms": begin_ms + 240 * MINUTE_MS,
+        "topics": ("orders",),
+    }
+    here = report(NO_KAFKA, ReportOptions(**asked))
+    assert here == report(NO_KAFKA, ReportOptions(**asked, engine="spark"))
+    part_ms = 4 * MINUTE_MS
+    assert len(here.tables[COMMITS]) < len(logs.rows(COMMITS))
+    for each in lag_by_minute(here.tables[COMMITS], {"orders": here.tables[ENDS]}):
+        for until_ms in range(begin_ms + part_ms, begin_ms + 240 * MINUTE_MS + 1, part_ms):
+            minute = (until_ms - BEGIN_MS) // MINUTE_MS - 1
+            assert each.at(until_ms - MINUTE_MS) == (logs.lag_at(each.group, each.partition, minute) or 0), (
+                minute
+            )
