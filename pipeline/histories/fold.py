@@ -1,8 +1,9 @@
-"""Folding the lake into tables: a processor's state, and the history of its rows. Each fold takes in what was landed since the one before.
+"""Folding the lake into tables: a processor's state, and the history of its rows or what else is made of it. Each fold takes in what was landed since
+the one before.
 
-Two tables cannot be committed at once. So the history comes first: its commit names the batch, and the batch that it goes on from. Where the state
+Two tables cannot be committed at once. So the output comes first: its commit names the batch, and the batch that it goes on from. Where the state
 does not follow, since the fold was killed between both, the next fold makes exactly that state from the state before, checks it against the digests
-that the history's commit tells, and goes on from there. Of two folds that go on from one state, one extends the history, and the other is refused.
+that the output's commit tells, and goes on from there. Of two folds that go on from one state, one extends the output, and the other is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from holdfast.pipeline.bronze.extent import check_holes
 from holdfast.pipeline.bronze.files import File
 from holdfast.pipeline.bronze.lake import share
 from holdfast.pipeline.folds.bases import read_bases
-from holdfast.pipeline.folds.folding import FoldPlan
+from holdfast.pipeline.folds.folding import FoldPlan, all_emits
 from holdfast.pipeline.histories.fold_commit import (
     FoldCommit,
     PartitionCommit,
@@ -46,6 +47,7 @@ from holdfast.pipeline.histories.fold_tables import (
     remove,
 )
 from holdfast.pipeline.histories.landed_history import HistoryParts, landed_history
+from holdfast.pipeline.histories.output_table import HistoryOutput, OutputTable
 from holdfast.pipeline.histories.partition_fold import PART_DDL, FoldedPart, FoldWork
 from holdfast.pipeline.progress import begin
 from holdfast.pipeline.replay import ReplayEngine, choose_engine
@@ -79,13 +81,15 @@ class FoldOptions:
 
 @dataclass(slots=True, kw_only=True)
 class FoldReport:
-    """What a fold did. *records* and *changes* (rows of the history that are over) are those of this fold; *partitions* tell of the tables as they are."""
+    """What a fold did. *records* and *changes* (rows that are over, of the history or another *output*) are those of this fold; *partitions* tell of the
+    tables as they are.
+    """
 
     processor: str
     version: int
     engine: str
     state: str
-    history: str
+    output: str
     commits: int = 0
     records: int = 0
     changes: int = 0
@@ -101,6 +105,8 @@ class FoldReport:
     def document(self) -> dict[str, Any]:
         """Return it as JSON values."""
         told = {name: value for name, value in asdict(self).items() if name not in ("partitions", "applied")}
+        path = told.pop("output")
+        told[path.rpartition("/")[2]] = path
         told["digest"] = self.digest
         told["partitions"] = [
             {
@@ -117,7 +123,7 @@ class FoldStep(StrEnum):
     """What a fold has done, for whoever is told of each step."""
 
     FOLDED = "folded"
-    HISTORY = "history committed"
+    OUTPUT = "output committed"
     STATE = "state committed"
 
 
@@ -126,16 +132,18 @@ def fold(
     settings: Settings,
     options: FoldOptions,
     *,
+    output: OutputTable | None = None,
     told: Callable[[FoldStep], None] | None = None,
 ) -> FoldReport:
     """Fold what was landed of the source of *processor* since the last fold into its tables, and return what was done.
 
-    Both engines write the same tables. *told* hears of each step. Raises ConfigError for the tables of another fold or version, LostRecordsError for a lake
+    Both engines write the same tables. *output* is the table beside the state, without it the history of the rows. *told* hears of each step. Raises ConfigError for the tables of another fold or version, LostRecordsError for a lake
     with holes, LakeError where something else has changed lake or tables, or another fold has extended them first: nothing was written then.
     """
     registry.use(settings)
     with ExitStack() as opened:
-        work = _TableFold(processor, settings, options, opened, told or (lambda step: None))
+        beside = output or HistoryOutput(processor)
+        work = _TableFold(processor, settings, options, opened, beside, told or (lambda step: None))
         while work.step():
             pass
         return work.report
@@ -158,11 +166,12 @@ class _TableFold:
         settings: Settings,
         options: FoldOptions,
         opened: ExitStack,
+        beside: OutputTable,
         told: Callable[[FoldStep], None],
     ) -> None:
         self._processor, self._settings, self._options = processor, settings, options
-        self._opened, self._told, self._anew = opened, told, options.rebuild
-        self._identity = identity_of(processor, settings)
+        self._opened, self._beside, self._told, self._anew = opened, beside, told, options.rebuild
+        self._identity = identity_of(processor, settings, beside.parameters)
         self._bases = read_bases(processor, settings) if processor.migrate else {}
         self._landed = landed_history(processor, settings, options.lake)
         folder = (options.into or folds_path(options.lake, processor.name)).rstrip("/")
@@ -172,21 +181,21 @@ class _TableFold:
             )
         columns = FoldTableColumns.of(processor)
         self._state = FoldTable.open(f"{folder}/state", columns.state, STATE_BY)
-        self._history = FoldTable.open(f"{folder}/history", columns.history, HISTORY_BY)
+        self._output = FoldTable.open(f"{folder}/{beside.name}", beside.schema, HISTORY_BY)
         self.report = FoldReport(
             processor=processor.name,
             version=processor.version,
             engine="none",
             state=self._state.path,
-            history=self._history.path,
+            output=self._output.path,
         )
-        for table in (self._state, self._history):
+        for table in (self._state, self._output):
             before = None if self._anew else table.last()
             if before is not None:
                 check_identity(table.path, before, self._identity, self._landed.ids)
                 noted_types(processor, before)
         self._state.widen(columns.state, rebuild=self._anew)
-        self._history.widen(columns.history, rebuild=self._anew)
+        self._output.widen(beside.schema, rebuild=self._anew)
 
     # -- one commit of each table
 
@@ -200,15 +209,16 @@ class _TableFold:
         if base is not None and not target.limits:
             self._report(base)
             return False
-        parts = self._parts(base, target, self._landed.parts(self._plan(base), target.limits), history=True)
+        left = self._landed.parts(self._plan(base), target.limits)
+        parts = self._parts(base, target, left, writes_output=True)
         if base is not None and not any(each.records or _moved(each, base) for each in parts):
             self._drop(parts)  # all that was there is skipped
             self._report(base)
             return False
         self._told(FoldStep.FOLDED)
         told = self._commit(base, target, parts)
-        self._extend(self._history, told, base, parts)
-        self._told(FoldStep.HISTORY)
+        self._extend(self._output, told, base, parts)
+        self._told(FoldStep.OUTPUT)
         self._extend(self._state, told, base, parts)
         self._told(FoldStep.STATE)
         self._anew = False
@@ -219,37 +229,38 @@ class _TableFold:
         return True
 
     def _standing(self) -> tuple[FoldCommit | None, FoldCommit | None]:
-        """Return what to go on from, and the commit of the history that the state does not follow yet, if there is one."""
+        """Return what to go on from, and the commit of the output that the state does not follow yet, if there is one."""
         for _ in range(LOOKS):
-            # The state first: whatever it has by now is in a history that is read later, so none is taken back.
+            # The state first: whatever it has by now is in an output that is read later, so none is taken back.
             self._state.refresh()
-            self._history.refresh()
-            state, history = self._state.last(), self._history.last()
-            if (state and state.batch) == (history and history.batch):
+            self._output.refresh()
+            state, output = self._state.last(), self._output.last()
+            if (state and state.batch) == (output and output.batch):
                 return state, None
-            if history is not None and history.start in ("", state.batch if state else ""):
-                return (state if history.start else None), history
+            if output is not None and output.start in ("", state.batch if state else ""):
+                return (state if output.start else None), output
         raise LakeError(
-            f"{self._state.path} and {self._history.path} do not belong together: one of them was put back to an older state, or is of another fold. Fold anew "
+            f"{self._state.path} and {self._output.path} do not belong together: one of them was put back to an older state, or is of another fold. Fold anew "
             "(--rebuild)"
         )
 
     def _finish(self, base: FoldCommit | None, ahead: FoldCommit) -> None:
-        """Bring the state to where the history is: a fold was killed between both."""
+        """Bring the state to where the output is: a fold was killed between both."""
         before = {} if base is None else base.partitions
+        upto = ahead.positions(self._processor)
         moved = {
             at: 0
             for at, each in ahead.partitions.items()
             if before.get(at, _NOTHING).position != each.position
         }
-        upto = ahead.positions(self._processor)
         target = _Target(moved, sum(counted(offsets_of(upto[at])) for at in moved), ())
-        parts = self._parts(base, target, self._landed.parts(self._plan(base), {}, upto), history=False)
+        left = self._landed.parts(self._plan(base), {}, upto)
+        parts = self._parts(base, target, left, writes_output=False)
         for part in parts:
             if part.commit != ahead.partitions[part.partition]:
                 self._drop(parts)
                 raise LakeError(
-                    f"{self._history.path} tells of another state of partition {part.partition} than its fold makes now: fold, lake or history was changed since. "
+                    f"{self._output.path} tells of another state of partition {part.partition} than its fold makes now: fold, lake or history was changed since. "
                     "Fold anew (--rebuild)"
                 )
         self._extend(self._state, ahead, base, parts)
@@ -261,7 +272,7 @@ class _TableFold:
     ) -> None:
         """Commit to one of the tables what is new in it, in place of what is not any more."""
         is_state = table is self._state
-        added = [file for part in parts for file in (part.state if is_state else part.history)]
+        added = [file for part in parts for file in (part.state if is_state else part.output)]
         done = {part.partition for part in parts}
         gone = [
             (file, values)
@@ -279,15 +290,14 @@ class _TableFold:
         """Remove the files that no commit names."""
         remove(self._state.filesystem, [file.path for part in parts for file in part.state])
         if not state_alone:
-            remove(self._history.filesystem, [file.path for part in parts for file in part.history])
+            remove(self._output.filesystem, [file.path for part in parts for file in part.output])
 
     def _commit(self, base: FoldCommit | None, target: _Target, parts: Sequence[FoldedPart]) -> FoldCommit:
         nothing = PartitionCommit(
             position=told_position(self._processor, stored_format(self._processor).start), digest=digest(())
         )
-        partitions = dict.fromkeys(self._landed.partitions, nothing) | (
-            {} if base is None else base.partitions
-        )
+        there = {} if base is None else base.partitions
+        partitions = dict.fromkeys(self._landed.partitions, nothing) | there
         return FoldCommit(
             batch=uuid.uuid4().hex,
             start="" if base is None else base.batch,
@@ -345,16 +355,18 @@ class _TableFold:
     # -- folding
 
     def _plan(self, base: FoldCommit | None) -> FoldPlan:
+        every = all_emits(self._processor, self._landed.partitions, internal_alone=False)
         return FoldPlan(
             processor=self._processor,
             rows=False,
-            transitions=True,
+            transitions=not self._beside.takes_emits,
+            emits=every if self._beside.takes_emits else None,
             later_timeout_s=self._settings.later_timeout_s,
             bases=self._bases if base is None else {},
         )
 
     def _parts(
-        self, base: FoldCommit | None, target: _Target, left: HistoryParts, *, history: bool
+        self, base: FoldCommit | None, target: _Target, left: HistoryParts, *, writes_output: bool
     ) -> list[FoldedPart]:
         wanted = sorted(target.limits)
         if not wanted:
@@ -364,13 +376,14 @@ class _TableFold:
             states.setdefault(partition, []).append(file)
         work = FoldWork(
             plan=self._plan(base),
+            output=self._beside,
             parts=left,
             state_uri=str(self._state.handle.table_uri),
-            history_uri=str(self._history.handle.table_uri),
+            output_uri=str(self._output.handle.table_uri),
             states=states,
             before={} if base is None else base.partitions,
             memory_bytes=self._options.memory_bytes,
-            history=history,
+            writes_output=writes_output,
         )
         self.report.engine = self._engine(target.offsets, len(wanted))
         if self.report.engine == "spark":

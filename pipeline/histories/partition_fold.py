@@ -36,10 +36,11 @@ from holdfast.pipeline.folds.folding import (
 from holdfast.pipeline.folds.positions import position_of
 from holdfast.pipeline.folds.results import decode_summary
 from holdfast.pipeline.folds.spilling import SpillingStore
-from holdfast.pipeline.histories.changes import Change, RowChanges, change_of, noted_change
+from holdfast.pipeline.histories.changes import Change, change_of, noted_change
 from holdfast.pipeline.histories.fold_commit import PartitionCommit, told_position
 from holdfast.pipeline.histories.fold_tables import AddedFile, FoldTableColumns, PartFile, remove
 from holdfast.pipeline.histories.landed_history import HistoryPart, HistoryParts
+from holdfast.pipeline.histories.output_table import OutputTable, ToldRows
 
 PART_DDL = "part binary"
 _PART = pa.schema([("part", pa.binary())])
@@ -55,7 +56,7 @@ class FoldedPart(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     changes: int
     state: tuple[AddedFile, ...] = ()
-    history: tuple[AddedFile, ...] = ()
+    output: tuple[AddedFile, ...] = ()
     spilled: bool = False
 
 
@@ -63,18 +64,19 @@ class FoldedPart(msgspec.Struct, frozen=True, kw_only=True):
 class FoldWork:
     """What to fold of each partition: *parts*, on from what the files *states* hold and *before* says. Can be pickled.
 
-    *memory_bytes* of the state of a partition are in memory, about; all of it in a temporary file where there are more. Without *history* only the
+    *memory_bytes* of the state of a partition are in memory, about; all of it in a temporary file where there are more. Without *writes_output* only the
     state is written.
     """
 
     plan: FoldPlan
+    output: OutputTable
     parts: HistoryParts
     state_uri: str
-    history_uri: str
+    output_uri: str
     states: Mapping[int, Sequence[File]]
     before: Mapping[int, PartitionCommit]
     memory_bytes: int
-    history: bool = True
+    writes_output: bool = True
 
     def fold_named(self, named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Fold the partitions whose numbers come in: what a Spark task runs."""
@@ -97,24 +99,25 @@ class FoldWork:
     def _fold(self, partition: int, store: SpillingStore, written: list[tuple[Any, AddedFile]]) -> FoldedPart:
         processor = self.plan.processor
         state, columns = self._state(partition, store), FoldTableColumns.of(processor)
-        changes = RowChanges(processor, store, columns)
+        rows = self.output.told(store)
         summaries: list[FoldSummary] = []
 
-        def write(uri: str, values: dict[str, str], rows: Iterator[pa.RecordBatch], schema: pa.Schema) -> int:
+        def write(uri: str, values: dict[str, str], some: Iterator[pa.RecordBatch], schema: pa.Schema) -> int:
             filesystem = filesystem_of(uri)
             made = PartFile.write_new(
-                filesystem, partition, {"partition": str(partition), **values}, rows, schema
+                filesystem, partition, {"partition": str(partition), **values}, some, schema
             )
             if made is not None:
                 written.append((filesystem, made))
             return 0 if made is None else made.rows
 
         part = self.parts.part(partition, self._choices_from(partition))
-        over = _over(part, state, changes, summaries)
+        over = _over(part, state, rows, summaries)
         told = 0
-        if self.history:
-            told = write(self.history_uri, {"is_current": "false"}, over, columns.history)
-            write(self.history_uri, {"is_current": "true"}, changes.current(), columns.history)
+        if self.writes_output:
+            schema = self.output.schema
+            told = write(self.output_uri, {"is_current": "false"}, over, schema)
+            write(self.output_uri, {"is_current": "true"}, rows.current(), schema)
         else:
             for _ in over:
                 pass
@@ -126,7 +129,7 @@ class FoldWork:
             records=summary.records,
             changes=told,
             state=tuple(file for _, file in written if "is_current" not in file.values),
-            history=tuple(file for _, file in written if "is_current" in file.values),
+            output=tuple(file for _, file in written if "is_current" in file.values),
             spilled=store.has_spilled,
         )
 
@@ -174,10 +177,10 @@ class FoldWork:
 
 
 def _over(
-    part: HistoryPart, state: FoldedState, changes: RowChanges, summaries: list[FoldSummary]
+    part: HistoryPart, state: FoldedState, rows: ToldRows, summaries: list[FoldSummary]
 ) -> Iterator[pa.RecordBatch]:
-    """Fold, and yield the changes that are over; the summary is put in *summaries*."""
-    for batch in part.fold(state, changes):
+    """Fold, and yield the rows that are over; the summary is put in *summaries*."""
+    for batch in part.fold(state, rows.results):
         if batch.schema is RESULT or batch.schema.equals(RESULT):
             summaries += [decode_summary(row["after"]) for row in batch.to_pylist() if row["kind"] == SUMMARY]
         else:

@@ -241,7 +241,7 @@ def test_a_fold_that_stops_between_its_commits_is_finished_by_the_next(lake: Pat
     at = land(lake, made, 0.5)
 
     def dies(step: FoldStep) -> None:
-        if step is FoldStep.HISTORY:
+        if step is FoldStep.OUTPUT:
             raise ConnectionAbortedError
 
     for share in (0.5, 0.8):
