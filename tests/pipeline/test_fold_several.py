@@ -282,5 +282,5 @@ def test_a_function_of_a_fold_with_more_inputs_counts_for_its_identity(lake: Pat
 
     otherwise.__qualname__, otherwise.__module__ = told.fold.__qualname__, told.fold.__module__
     changed = with_fields(PROCESSOR, on={source: with_fields(told, fold=otherwise), **dict(rest)})
-    with pytest.raises(ConfigError, match="its functions have been changed"):
+    with pytest.raises(ConfigError, match="its functions, or settings"):
         fold(changed, NO_KAFKA, FoldOptions(lake=str(lake), engine="local"))
