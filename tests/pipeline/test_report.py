@@ -174,9 +174,7 @@ def test_a_browser_shows_the_page_of_a_thousand_partitions(
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     worst = page.locator("figure").nth(1).locator("title").all_text_contents()[:2]
     assert worst[0].startswith("billing/orders-")
-    assert worst[1].startswith(
-        "billing/m1 (m1-1), epoch 1, from 2025-11-24 16:00:00, expired"
-    )
+    assert worst[1].startswith("billing/m1 (m1-1), epoch 1, from 2025-11-24 16:00:00, expired")
     assert complaints == []
     assert asked == [file.as_uri()], "nothing is fetched from elsewhere"
     assert violations(page) == [], "\n".join(violations(page)[:40])
