@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from holdfast.embedded.logs.partition_log import PartitionLog
 from holdfast.embedded.logs.replaying import LogReplay
 from tests.embedded.scenarios import batch
 
-COMMON = {"leader_epoch": 0, "now_ms": 1_000}
+COMMON: dict[str, Any] = {"leader_epoch": 0, "now_ms": 1_000}
 
 
 class Writers:

@@ -45,7 +45,10 @@ class SegmentScan:
             except WireError as error:
                 self.trouble = str(error)
                 return
-            end, last = at + OVERHEAD_BYTES + header.batch_length, header.base_offset + header.last_offset_delta
+            end, last = (
+                at + OVERHEAD_BYTES + header.batch_length,
+                header.base_offset + header.last_offset_delta,
+            )
             if end > left:
                 self.trouble = f"a batch of {end - at} bytes, {left - at} are left"
                 return
