@@ -133,6 +133,29 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "serving": frozenset({"apis", "cluster", "faults", "protocol", "security", "settings"}),
         "kafka": frozenset({"apis", "cluster", "faults", "security", "serving", "settings", "topics"}),
     },
+    "embedded.storage": {
+        "disk": frozenset(),
+        "folder_lock": frozenset({"disk"}),
+        "checkpoints": frozenset({"disk"}),
+        "catalog": frozenset({"disk"}),
+        "durable_answers": frozenset({"disk"}),
+        "segments": frozenset({"checkpoints", "disk"}),
+        "storage": frozenset({"catalog", "disk"}),
+        "folder": frozenset({"catalog", "checkpoints", "disk", "folder_lock", "segments"}),
+    },
+    "embedded.apis": {
+        "call": frozenset(),
+        "coordinators": frozenset({"call"}),
+        "describing": frozenset({"call"}),
+        "groups": frozenset({"call", "coordinators", "describing"}),
+        "transactions": frozenset({"call", "coordinators", "groups"}),
+        "records": frozenset({"call", "transactions"}),
+        "topics": frozenset({"call", "describing"}),
+        "security": frozenset({"call"}),
+        "handlers": frozenset(
+            {"call", "coordinators", "describing", "groups", "records", "security", "topics", "transactions"}
+        ),
+    },
     "kafka": {
         "codes": frozenset(),
         "loop_turn": frozenset(),
@@ -328,6 +351,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
         "bootstrap": frozenset({"bronze", "folds", "replay", "spark", "topic", "verify"}),
         "histories": frozenset({"bronze", "folds", "landing", "progress", "replay", "spark", "topic"}),
+        "derived": frozenset({"bronze", "folds", "histories"}),
+        "reporting": frozenset({"bronze", "derived", "histories", "pages", "spark"}),
     },
 }
 # Modules of the import root that are one topic with another.
