@@ -244,7 +244,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "watching": frozenset(),
         "showing": frozenset({"access"}),
         "desk": frozenset({"watching"}),
-        "acting": frozenset({"access", "desk"}),
+        "acting": frozenset({"access", "desk", "showing", "watching"}),
         "pages": frozenset({"access", "desk", "showing", "watching"}),
         "live": frozenset({"access", "desk", "pages", "showing", "watching"}),
         "server": frozenset({"access", "acting", "desk", "live", "pages", "showing", "watching"}),
@@ -252,7 +252,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     "console.watching": {
         "reports": frozenset(),
         "blocking": frozenset(),
-        "groups": frozenset({"blocking"}),
+        "ownership": frozenset(),
+        "groups": frozenset({"blocking", "ownership"}),
         "picture": frozenset({"reports"}),
         "findings": frozenset({"picture"}),
         "history": frozenset({"picture"}),

@@ -18,7 +18,7 @@ from holdfast.console.watching.picture import Picture, WorkerState, picture_of
 from holdfast.console.watching.reports import Silence, WorkerReport, WorkerReports
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import WorkerClaims
-from holdfast.errors import BrokerError
+from holdfast.errors import HoldfastError
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class Watch:
     async def _refreshed(self) -> str | None:
         try:
             await self._directory.refresh(DIRECTORY_S)
-        except BrokerError as error:
+        except HoldfastError as error:  # the topic may be gone too
             return str(error)
         return None
 
