@@ -147,7 +147,9 @@ def test_a_registry_that_is_away_or_slow_is_awaited_within_the_deadline(scripted
     for _ in range(3):
         with pytest.raises(Later, match=r"has not answered yet|no answer within"):
             Avro(str).decode(header(3) + b"\x02x")
-    assert system_clock.monotonic_s() - before_s < DRIPPING_S, "who asks a silent registry again waits less for it"
+    assert system_clock.monotonic_s() - before_s < DRIPPING_S, (
+        "who asks a silent registry again waits less for it"
+    )
     assert sum(each.name == "holdfast-schema-registry" for each in threading.enumerate()) <= 2
     scripted.drips = False
     wait_for("the dripping answer to end", lambda: not registry.current()._is_silent, 10)
