@@ -119,7 +119,6 @@ def demo(folder: Path, *arguments: str) -> Iterator[Run]:
 
 @pytest.mark.broker
 @pytest.mark.spark
-@pytest.mark.slow
 def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_path: Path) -> None:
     with demo(tmp_path, *SMALL) as run:
         assert run.end() == 0, run.text
@@ -153,6 +152,7 @@ def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_p
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_the_demo_on_the_embedded_kafka_needs_no_java_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
