@@ -133,6 +133,29 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "serving": frozenset({"apis", "cluster", "faults", "protocol", "security", "settings"}),
         "kafka": frozenset({"apis", "cluster", "faults", "security", "serving", "settings", "topics"}),
     },
+    "embedded.storage": {
+        "disk": frozenset(),
+        "folder_lock": frozenset({"disk"}),
+        "checkpoints": frozenset({"disk"}),
+        "catalog": frozenset({"disk"}),
+        "durable_answers": frozenset({"disk"}),
+        "segments": frozenset({"checkpoints", "disk"}),
+        "storage": frozenset({"catalog", "disk"}),
+        "folder": frozenset({"catalog", "checkpoints", "disk", "folder_lock", "segments"}),
+    },
+    "embedded.apis": {
+        "call": frozenset(),
+        "coordinators": frozenset({"call"}),
+        "describing": frozenset({"call"}),
+        "groups": frozenset({"call", "coordinators", "describing"}),
+        "transactions": frozenset({"call", "coordinators", "groups"}),
+        "records": frozenset({"call", "transactions"}),
+        "topics": frozenset({"call", "describing"}),
+        "security": frozenset({"call"}),
+        "handlers": frozenset(
+            {"call", "coordinators", "describing", "groups", "records", "security", "topics", "transactions"}
+        ),
+    },
     "kafka": {
         "codes": frozenset(),
         "loop_turn": frozenset(),
@@ -202,6 +225,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "context": frozenset({"output"}),
         "demo": frozenset({"output"}),
         "project": frozenset({"output"}),
+        "size": frozenset({"context", "output"}),
         "__main__": frozenset({"context", "output"}),
         "config": frozenset({"context", "output"}),
         "dev": frozenset({"context", "output"}),
@@ -220,7 +244,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "watching": frozenset(),
         "showing": frozenset({"access"}),
         "desk": frozenset({"watching"}),
-        "acting": frozenset({"access", "desk"}),
+        "acting": frozenset({"access", "desk", "showing", "watching"}),
         "pages": frozenset({"access", "desk", "showing", "watching"}),
         "live": frozenset({"access", "desk", "pages", "showing", "watching"}),
         "server": frozenset({"access", "acting", "desk", "live", "pages", "showing", "watching"}),
@@ -228,7 +252,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     "console.watching": {
         "reports": frozenset(),
         "blocking": frozenset(),
-        "groups": frozenset({"blocking"}),
+        "ownership": frozenset(),
+        "groups": frozenset({"blocking", "ownership"}),
         "picture": frozenset({"reports"}),
         "findings": frozenset({"picture"}),
         "history": frozenset({"picture"}),
@@ -327,6 +352,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
         "bootstrap": frozenset({"bronze", "folds", "replay", "spark", "topic", "verify"}),
         "histories": frozenset({"bronze", "folds", "landing", "progress", "replay", "spark", "topic"}),
+        "derived": frozenset({"bronze", "folds", "histories"}),
+        "reporting": frozenset({"bronze", "derived", "histories", "pages", "spark"}),
     },
 }
 # Modules of the import root that are one topic with another.

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import TYPE_CHECKING
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.kafka.topic_partition import Place
@@ -15,14 +16,15 @@ from holdfast.embedded.groups.coordinator import EmbeddedGroups
 from holdfast.embedded.logs.partition_log import PartitionLog
 from holdfast.embedded.security.settings import SecuritySettings
 from holdfast.embedded.settings import HOST, EmbeddedSettings
-from holdfast.embedded.storage.durable_answers import DurableAnswers
-from holdfast.embedded.storage.folder import FolderStorage
 from holdfast.embedded.storage.storage import BrokerStorage, MemoryStorage
 from holdfast.embedded.topics.partition import EmbeddedTopic
 from holdfast.embedded.topics.registry import TopicRegistry
 from holdfast.embedded.transactions.coordinator import EmbeddedTransactions
 from holdfast.embedded.upkeep import Upkeep
 from holdfast.errors import BrokerFolderError
+
+if TYPE_CHECKING:
+    from holdfast.embedded.storage.durable_answers import DurableAnswers
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class EmbeddedCluster:
         self.topics = TopicRegistry(settings, list(self.nodes), self.chance, self.storage)
         self.sessions = {number: FetchSessions(self.chance, settings.fetch_sessions) for number in self.nodes}
         self.upkeep = Upkeep(self.topics, settings, self.now_ms)
-        self.groups = EmbeddedGroups(self.topics, settings, self.now_ms)
+        self.groups = EmbeddedGroups(self.topics, settings, self.now_ms, self.steady_ms)
         self.transactions = EmbeddedTransactions(
             self.topics, self.groups, settings, self.now_ms, self.faults, self.storage
         )
@@ -79,6 +81,10 @@ class EmbeddedCluster:
     def now_ms(self) -> int:
         return self.clock.now_ms() + self.faults.clock_ms
 
+    def steady_ms(self) -> int:
+        """Return a clock that never jumps, for sessions and deadlines."""
+        return int(self.clock.monotonic_s() * 1000)
+
     def delete_topic(self, topic: EmbeddedTopic) -> None:
         """Delete *topic* and what is kept about it elsewhere: that first, so no later topic of that name finds it."""
         self.groups.topic_deleted(topic.name)
@@ -91,11 +97,12 @@ class EmbeddedCluster:
         self._elect()
 
     def find(self, node_id: int) -> None:
-        """Have a broker be back: it follows again, and leads what nobody else can."""
+        """Have a broker be back: it leads what nobody else can, if it was in sync last, and follows whoever leads."""
         self.nodes[node_id].alive = True
-        for each in self.topics.partitions():
-            each.rejoin(node_id)
         self._elect()
+        for partition in self.topics.partitions():
+            for each in self.alive:
+                partition.rejoin(each.node_id)
 
     def _elect(self) -> None:
         alive = [each.node_id for each in self.alive]
@@ -122,6 +129,8 @@ class EmbeddedCluster:
         self.transactions.load()
         self.storage.settle()
         if (disk := self.storage.syncs) is not None:
+            from holdfast.embedded.storage.durable_answers import DurableAnswers
+
             self.answers = DurableAnswers(disk)
 
     def start(self) -> None:
@@ -151,4 +160,6 @@ class EmbeddedCluster:
 def _storage(settings: EmbeddedSettings, now_ms: Callable[[], int]) -> BrokerStorage:
     if settings.folder is None:
         return MemoryStorage()
+    from holdfast.embedded.storage.folder import FolderStorage  # with what it brings, half a megabyte
+
     return FolderStorage(settings.folder, fsync=settings.fsync, nodes=settings.nodes, now_ms=now_ms)

@@ -15,11 +15,10 @@ does: whole batches, the last five of them, 2147483647 followed by 0.
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from holdfast.core.engine.declared.processor import Emits
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.producer_state import (
     CACHED_BATCHES,
@@ -50,6 +49,9 @@ from holdfast.core.kafka.producer_state import (
 )
 from holdfast.core.kafka.record_batch import NO_PRODUCER
 from holdfast.core.kafka.sequences import NO_EPOCH, NO_SEQUENCE, advance, follows
+
+if TYPE_CHECKING:
+    from holdfast.core.engine.declared.processor import Emits
 
 # -- the table
 

@@ -25,7 +25,9 @@ def drawn(archives: Iterable[Path], table: str) -> str:
     """Return *table* drawn anew: the messages that it names, as the archives define them."""
     found = {each["name"]: each for each in definitions(archives)}
     names = [line.split(" ")[0] for line in table.splitlines() if not line.startswith(" ")]
-    ordered = sorted(names, key=lambda name: (_is_stored(found[name]), found[name].get("apiKey", -1), name))
+    ordered = sorted(
+        set(names), key=lambda name: (_is_stored(found[name]), found[name].get("apiKey", -1), name)
+    )
     return "".join(line + "\n" for name in ordered for line in _message(found[name]))
 
 

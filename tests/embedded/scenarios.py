@@ -116,6 +116,31 @@ def partitions_by_pages(talk: Talk) -> None:
     ask(talk.name("nowhere"), one, "b ad", limit=1)
 
 
+@scenario
+def replicas(talk: Talk) -> None:
+    topic = talk.topic("orders", 2)
+    produce(talk, topic, batch(b"a" * 100))
+    wanted = [
+        {"topic": topic, "partitions": [1, 0, 7, -1]},
+        {"topic": talk.name("nowhere"), "partitions": [0]},
+    ]
+    for version in talk.versions("ElectLeaders"):
+        for kind in (0, 1) if version else (0,):
+            talk.ask("ElectLeaders", version, election_type=kind, topic_partitions=wanted)
+    talk.ask("ElectLeaders", 2, election_type=7, topic_partitions=wanted)
+    talk.ask("ElectLeaders", 2, topic_partitions=[])
+    for version in talk.versions("DescribeLogDirs"):
+        talk.ask("DescribeLogDirs", version, topics=wanted)
+    talk.ask("DescribeLogDirs", topics=[])
+    talk.ask("DescribeLogDirs", topics=wanted[1:])
+    moved = [
+        {"name": topic, "partition_indexes": [0, 7]},
+        {"name": talk.name("nowhere"), "partition_indexes": [0]},
+    ]
+    for asked in (moved, moved[1:], [], None):
+        talk.ask("ListPartitionReassignments", 0, topics=asked)
+
+
 # -- topics
 
 

@@ -21,14 +21,16 @@ from tests.embedded.raw_client import RawClient
 DEADLINE_S = 30.0
 NOT_YET = {14, 15, 16, 51}
 """Codes of a coordinator that is being loaded, or moved, or busy with what came before."""
+_ALWAYS_MASKED = {"throttle_time_ms", "total_bytes", "usable_bytes"}
 _MASKED = {
+    *_ALWAYS_MASKED,
+    "log_dir",
     "topic_id",
     "cluster_id",
     "host",
     "port",
     "session_id",
     "finalized_features_epoch",
-    "throttle_time_ms",
     "log_append_time_ms",
     "last_timestamp",
     "transaction_start_time_ms",
@@ -171,7 +173,7 @@ class Talk:
     def _masked(self, value: Any, name: str) -> Any:
         if name in _MASKED:
             empty = value in (None, "", -1, 0, _UNKNOWN_BYTES)
-            return repr(value) if empty and name != "throttle_time_ms" else f"<{name}>"
+            return repr(value) if empty and name not in _ALWAYS_MASKED else f"<{name}>"
         if name in ("producer_id", "previous_producer_id") and isinstance(value, int) and value >= 0:
             return self._producers.setdefault(value, f"<producer {len(self._producers)}>")
         if name == "api_keys":

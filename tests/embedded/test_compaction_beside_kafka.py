@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from confluent_kafka import Producer
@@ -22,6 +23,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.logs.compaction import DELETE_HORIZON_BIT
 from holdfast.kafka.requests.raw_log import RawLog
+from tests.support.harness import wait_for, wait_for_ends
 
 DEADLINE_S = 30.0
 ROLL_MS = 50
@@ -77,7 +79,8 @@ class Log:
     """A topic of one partition whose every batch is a segment of its own, and which is compacted when told."""
 
     def __init__(self, config: Config, topic: str) -> None:
-        self._config, self._topic = config, topic
+        self.topic = topic
+        self._settings = Settings(kafka={name: str(value) for name, value in config.items()})
         self._admin = AdminClient(config)
         self._plain = Producer({**config, "enable.idempotence": True, "linger.ms": 1000})
         self._transactional = Producer({**config, "transactional.id": f"{topic}-t", "linger.ms": 1000})
@@ -90,18 +93,19 @@ class Log:
             if kind != "plain":
                 producer.begin_transaction()
             for key, value in pairs:
-                producer.produce(self._topic, value, key, 0)
+                producer.produce(self.topic, value, key, 0)
             assert producer.flush(DEADLINE_S) == 0
             time.sleep(2 * ROLL_MS / 1000)  # the segment is old
             if kind != "plain":
                 end = producer.commit_transaction if kind == "commit" else producer.abort_transaction
                 end(DEADLINE_S)
+                wait_for_ends(self._settings, self.topic)  # a commit returns before its markers are written
                 time.sleep(2 * ROLL_MS / 1000)
 
     def clean_by(self, policy: str) -> None:
         """Set the policy: while it is ``delete``, no cleaner comes, and the next one meets all that was written."""
         entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.TOPIC, self._topic, incremental_configs=[entry])
+        resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=[entry])
         for done in self._admin.incremental_alter_configs([resource]).values():
             done.result(DEADLINE_S)
 
@@ -109,31 +113,29 @@ class Log:
         """Return what is in the log."""
 
         async def read() -> list[Left]:
-            async with RawLog(
-                Settings(kafka={name: str(value) for name, value in self._config.items()})
-            ) as log:
-                return [Left.read(batch) async for _, batch in log.batches(self._topic, 0, 0)]
+            async with RawLog(self._settings) as log:
+                return [Left.read(batch) async for _, batch in log.batches(self.topic, 0, 0)]
 
         return asyncio.run(read())
 
-    def cleaned(self, before: list[Left]) -> list[Left]:
-        """Return what is in the log once the cleaner has been there."""
-        until_s = time.monotonic() + DEADLINE_S
-        while (now := self.left()) == before:
-            assert time.monotonic() < until_s, "the cleaner has not come"
-            time.sleep(0.2)
-        return now
+
+def cleaned_to(broker: SessionBroker, topic: str) -> int:
+    """Return up to where Kafka's cleaner has been: it replaces segments one by one, and says so when all are done."""
+    assert broker.cluster is not None
+    path = broker.cluster.folder / "node-1" / "data" / "cleaner-offset-checkpoint"
+    found = re.search(rf"^{re.escape(topic)} 0 (\d+)$", path.read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
-def rounds(log: Log, embedded: EmbeddedKafka) -> Iterator[list[Left]]:
+def rounds(log: Log, clean: Callable[[list[Left]], None]) -> Iterator[list[Left]]:
     """Yield what is in a log before and after each of its compactions."""
     for lots in ROUNDS:
         log.clean_by("delete")
         log.write(lots)
         yield (before := log.left())
         log.clean_by("compact")
-        embedded.run_upkeep()
-        yield log.cleaned(before)
+        clean(before)
+        yield log.left()
 
 
 def test_the_same_is_left(embedded: EmbeddedKafka, broker: SessionBroker, fresh_topic: FreshTopic) -> None:
@@ -145,5 +147,13 @@ def test_the_same_is_left(embedded: EmbeddedKafka, broker: SessionBroker, fresh_
     }
     theirs = Log(broker.client_config(), fresh_topic("compacted", partitions=1, config=settings))
     ours = Log(embedded.client_config(), embedded.create_topic("compacted-beside", config=settings))
-    for kafka, embedded_broker in zip(rounds(theirs, embedded), rounds(ours, embedded), strict=True):
+
+    def cleaner_comes(before: list[Left]) -> None:
+        last = before[-1].base_offset  # alone in the segment that is written to, which no cleaner touches
+        wait_for("Kafka's cleaner", lambda: cleaned_to(broker, theirs.topic) >= last, DEADLINE_S)
+
+    def upkeep(_: list[Left]) -> None:
+        embedded.run_upkeep()
+
+    for kafka, embedded_broker in zip(rounds(theirs, cleaner_comes), rounds(ours, upkeep), strict=True):
         assert embedded_broker == kafka

@@ -182,6 +182,33 @@ def test_a_clock_that_goes_back_stamps_earlier_records_behind_later_ones(kafka: 
     assert -60_000 <= stamps[1] - stamps[0] < -50_000
 
 
+@pytest.mark.parametrize("shift_ms", [-3_600_000, 3_600_000])
+def test_sessions_of_groups_do_not_follow_a_clock_that_jumps(kafka: EmbeddedKafka, shift_ms: int) -> None:
+    """Kafka counts them by a clock that does not: who says something in time stays, who does not is gone in time."""
+    told = {
+        "group_id": "g",
+        "session_timeout_ms": 6_000,
+        "rebalance_timeout_ms": 6_000,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": b""}],
+    }
+    modern = {"group_id": "m", "member_id": "a", "rebalance_timeout_ms": 6_000, "topic_partitions": []}
+    with RawClient(kafka.bootstrap) as client:
+        joined = client.ask("JoinGroup", 3, **told)
+        alive = client.ask("ConsumerGroupHeartbeat", 1, **modern, subscribed_topic_names=["orders"])
+        kafka.shift_clock(shift_ms)
+        beat = {"group_id": "g", "member_id": joined["member_id"], "generation_id": joined["generation_id"]}
+        synced = client.ask("SyncGroup", 3, **beat, assignments=[])
+        assert synced["error_code"] == 0
+        assert client.ask("Heartbeat", 4, **beat)["error_code"] == 0
+        told_on = {"group_id": "m", "member_id": "a", "member_epoch": alive["member_epoch"]}
+        assert client.ask("ConsumerGroupHeartbeat", 1, **told_on)["error_code"] == 0
+        group = kafka.cluster.groups.get("g")
+        assert group is not None
+        (member,) = group.classic.members
+        assert 0 < member.session_ends_ms - kafka.cluster.steady_ms() <= 6_000
+
+
 def test_a_batch_that_is_damaged_is_sent_as_it_is(kafka: EmbeddedKafka) -> None:
     topic = kafka.create_topic("orders")
     data = [{"name": topic, "partition_data": [{"index": 0, "records": batch(b"a")}]}]

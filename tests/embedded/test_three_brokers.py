@@ -9,7 +9,9 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as Place
 
+from holdfast.embedded.apis.topics.replicas import PREFERRED, UNCLEAN
 from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.errors import DevBrokerError
 from tests.embedded.raw_client import RawClient
 from tests.embedded.scenarios import batch
@@ -104,6 +106,56 @@ def test_another_broker_sends_clients_to_the_leader(three: EmbeddedKafka) -> Non
     told = answer["responses"][0]["partitions"][0]
     assert told["error_code"] == 6
     assert told["current_leader"] == {"leader_id": leader, "leader_epoch": 0}
+
+
+def test_who_was_not_in_sync_last_does_not_lead(three: EmbeddedKafka) -> None:
+    """It may lack what the last leader has acknowledged, so it waits for that one (unclean elections are off)."""
+    topic = three.create_topic("orders", partitions=1)
+    partition = three.cluster.topics.partition(topic, 0)
+    assert partition is not None
+    first, second, last = partition.replicas
+    for each in (first, second, last):
+        three.kill(each)
+    three.revive(first)
+    assert leaders(three, topic) == [(-1, partition.leader_epoch)]
+    assert partition.in_sync == [last]
+    three.revive(last)
+    assert leaders(three, topic)[0][0] == last
+    assert sorted(partition.in_sync) == sorted([first, last]), "who waited follows"
+    three.revive(second)
+    assert sorted(partition.in_sync) == [1, 2, 3]
+
+
+def test_leaders_are_elected_when_a_client_asks(three: EmbeddedKafka) -> None:
+    topic = three.create_topic("orders", partitions=2)
+    one, two = (three.cluster.topics.partition(topic, index) for index in (0, 1))
+    assert one is not None
+    assert two is not None
+    first, second, last = one.replicas
+
+    def elected(kind: int, wanted: list[int] | None) -> dict[int, int]:
+        alive = three.cluster.alive[0]
+        told = None if wanted is None else [{"topic": topic, "partitions": wanted}]
+        with RawClient(f"127.0.0.1:{alive.port}") as client:
+            answer = client.ask("ElectLeaders", 2, election_type=kind, topic_partitions=told)
+        results = {each["topic"]: each["partition_result"] for each in answer["replica_election_results"]}
+        return {each["partition_id"]: each["error_code"] for each in results[topic]}
+
+    three.kill(first)
+    assert one.leader == second
+    assert elected(PREFERRED, [0]) == {0: KafkaCode.PREFERRED_LEADER_NOT_AVAILABLE}
+    three.revive(first)
+    assert one.leader == second
+    assert elected(PREFERRED, None) == dict.fromkeys([0, 1][: 2 if two.leader != two.replicas[0] else 1], 0)
+    assert (one.leader, two.leader) == (first, two.replicas[0])
+    assert elected(PREFERRED, None) == {}
+    for each in (first, second, last):
+        three.kill(each)
+    three.revive(second)
+    assert elected(PREFERRED, [0]) == {0: KafkaCode.PREFERRED_LEADER_NOT_AVAILABLE}
+    assert elected(UNCLEAN, [0]) == {0: KafkaCode.NONE}
+    assert (one.leader, one.in_sync) == (second, [second])
+    assert elected(UNCLEAN, [0]) == {0: KafkaCode.ELECTION_NOT_NEEDED}
 
 
 def test_a_node_that_is_none_is_an_error(three: EmbeddedKafka) -> None:

@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from holdfast.embedded.apis import (
-    acl_admin,
-    authenticating,
-    configuring,
-    coordinators,
-    describing,
-    fetching,
-    group_admin,
-    group_members,
-    group_offsets,
-    modern_groups,
-    partition_pages,
-    positions,
-    producer_admin,
-    producing,
-    scram_admin,
-    topic_admin,
-    transacting,
-)
+from holdfast.embedded.apis import coordinators, describing
 from holdfast.embedded.apis.call import Call, Fields, Handler
+from holdfast.embedded.apis.groups import group_admin, group_members, group_offsets, modern_groups
+from holdfast.embedded.apis.records import fetching, positions, producing
+from holdfast.embedded.apis.security import acl_admin, authenticating, scram_admin
+from holdfast.embedded.apis.topics import configuring, partition_pages, replicas, topic_admin
+from holdfast.embedded.apis.transactions import producer_admin, transacting
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.protocol.table import apis
 
@@ -71,6 +58,9 @@ HANDLERS: Mapping[str, Handler] = {
     "AlterConfigs": configuring.alter_configs,
     "CreatePartitions": topic_admin.create_partitions,
     "IncrementalAlterConfigs": configuring.incremental_alter_configs,
+    "ElectLeaders": replicas.elect_leaders,
+    "ListPartitionReassignments": replicas.list_partition_reassignments,
+    "DescribeLogDirs": replicas.describe_log_dirs,
     "DescribeCluster": describing.describe_cluster,
     "DescribeTopicPartitions": partition_pages.describe_topic_partitions,
     "SaslHandshake": authenticating.sasl_handshake,

@@ -31,10 +31,19 @@ LIMIT_HOMES = 100
 
 
 class EmbeddedGroups:
-    """All groups of a cluster. Each request has a number, by which the model names whom it answers."""
+    """All groups of a cluster. Each request has a number, by which the model names whom it answers.
 
-    def __init__(self, topics: TopicRegistry, told: EmbeddedSettings, now_ms: Callable[[], int]) -> None:
-        self._topics, self._now_ms = topics, now_ms
+    Sessions end by *steady_ms*, which never jumps; *now_ms* is the time that is written down.
+    """
+
+    def __init__(
+        self,
+        topics: TopicRegistry,
+        told: EmbeddedSettings,
+        now_ms: Callable[[], int],
+        steady_ms: Callable[[], int],
+    ) -> None:
+        self._topics, self._now_ms, self._steady_ms = topics, now_ms, steady_ms
         self._settings = CoordinatorSettings(
             initial_delay_ms=told.group_initial_delay_ms,
             session_low_ms=told.group_min_session_ms,
@@ -62,7 +71,7 @@ class EmbeddedGroups:
         """Take what was written of groups, and begin to watch their members."""
         topic = self._topics.get(OFFSETS)
         for home in topic.partitions if topic is not None else ():
-            load_groups(home, self._groups, self.opened, self._topics, self._now_ms())
+            load_groups(home, self._groups, self.opened, self._topics, self._steady_ms())
         for group in self._groups.values():
             self._set_timer(group)
 
@@ -101,7 +110,7 @@ class EmbeddedGroups:
 
     def _step(self, group: EmbeddedGroup, request: Request) -> list[GroupReply]:
         before = group.classic
-        group.classic, replies = step(before, request, self._now_ms())
+        group.classic, replies = step(before, request, self._steady_ms())
         self._note(group, before)
         self._forget_homes(group)
         self._set_timer(group)
@@ -120,7 +129,7 @@ class EmbeddedGroups:
             timer.cancel()
         due_ms = next_deadline_ms(group.classic)
         if due_ms is not None:
-            wait_s = max(0, due_ms - self._now_ms()) / 1000
+            wait_s = max(0, due_ms - self._steady_ms()) / 1000
             loop = asyncio.get_running_loop()
             self._timers[group.group_id] = loop.call_later(wait_s, self._pass_time, group)
 

@@ -19,7 +19,7 @@ def load_groups(
     groups: dict[str, EmbeddedGroup],
     opened: Callable[[str], EmbeddedGroup],
     topics: TopicRegistry,
-    now_ms: int,
+    steady_ms: int,
 ) -> None:
     """Put the groups of partition *home* into *groups*, where *opened* makes one that is not there."""
     pending: dict[int, set[str]] = {}
@@ -32,7 +32,7 @@ def load_groups(
             continue
         note, producer_id = each
         if note.kind == "GroupMetadata":
-            _load_generation(opened(note.key["group"]), note.value, now_ms)
+            _load_generation(opened(note.key["group"]), note.value, steady_ms)
         elif note.kind == "OffsetCommit":
             group = opened(note.key["group"])
             _load_offset(group, note, producer_id)
@@ -41,7 +41,7 @@ def load_groups(
         else:
             take(images.setdefault(note.key["group_id"], {}), note)
     for group_id, image in images.items():
-        restore(opened(group_id), image, topics, now_ms)
+        restore(opened(group_id), image, topics, steady_ms)
     for group_id in [name for name, group in groups.items() if group.is_new]:
         del groups[group_id]  # it was deleted
 
@@ -59,18 +59,18 @@ def _load_offset(group: EmbeddedGroup, note: Note, producer_id: int | None) -> N
     into[place] = offset
 
 
-def _load_generation(group: EmbeddedGroup, value: Mapping[str, Any] | None, now_ms: int) -> None:
+def _load_generation(group: EmbeddedGroup, value: Mapping[str, Any] | None, steady_ms: int) -> None:
     if value is None:  # it is gone, or has become a modern one, whose offsets stay
         group.classic, group.protocol_type = ClassicGroup(settings=group.classic.settings), ""
         return
     group.protocol_type = value["protocol_type"]
-    group.classic = _classic(group.classic, value, now_ms)
+    group.classic = _classic(group.classic, value, steady_ms)
     group.homes = {
         each["member_id"]: MemberHome(each["client_id"], each["client_host"]) for each in value["members"]
     }
 
 
-def _classic(before: ClassicGroup, value: Mapping[str, Any], now_ms: int) -> ClassicGroup:
+def _classic(before: ClassicGroup, value: Mapping[str, Any], steady_ms: int) -> ClassicGroup:
     protocol = value["protocol"] or ""
     return ClassicGroup(
         settings=before.settings,
@@ -78,11 +78,11 @@ def _classic(before: ClassicGroup, value: Mapping[str, Any], now_ms: int) -> Cla
         generation=value["generation"],
         protocol=protocol,
         leader=value["leader"] or "",
-        members=tuple(_member(each, protocol, now_ms) for each in value["members"]),
+        members=tuple(_member(each, protocol, steady_ms) for each in value["members"]),
     )
 
 
-def _member(told: Mapping[str, Any], protocol: str, now_ms: int) -> ClassicMember:
+def _member(told: Mapping[str, Any], protocol: str, steady_ms: int) -> ClassicMember:
     """Return a member whose session begins again: it has not been able to say anything."""
     return ClassicMember(
         member_id=told["member_id"],
@@ -90,7 +90,7 @@ def _member(told: Mapping[str, Any], protocol: str, now_ms: int) -> ClassicMembe
         protocols=((protocol, bytes(told["subscription"])),),
         session_ms=told["session_timeout"],
         rebalance_ms=told["rebalance_timeout"],
-        session_ends_ms=now_ms + told["session_timeout"],
+        session_ends_ms=steady_ms + told["session_timeout"],
         assignment=bytes(told["assignment"]),
         synced=True,
     )

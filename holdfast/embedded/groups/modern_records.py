@@ -6,7 +6,6 @@ and a coordinator that starts folds the records to the image that it had (Kafka'
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -122,6 +121,8 @@ def _hash(modern: ModernGroup, topics: TopicRegistry) -> int:
     found = [
         (each.topic_id, len(each.partitions)) for name in wanted if (each := topics.get(name)) is not None
     ]
+    import hashlib  # brings most of OpenSSL
+
     digest = hashlib.blake2b(repr(found).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True) if found else 0
 
@@ -156,8 +157,8 @@ def take(image: ModernImage, note: Note) -> None:
         image[key] = note.value
 
 
-def restore(group: EmbeddedGroup, image: ModernImage, topics: TopicRegistry, now_ms: int) -> None:
-    """Have *group* be as *image* says, its members heard of at *now_ms*: they could not say anything before."""
+def restore(group: EmbeddedGroup, image: ModernImage, topics: TopicRegistry, steady_ms: int) -> None:
+    """Have *group* be as *image* says, its members heard of at *steady_ms*: they could not say anything before."""
     group.written = image
     if (GROUP, "") not in image:
         return
@@ -176,7 +177,7 @@ def restore(group: EmbeddedGroup, image: ModernImage, topics: TopicRegistry, now
         epoch=image[GROUP, ""]["epoch"],
         target_epoch=image.get((TARGET, ""), {"assignment_epoch": 0})["assignment_epoch"],
         assignor=said[-1] if said else next(iter(SERVER_ASSIGNORS)),
-        members={each: _restored(group, image, each, topics, now_ms) for each in members},
+        members={each: _restored(group, image, each, topics, steady_ms) for each in members},
         target={
             member_id: _held(value["topic_partitions"], topics)
             for (kind, member_id), value in image.items()
@@ -195,7 +196,7 @@ def _told(value: Mapping[str, Any]) -> ModernTold:
 
 
 def _restored(
-    group: EmbeddedGroup, image: ModernImage, member_id: str, topics: TopicRegistry, now_ms: int
+    group: EmbeddedGroup, image: ModernImage, member_id: str, topics: TopicRegistry, steady_ms: int
 ) -> ModernMember:
     told, current = group.told[member_id], image.get((CURRENT, member_id), {})
     epoch: int = current.get("member_epoch", 0)
@@ -208,7 +209,7 @@ def _restored(
         state=MemberState(current.get("state", 0)),
         assigned=_held(current.get("assigned_partitions", ()), topics),
         revoking=_held(current.get("partitions_pending_revocation", ()), topics),
-        heard_ms=now_ms,
+        heard_ms=steady_ms,
         away=epoch == LEAVE_STATIC_EPOCH,
     )
 

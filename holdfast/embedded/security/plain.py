@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 
+from holdfast.embedded.security.digests import are_same
 from holdfast.embedded.security.sasl import SaslRefusal
 
 PLAIN = "PLAIN"
@@ -28,7 +28,7 @@ class PlainExchange:
         if not password:
             raise SaslRefusal(f"{_FAILED}password not specified")
         expected = self._passwords.get(user)
-        if expected is None or not hmac.compare_digest(expected.encode(), password.encode()):
+        if expected is None or not are_same(expected.encode(), password.encode()):
             raise SaslRefusal(f"{_FAILED}Invalid username or password")
         if acts_as not in ("", user):
             raise SaslRefusal(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from holdfast.embedded.security.digests import are_same, hashed, salted, signed
 from holdfast.embedded.security.sasl import SaslRefusal
 
 MECHANISMS: Mapping[str, str] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -46,19 +45,19 @@ def credential_of(
 ) -> ScramCredential:
     """Return what to keep of *password*; *make* gives as many bytes for the salt as it is asked for."""
     salt = make(_SALT_BYTES)
-    salted = hashlib.pbkdf2_hmac(MECHANISMS[mechanism], password.encode(), salt, iterations)
-    return credential_of_salted(mechanism, salted, salt, iterations)
+    key = salted(MECHANISMS[mechanism], password.encode(), salt, iterations)
+    return credential_of_salted(mechanism, key, salt, iterations)
 
 
-def credential_of_salted(mechanism: str, salted: bytes, salt: bytes, iterations: int) -> ScramCredential:
+def credential_of_salted(mechanism: str, key: bytes, salt: bytes, iterations: int) -> ScramCredential:
     """Return what to keep of a password that its owner has salted."""
-    client_key = _sign(mechanism, salted, b"Client Key")
-    stored_key = hashlib.new(MECHANISMS[mechanism], client_key).digest()
-    return ScramCredential(salt, stored_key, _sign(mechanism, salted, b"Server Key"), iterations)
+    client_key = _sign(mechanism, key, b"Client Key")
+    stored_key = hashed(MECHANISMS[mechanism], client_key)
+    return ScramCredential(salt, stored_key, _sign(mechanism, key, b"Server Key"), iterations)
 
 
 def _sign(mechanism: str, key: bytes, text: bytes) -> bytes:
-    return hmac.digest(key, text, MECHANISMS[mechanism])
+    return signed(MECHANISMS[mechanism], key, text)
 
 
 class ScramExchange:
@@ -100,8 +99,8 @@ class ScramExchange:
         if len(proof) != len(signature):
             raise SaslRefusal
         client_key = bytes(one ^ other for one, other in zip(signature, proof, strict=True))
-        shown = hashlib.new(MECHANISMS[self._mechanism], client_key).digest()
-        if not hmac.compare_digest(shown, known.stored_key):
+        shown = hashed(MECHANISMS[self._mechanism], client_key)
+        if not are_same(shown, known.stored_key):
             raise SaslRefusal
         self.user = name
         return f"v={base64.b64encode(_sign(self._mechanism, known.server_key, text)).decode()}"

@@ -37,7 +37,7 @@ from holdfast.errors import WireError
 logger = logging.getLogger(__name__)
 
 SIZE_BYTES = 4
-LIMIT_WAITING = 100
+LIMIT_WAITING, LIMIT_WAITING_BYTES = 100, 1 << 24
 """Frames of one connection that wait for those before them; with more it is not read from."""
 _OFFERED = {key: (name, versions) for key, name, versions in offered()}
 
@@ -61,6 +61,7 @@ class KafkaConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._frames: deque[bytes] = deque()
+        self._frames_bytes, self._may_read = 0, True
         self._task: asyncio.Task[None] | None = None
         self._may_write = True
         self._delays: asyncio.Task[None] | None = None
@@ -114,11 +115,18 @@ class KafkaConnection(asyncio.Protocol):
             if end > len(received):
                 break
             self._frames.append(bytes(received[at + SIZE_BYTES : end]))
+            self._frames_bytes += size
             at = end
         del received[:at]
-        if len(self._frames) > LIMIT_WAITING and self._transport is not None:
-            self._transport.pause_reading()
         return self._work()
+
+    def _read_on(self) -> None:
+        """Read from the client, or let it wait while what it has asked is more than the limit."""
+        may_read = len(self._frames) <= LIMIT_WAITING and self._frames_bytes <= LIMIT_WAITING_BYTES
+        if self._transport is None or self._transport.is_closing() or may_read is self._may_read:
+            return
+        self._may_read = may_read
+        (self._transport.resume_reading if may_read else self._transport.pause_reading)()
 
     def close(self) -> None:
         """Close it, whatever waits."""
@@ -135,10 +143,13 @@ class KafkaConnection(asyncio.Protocol):
 
     def _work(self) -> None:
         """Answer what has come, until an answer must wait."""
+        self._answer_frames()
+        self._read_on()
+
+    def _answer_frames(self) -> None:
         while self._frames and self._is_free and self._transport is not None:
             frame = self._frames.popleft()
-            if len(self._frames) == LIMIT_WAITING:
-                self._transport.resume_reading()
+            self._frames_bytes -= len(frame)
             try:
                 if self._gate is not None:
                     self._knock(self._gate, frame)

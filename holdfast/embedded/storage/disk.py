@@ -162,6 +162,14 @@ class Disk:
                 shutil.rmtree(path)
                 self._changed(path.parent)
 
+    def space(self, path: Path) -> tuple[int, int]:
+        """Return how many bytes the disk has on which *path* lies, and how many of them are free."""
+        try:
+            found = os.statvfs(path)
+        except OSError as error:
+            raise self._failed("look at", path, error) from error
+        return found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
+
     # -- syncing
 
     @property

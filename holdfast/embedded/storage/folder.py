@@ -16,7 +16,7 @@ from holdfast.embedded.storage.checkpoints import OffsetCheckpoint
 from holdfast.embedded.storage.disk import Disk, folder_error
 from holdfast.embedded.storage.folder_lock import NAME as LOCK
 from holdfast.embedded.storage.folder_lock import FolderLock
-from holdfast.embedded.storage.partition_files import PartitionFiles
+from holdfast.embedded.storage.segments.partition_files import PartitionFiles
 from holdfast.errors import BrokerFolderError
 
 META, PARTITION_META = "meta.properties", "partition.metadata"
@@ -167,6 +167,9 @@ class FolderStorage:
         self._catalog = catalog
 
     # -- syncing
+
+    def room(self) -> tuple[int, int]:
+        return self.disk.space(self.path)
 
     def settle(self) -> None:
         self.disk.sync()

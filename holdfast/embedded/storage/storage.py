@@ -42,6 +42,9 @@ class BrokerStorage(Protocol):
     def keep_producer_ids(self, below: int) -> None:
         """Have no id below *below* be promised again after a start."""
 
+    def room(self) -> tuple[int, int]:
+        """Return how many bytes its disk has, and how many of them are free; -1 each where there is none."""
+
     def settle(self) -> None:
         """Have all that was written outlive a power cut, if that is asked for, before anything else is written."""
 
@@ -76,6 +79,9 @@ class MemoryStorage:
 
     def keep_producer_ids(self, below: int) -> None:
         pass
+
+    def room(self) -> tuple[int, int]:
+        return -1, -1
 
     def settle(self) -> None:
         pass

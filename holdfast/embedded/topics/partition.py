@@ -51,6 +51,13 @@ class EmbeddedPartition:
             if leader != NO_LEADER:
                 self.log.lead(self.leader_epoch)
 
+    def elect_anyone(self, alive: list[int]) -> None:
+        """Have the first replica that is *alive* lead, in sync or not, where nobody leads (an unclean election)."""
+        found = [each for each in self.replicas if each in alive]
+        if self.leader == NO_LEADER and found:
+            self.in_sync = found[:1]
+            self.elect(alive)
+
     def move(self, others: list[int]) -> bool:
         """Have one of *others* lead; return whether one may."""
         leader = next((each for each in self.replicas if each in self.in_sync and each in others), None)
@@ -62,8 +69,8 @@ class EmbeddedPartition:
         return True
 
     def rejoin(self, node_id: int) -> None:
-        """Have a replica that is back catch up: it is in sync at once, for the log is shared."""
-        if node_id in self.replicas and node_id not in self.in_sync:
+        """Have a replica that is back catch up with the leader, if there is one: at once, for the log is shared."""
+        if self.leader != NO_LEADER and node_id in self.replicas and node_id not in self.in_sync:
             self.in_sync.append(node_id)
 
 

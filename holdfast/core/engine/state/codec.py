@@ -14,7 +14,6 @@ All integers are signed 64 bit unless said. Keys are UTF-8.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from struct import Struct
 from typing import Any, Generic, Optional, TypeVar
@@ -279,6 +278,8 @@ def digest(items: Iterable[tuple[bytes, bytes]]) -> str:
     >>> digest([(b"\\x02a", b"1")]) == digest([(b"\\x02", b"a1")])
     False
     """
+    import hashlib  # brings most of OpenSSL, which few who read rows need
+
     sha = hashlib.sha256()
     for key, value in items:
         if key[:1] != META:
@@ -289,6 +290,7 @@ def digest(items: Iterable[tuple[bytes, bytes]]) -> str:
 def hashed(items: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return what `digest` hashes of *items*, which hold no bookkeeping keys: for whoever reads a state in slices.
 
+    >>> import hashlib
     >>> hashlib.sha256(hashed([(b"\\x02a", b"1")]) + hashed([(b"\\x02b", b"")])).hexdigest() == digest([(b"\\x02a", b"1"), (b"\\x02b", b"")])
     True
     """
@@ -297,6 +299,8 @@ def hashed(items: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 def combine_digests(partitions: Iterable[tuple[int, str]]) -> str:
     """Return one digest for a whole table from (partition, digest) pairs, in any order."""
+    import hashlib  # brings most of OpenSSL, which few who read rows need
+
     sha = hashlib.sha256()
     for partition, each in sorted(partitions):
         sha.update(f"{partition}:{each};".encode())

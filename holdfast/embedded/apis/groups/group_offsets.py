@@ -9,7 +9,7 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.wire import WireReader
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
-from holdfast.embedded.apis.group_members import at_once, misplaced
+from holdfast.embedded.apis.groups.group_members import at_once, misplaced
 from holdfast.embedded.groups.group import CommittedOffset, EmbeddedGroup
 from holdfast.embedded.internal_log import OFFSETS
 from holdfast.embedded.protocol.codec import decode

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from holdfast.core.kafka.producer_state import AbortedTransaction
 from holdfast.embedded.logs.stored_batch import LogBatch
 from holdfast.embedded.storage.disk import Disk
-from holdfast.embedded.storage.segment_indexes import SegmentIndexes, transaction_index
+from holdfast.embedded.storage.segments.segment_indexes import SegmentIndexes, transaction_index
 
 LOG, INDEX, TIME_INDEX, ABORTED, SNAPSHOT = ".log", ".index", ".timeindex", ".txnindex", ".snapshot"
 INDEXES = INDEX, TIME_INDEX, ABORTED

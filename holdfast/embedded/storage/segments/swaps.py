@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdfast.embedded.logs.stored_batch import LogBatch
 from holdfast.embedded.storage.disk import Disk
-from holdfast.embedded.storage.segment import LOG, SNAPSHOT, FiledBatch, LogSegment, named
+from holdfast.embedded.storage.segments.segment import LOG, SNAPSHOT, FiledBatch, LogSegment, named
 
 CLEANED, SWAP = ".cleaned", ".swap"
 

@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.core.kafka.producer_state import AppendOutcome, AppendVerdict
 from holdfast.core.kafka.record_batch import BatchHeader, claimed_header
 from holdfast.embedded.apis.call import Call, Fields
-from holdfast.embedded.apis.transacting import admitted
+from holdfast.embedded.apis.transactions.transacting import admitted
 from holdfast.embedded.logs.batch_checks import BatchRefusal, checked, recoded
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.security.acl_rules import AclOperation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
 from holdfast.embedded.apis.describing import NOT_ASKED
-from holdfast.embedded.apis.group_members import at_once
+from holdfast.embedded.apis.groups.group_members import at_once
 from holdfast.embedded.groups.group import EmbeddedGroup, MemberHome
 from holdfast.embedded.internal_log import OFFSETS
 from holdfast.embedded.protocol.codes import KafkaCode

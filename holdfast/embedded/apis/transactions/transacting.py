@@ -16,8 +16,8 @@ from holdfast.core.kafka.transaction_state import (
 )
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
-from holdfast.embedded.apis.group_members import misplaced
-from holdfast.embedded.apis.group_offsets import commit_trouble, commits
+from holdfast.embedded.apis.groups.group_members import misplaced
+from holdfast.embedded.apis.groups.group_offsets import commit_trouble, commits
 from holdfast.embedded.internal_log import OFFSETS, TRANSACTIONS, home_of
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.security.acl_rules import AclOperation, AclResource

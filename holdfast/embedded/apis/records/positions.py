@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.embedded.apis.call import Call, Fields
-from holdfast.embedded.apis.fetching import READ_COMMITTED
+from holdfast.embedded.apis.records.fetching import READ_COMMITTED
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.security.acl_rules import AclOperation
 from holdfast.embedded.topics.partition import EmbeddedPartition

@@ -15,8 +15,8 @@ from holdfast.embedded.logs.log_files import LoadedBatch
 from holdfast.embedded.logs.stored_batch import LogBatch, StoredBatch
 from holdfast.embedded.storage.checkpoints import OffsetCheckpoint, checkpoint_text, read_epochs
 from holdfast.embedded.storage.disk import Disk
-from holdfast.embedded.storage.producer_snapshots import load_snapshot, snapshot_bytes
-from holdfast.embedded.storage.segment import (
+from holdfast.embedded.storage.segments.producer_snapshots import load_snapshot, snapshot_bytes
+from holdfast.embedded.storage.segments.segment import (
     LOG,
     SNAPSHOT,
     FiledBatch,
@@ -24,8 +24,8 @@ from holdfast.embedded.storage.segment import (
     named,
     read_together,
 )
-from holdfast.embedded.storage.segment_scan import SegmentScan
-from holdfast.embedded.storage.swaps import finish_swaps, swap
+from holdfast.embedded.storage.segments.segment_scan import SegmentScan
+from holdfast.embedded.storage.segments.swaps import finish_swaps, swap
 from holdfast.errors import BrokerFolderError
 
 _logger = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from holdfast.embedded.apis.call import Call, Fields
-from holdfast.embedded.apis.configuring import topic_config
 from holdfast.embedded.apis.describing import may_create
+from holdfast.embedded.apis.topics.configuring import topic_config
 from holdfast.embedded.configs.topic import SETTINGS
 from holdfast.embedded.protocol.codes import FORBIDDEN_TOPIC, NO_PARTITION, KafkaCode
 from holdfast.embedded.protocol.table import NO_UUID

@@ -106,7 +106,7 @@ def _beaten(call: Call, group: EmbeddedGroup) -> Fields:
     )
     meant = _with_meant(before, group.told, matched)
     group.matched = matched
-    after, reply = beat(meant, said, call.cluster.topics.counts(), call.cluster.now_ms())
+    after, reply = beat(meant, said, call.cluster.topics.counts(), call.cluster.steady_ms())
     if reply.code is not GroupCode.NONE:
         return _refused(call, group, before, after, said, reply.code)
     call.cluster.groups.become_modern(group)

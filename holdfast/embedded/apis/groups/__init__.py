@@ -1,0 +1,1 @@
+"""Requests about groups: their members, offsets and descriptions."""

@@ -1,0 +1,1 @@
+"""Requests about records: written, read, and where they lie."""

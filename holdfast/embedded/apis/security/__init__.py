@@ -1,0 +1,1 @@
+"""Requests about who comes, and what they may."""

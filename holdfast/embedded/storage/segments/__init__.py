@@ -1,0 +1,1 @@
+"""The folder of one partition: its segments and what stands beside them."""
