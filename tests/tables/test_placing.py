@@ -18,7 +18,8 @@ class Noted:
     transactional_id = "noted"
 
     def __init__(self, **partitions: int) -> None:
-        self.known, self.records, self.why = partitions, dict[Place, list[Written]](), None
+        self.known, self.records = partitions, dict[Place, list[Written]]()
+        self.why: object = None
 
     async def fence(self) -> None: ...
 
@@ -51,13 +52,15 @@ def test_keys_choose_partitions_and_topics_may_take_turns() -> None:
     found = placed(emits, few=2, many=7)
     for topic, partitions in (("few", 2), ("many", 7)):
         for partition in range(partitions):
-            wanted = [(key, topic.encode(), []) for key in keys if of_key(key, partitions) == partition]
+            wanted: list[Written] = [
+                (key, topic.encode(), []) for key in keys if of_key(key, partitions) == partition
+            ]
             assert found.pop((topic, partition), []) == wanted
     assert not found
 
 
 def test_equal_topics_are_one_whatever_object_names_them() -> None:
-    emits = [Emit("".join(("o", "ut")), "a", b"%d" % number) for number in range(3)]
+    emits = [Emit(b"out".decode(), "a", b"%d" % number) for number in range(3)]
     assert placed(emits, out=1) == {("out", 0): [(b"a", b"0", []), (b"a", b"1", []), (b"a", b"2", [])]}
 
 
