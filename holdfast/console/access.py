@@ -104,8 +104,7 @@ class ConsoleAccess:
             raise RequestDenied(
                 403, "The Host header must name this machine, since no token protects the console."
             )
-        if request.method == "POST":
-            check_origin(request)
+        check_site(request)
         if self._token is None or request.path.startswith(OPEN_PATHS) or self._bears_token(request):
             return
         if self.session(request) is None:
@@ -169,14 +168,20 @@ def _peer(request: web.Request) -> str:
     return peer_of(request.remote) if request.remote else ""
 
 
-def check_origin(request: web.Request) -> None:
-    """Refuse what another site's page sends: browsers tell where a POST comes from, and pages cannot change it."""
+def check_site(request: web.Request) -> None:
+    """Refuse what another site's page asks for, unless a person followed a link: browsers tell that, and pages cannot change it.
+
+    Such a page could read nothing, but have the console read logs for it again and again.
+    """
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
-    if site is not None:
+    if request.method != "POST":
+        follows = request.headers.get("Sec-Fetch-Mode") == "navigate"
+        allowed = site in (None, "same-origin", "none") or follows
+    elif site is not None:
         allowed = site in ("same-origin", "none")
     elif origin is not None:
         allowed = urlsplit(origin).netloc.lower() == request.host.lower()
     else:
         allowed = "Authorization" in request.headers  # no browser: it has no cookies that others could use
     if not allowed:
-        raise RequestDenied(403, "This form was not sent from a page of the console.")
+        raise RequestDenied(403, "This was not sent from a page of the console.")

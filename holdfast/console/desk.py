@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.clients.tables.client import TableClient
 from holdfast.config import Settings
 from holdfast.console.watching.blocking import BlockingCalls
+from holdfast.console.watching.groups import GroupDesk
 from holdfast.console.watching.watch import Watch
 from holdfast.core.engine.declared.global_tables import Global, globals_by_name
 from holdfast.core.engine.declared.processor import Processor
@@ -23,6 +24,8 @@ class ConsoleDesk:
     watch: Watch
     tables: TableClient
     calls: BlockingCalls
+    acting: GroupDesk | None = None
+    """For what people do with groups: it may take long, and those who look must not wait for it."""
 
     @property
     def globals(self) -> Mapping[str, Global[Any]]:

@@ -14,6 +14,7 @@ from holdfast.console.desk import ConsoleDesk
 from holdfast.console.pages.page import ConsolePage
 from holdfast.console.showing.rendering import render_block
 from holdfast.console.watching.history import ChartPoint
+from holdfast.console.watching.picture import Picture
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class LiveStreams:
     def __init__(self, desk: ConsoleDesk, access: ConsoleAccess, clock: Clock = system_clock) -> None:
         self._desk, self._access, self._clock = desk, access, clock
         self._open: set[asyncio.Task[None]] = set()
+        self._made: tuple[Picture, dict[str, str]] = desk.watch.picture, {}
 
     async def serve(self, request: web.Request, page: ConsolePage) -> web.StreamResponse:
         """Send *page* as it changes until the browser leaves, or the console ends."""
@@ -74,6 +76,18 @@ class LiveStreams:
                 await asyncio.sleep(page.every_s)
 
     async def _block(self, request: web.Request, page: ConsolePage) -> str:
+        """Return the block as of now; that of a page which shows nothing but the picture is made once for all who look at it."""
+        picture = self._desk.watch.picture
+        if page.every_s:
+            return await self._make(request, page)
+        if self._made[0] is not picture:
+            self._made = picture, {}
+        made = self._made[1]
+        if (found := made.get(request.path_qs)) is None:
+            found = made[request.path_qs] = await self._make(request, page)
+        return found
+
+    async def _make(self, request: web.Request, page: ConsolePage) -> str:
         try:
             context = await page.build(self._desk, request.query)
         except RequestDenied as denied:

@@ -18,7 +18,7 @@ from holdfast.clients.tables.directory import Directory, WorkersTopic
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.console.access import SESSION_S, ConsoleAccess, RequestDenied
-from holdfast.console.acting.acts import Acts
+from holdfast.console.acting.acts import ACT_S, Acts
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.live import EVENT_STREAM, LiveStreams
 from holdfast.console.pages import (
@@ -33,7 +33,7 @@ from holdfast.console.pages import (
     workers,
 )
 from holdfast.console.pages.page import ConsolePage
-from holdfast.console.showing.rendering import ASSETS, asset, render
+from holdfast.console.showing.rendering import ASSETS, asset, prepare, render
 from holdfast.console.watching.blocking import BlockingCalls
 from holdfast.console.watching.groups import GroupDesk
 from holdfast.console.watching.watch import Watch
@@ -52,13 +52,14 @@ PAGES = (
     tables.TABLE,
     groups.GROUPS,
     groups.GROUP,
+    groups.RESET,
     outbox.OUTBOX,
     producers.PRODUCERS,
     quarantine.QUARANTINE,
     quarantine.QUARANTINED,
     log.LOG,
 )
-MENU = {page.menu: page.path for page in PAGES if not page.path.endswith("/view")}
+MENU = {page.menu: page.path for page in PAGES if page.path.count("/") == 1}
 LIMITS = ConnectionLimits(connections=400, per_peer=300)
 """One peer may be the proxy of all who look: each has a live page or two, and a browser opens six connections for a moment."""
 LIMIT_BODY_BYTES = 64 << 10
@@ -121,14 +122,25 @@ class Console:
         client = TableClient(settings, self._processors, directory=self._table_directory)
         await stack.enter_async_context(client)
         calls = BlockingCalls("logs", THREADS)
-        desk = ConsoleDesk(
-            settings=settings, processors=self._processors, watch=watch, tables=client, calls=calls
-        )
         stack.push_async_callback(calls.close)
+        acting = groups if self._groups is not None else GroupDesk(settings, wait_s=ACT_S)
+        if acting is not None and acting is not groups:
+            stack.push_async_callback(acting.close)
+        desk = ConsoleDesk(
+            settings=settings,
+            processors=self._processors,
+            watch=watch,
+            tables=client,
+            calls=calls,
+            acting=acting,
+        )
+        acts = Acts(desk)
+        stack.push_async_callback(acts.close)
         access = ConsoleAccess(settings)
         streams = LiveStreams(desk, access)
+        prepare()
         port = WebPort(
-            build_application(desk, access, streams),
+            build_application(desk, access, streams, acts),
             LIMITS,
             troubles=Troubles("console", Counter(), system_clock),
             malformed=_malformed,
@@ -144,9 +156,11 @@ class Console:
         stack.push_async_callback(streams.close)
 
 
-def build_application(desk: ConsoleDesk, access: ConsoleAccess, streams: LiveStreams) -> web.Application:
+def build_application(
+    desk: ConsoleDesk, access: ConsoleAccess, streams: LiveStreams, acts: Acts
+) -> web.Application:
     """Return the aiohttp application of the console."""
-    views = _Views(desk, access, streams)
+    views = _Views(desk, access, streams, acts)
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -183,15 +197,14 @@ def build_application(desk: ConsoleDesk, access: ConsoleAccess, streams: LiveStr
 
 
 class _Views:
-    def __init__(self, desk: ConsoleDesk, access: ConsoleAccess, streams: LiveStreams) -> None:
-        self._desk, self._access, self._streams = desk, access, streams
-        self._acts = Acts(desk)
+    def __init__(self, desk: ConsoleDesk, access: ConsoleAccess, streams: LiveStreams, acts: Acts) -> None:
+        self._desk, self._access, self._streams, self._acts = desk, access, streams, acts
 
     def page(self, page: ConsolePage) -> Handler:
         """Return what answers requests for *page*, and for its changes."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            if page.live and EVENT_STREAM in request.headers.get("Accept", ""):
+            if page.live and request.method == "GET" and EVENT_STREAM in request.headers.get("Accept", ""):
                 return await self._streams.serve(request, page)
             self._desk.watch.asked()
             context = await page.build(self._desk, request.query)

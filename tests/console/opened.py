@@ -10,7 +10,7 @@ from typing import Any, cast
 import aiohttp
 
 from holdfast.clients.groups.admin import GroupAdmin
-from holdfast.clients.groups.records import GroupDescription, GroupKind, Position
+from holdfast.clients.groups.records import GroupDescription, GroupKind, GroupSurvey, Position
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
 from holdfast.console.server import Console
@@ -27,6 +27,7 @@ class MadeUpGroups(GroupDesk):
         super().__init__(settings)
         self._claims = claims
         self._all = (_described(claims), *more)
+        self.owners: dict[tuple[GroupKind, str], dict[Place, str]] = {}
         self.asked: list[int] = []
 
     async def ask(self, work: Callable[[GroupAdmin], Any]) -> Any:
@@ -34,7 +35,7 @@ class MadeUpGroups(GroupDesk):
             cast(
                 GroupAdmin,
                 SimpleNamespace(
-                    list=lambda: self._all,
+                    survey=lambda: GroupSurvey(groups=self._all, owners=self.owners),
                     state=lambda group, kind: self._all[0],
                     places=lambda group, kind: tuple(("orders", at) for at in range(self._claims)),
                     describe=self._lines,

@@ -108,6 +108,17 @@ async def test_forms_of_other_sites_are_refused() -> None:
 
 
 @scenario
+async def test_pages_of_other_sites_have_nothing_read_for_them_but_links_lead_here() -> None:
+    async with opened(console_settings(), FixedDirectory()) as browsing:
+        for site in ("cross-site", "same-site"):
+            for mode, status in (("no-cors", 403), ("cors", 403), ("navigate", 200)):
+                sent = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
+                assert (await browsing.get("/", **sent))[0] == status, sent
+        for site in ("same-origin", "none"):
+            assert (await browsing.get("/", **{"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "cors"}))[0] == 200
+
+
+@scenario
 async def test_every_answer_tells_browsers_to_run_nothing_of_others() -> None:
     async with opened(console_settings(), FixedDirectory()) as browsing:
         for path in ("/", "/nowhere", "/assets/console.js", "/workers/view?url=x"):

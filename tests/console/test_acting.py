@@ -10,6 +10,7 @@ import pytest
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
 from holdfast.console.acting import audit
+from holdfast.console.watching.blocking import StillRunningError
 from holdfast.errors import ConfigError
 from tests.agents.web.test_server import scenario
 from tests.console.opened import Browsing, MadeUpGroups, console_settings, opened
@@ -102,6 +103,31 @@ async def test_forms_of_others_and_of_other_sessions_act_not() -> None:
         form = {**PAUSE, "form_token": right}
         assert (await post(browsing, "/act", form, **{"Sec-Fetch-Site": "cross-site"}))[0] == 403
         assert (await post(browsing, "/act", {**form, "what": "delete"}))[0] == 404
+
+
+def test_what_takes_too_long_is_noted_as_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        audit.AuditTrail, "write", lambda self, record: noted.append((record.outcome, record.more))
+    )
+
+    class Endless(MadeUpGroups):
+        async def ask(self, work: Any) -> Any:
+            if "pause" in work.__code__.co_names:
+                raise StillRunningError("no answer about groups within 60 s")
+            return await super().ask(work)
+
+    @scenario
+    async def run() -> None:
+        settings = acting_settings()
+        async with opened(settings, FixedDirectory(), Endless(settings, 3)) as browsing:
+            await post(browsing, "/sign-in", {"token": ACT, "who": "Ada"})
+            form = {**PAUSE, "form_token": await form_token(browsing) or ""}
+            status, text = await post(browsing, "/act", form)
+            assert (status, "what comes of it is not known" in text) == (409, True)
+
+    run()
+    assert [outcome for outcome, _ in noted] == ["asked", "unknown"]
 
 
 def test_what_cannot_be_noted_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:

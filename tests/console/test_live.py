@@ -8,7 +8,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.console import live
+from holdfast.console.showing.rendering import render_block
 from holdfast.dev.memory_tables import MemoryWorker
 from tests.agents.web.test_server import scenario
 from tests.console.opened import Browsing, console_settings, opened
@@ -109,6 +111,35 @@ async def test_the_stream_ends_with_the_session_that_asked_for_it() -> None:
             await (await browsing.session.post(sign_out, headers=same)).read()
             async for _ in found:
                 pass
+
+
+@scenario
+async def test_a_page_that_many_look_at_is_made_once_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+
+    def counting(template: str, block: str, context: Any) -> str:
+        made.append(context["picture"])
+        return render_block(template, block, context)
+
+    monkeypatch.setattr(live, "render_block", counting)
+    async with (
+        MemoryWorker(worker_settings(), [TOTALS], partitions=1) as worker,
+        opened(console_settings(), worker.directory()) as browsing,
+    ):
+        responses = [await stream(browsing) for _ in range(8)]
+        for response in responses:
+            await live_block(events(response), "<h2")
+            response.close()
+        looks = {id(each) for each in made}  # which are kept, so that no two have one id
+        assert len(made) == len(looks), "streams made the page for themselves"
+
+
+@scenario
+async def test_a_question_for_the_head_alone_opens_no_stream() -> None:
+    async with opened(console_settings(), FixedDirectory()) as browsing:
+        sent = {"Accept": live.EVENT_STREAM}
+        async with browsing.session.head(browsing.url, headers=sent) as response:
+            assert response.headers["Content-Type"].startswith("text/html")
 
 
 @scenario

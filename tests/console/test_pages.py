@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.clients.groups.records import GroupKind
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
 from holdfast.console.server import MENU, PAGES
+from holdfast.console.showing.paging import PAGE_LINES
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from tests.agents.web.test_server import scenario
@@ -78,15 +80,15 @@ async def test_a_thousand_partitions_and_ten_thousand_claims_fit_on_pages() -> N
                 seen = Outline(text)
                 assert (status, seen.headings, seen.wrong) == (200, 1, []), path
                 assert len(text) < LIMIT_PAGE_BYTES, path
-                assert seen.rows <= 101, path
+                assert seen.rows <= PAGE_LINES + 1, path
             _, text = await browsing.get("/")
             assert '>1,000 <span class="of">of 1,000</span>' in text
             _, first = await browsing.get("/tables/view?name=totals")
-            assert "1 to 100 of 1,000 partitions" in first
-            _, last = await browsing.get("/groups/view?kind=claim&name=billing&page=100")
-            assert "9,901 to 10,000 of 10,000 partitions" in last
+            assert "1 to 50 of 1,000 partitions" in first
+            _, last = await browsing.get("/groups/view?kind=claim&name=billing&page=200")
+            assert "9,951 to 10,000 of 10,000 partitions" in last
             assert {*groups.asked} == {
-                100
+                PAGE_LINES
             }  # Kafka is asked for the ends of what is shown, and of nothing else
 
 
@@ -137,8 +139,8 @@ async def test_a_long_scan_shows_its_beginning_and_says_so() -> None:
         for number in range(150):
             worker.put(TOTALS, 0, f"key-{number:03d}", OrderTotal(number), offset=number)
         _, text = await browsing.get("/tables/view?name=totals&verb=scan&key=")
-        assert ("key-099" in text, "key-100" in text) == (True, False)
-        assert "the first 100, there are more" in text
+        assert ("key-049" in text, "key-050" in text) == (True, False)
+        assert "the first 50, there are more" in text
 
 
 @scenario
@@ -160,10 +162,18 @@ async def test_a_table_that_nobody_serves_is_told_without_an_answer() -> None:
         ("/tables/view?name=totals&verb=drop", 400, "verb is"),
         ("/tables/view?name=totals&verb=get&partition=-1", 400, "partition is"),
         ("/tables/view?name=totals&verb=windows&since=yesterday", 400, "since:"),
+        ("/tables/view?name=totals&verb=get&key=a&partition=1", 400, "this table has 1 partitions"),
         ("/workers/view?url=http://x", 404, "No worker http://x"),
         ("/workers?page=99999999999999999999", 400, "page is"),
-        ("/groups/view?kind=claim&name=x", 400, "kind is"),
+        ("/groups/view?kind=claims&name=x", 400, "kind is"),
         ("/groups/view", 400, "kind is"),
+        ("/groups/reset?kind=x&name=billing", 400, "kind is"),
+        ("/groups/reset?kind=claim&name=billing&where=away", 400, "where is"),
+        ("/groups/reset?kind=claim&name=billing&where=to-offset&value=-1", 400, "value is"),
+        ("/groups/reset?kind=claim&name=billing&where=shift-by&value=1e3", 400, "value is"),
+        ("/groups/reset?kind=claim&name=billing&where=to-datetime&value=noon", 400, "value:"),
+        ("/groups/reset?kind=claim&name=billing&where=by-duration&value=soon", 400, "value:"),
+        ("/groups/reset?kind=claim&name=billing&where=to-latest&topics=a:b", 400, "topics: a:b"),
         ("/log?topic=orders&partition=99999999999&offset=1", 400, "no topic has so many"),
         ("/log?topic=orders&partition=0&offset=1e3", 400, "offset is"),
         ("/assets/..%2fserver.py", 404, "There is no asset"),
@@ -175,12 +185,31 @@ def test_bad_questions_are_answered_in_words(path: str, status: int, said: str) 
     async def run() -> None:
         async with (
             MemoryWorker(worker_settings(), [TOTALS], partitions=1) as worker,
-            opened(console_settings(), worker.directory()) as browsing,
+            opened(console_settings(), worker.directory(), MadeUpGroups(console_settings(), 3)) as browsing,
         ):
             found, text = await browsing.get(path)
             assert (found, said in text) == (status, True), text
 
     run()
+
+
+@scenario
+async def test_who_held_what_is_remembered_as_it_changes() -> None:
+    groups = MadeUpGroups(console_settings(), 3)
+    billing = (GroupKind.CLAIM, "billing")
+    path = "/groups/view?kind=claim&name=billing"
+    async with opened(console_settings(), FixedDirectory(), groups) as browsing:
+        for owner in ("anna", "<b>ben"):
+            groups.owners = {billing: {("orders", 0): owner}}
+            await groups.look()
+        _, text = await browsing.get(path)
+        assert '<td>orders</td><td class="number">0</td><td>anna</td><td>&lt;b&gt;ben</td>' in text
+        groups.owners = {billing: {}}
+        await groups.look()
+        assert "<td>&lt;b&gt;ben</td><td>nobody</td>" in (await browsing.get(path))[1]
+        groups.owners = {}
+        await groups.look()
+        assert "Ownership over time" not in (await browsing.get(path))[1], "of a group that is gone"
 
 
 @scenario

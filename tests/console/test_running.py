@@ -155,6 +155,20 @@ def test_acts_are_done_and_noted_with_who_what_and_outcome(
         assert "minutes is" in person.act(page, what="pause", on="billing", minutes="0")
         assert "Group billing goes on" in person.act(page, what="resume", on="billing")
         console.wait_shown(page, "fresh", f"{PARTITIONS} of {PARTITIONS}")
+        preview = "/groups/reset?kind=claim&name=billing&where=to-latest&value=&topics="
+        console.wait_shown(
+            preview, f"{PARTITIONS} partitions: 0 records would be worked on again, 1 left out"
+        )
+        told = person.act(
+            preview, what="reset", on="billing", kind="claim", where="to-latest", value="0", topics=""
+        )
+        assert f"{PARTITIONS} partitions of group billing were sent to-latest" in told
+        console.wait_shown(preview, "0 records would be worked on again, 0 left out")
+        console.wait_shown(page, "Ownership over time", "billing-1-", "nobody")
+        told = person.act(
+            page, what="reset", on="billing", kind="claim", where="to-latest", value="0", topics="nothing"
+        )
+        assert "<h1>Not done" in told
     refused = f"/quarantine/view?name={place}"
     assert "was sent again, as" in person.act(refused, what="retry", on=f"{place}/totals")
     assert "was tried again already" in person.act(page, what="retry", on=f"{place}/totals")
@@ -168,6 +182,8 @@ def test_acts_are_done_and_noted_with_who_what_and_outcome(
             ("pause", "done"),
             ("pause", "failed"),
             ("resume", "done"),
+            ("reset", "done"),
+            ("reset", "failed"),
             ("retry", "done"),
             ("retry", "failed"),
         )
@@ -175,7 +191,7 @@ def test_acts_are_done_and_noted_with_who_what_and_outcome(
     ]
     assert [first["act"] == second["act"] for first, second in zip(found[::2], found[1::2], strict=True)] == [
         True
-    ] * 5
+    ] * 7
 
 
 class Person:

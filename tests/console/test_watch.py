@@ -12,6 +12,7 @@ from holdfast.console.watching import reports
 from holdfast.console.watching.picture import WorkerState
 from holdfast.console.watching.watch import BELIEVED_S, RESTED_S, Watch
 from holdfast.dev.memory_tables import MemoryWorker
+from holdfast.errors import TopicError
 from tests.agents.web.test_server import scenario
 from tests.console.test_pages import TOTALS, worker_settings
 
@@ -31,6 +32,26 @@ async def test_a_worker_that_refuses_is_silent_at_the_next_look() -> None:
             await worker.__aexit__(None, None, None)
             await watch.look()
             assert state(watch) is WorkerState.SILENT
+
+
+@scenario
+async def test_a_directory_that_is_gone_is_told_and_what_was_known_stays() -> None:
+    class Gone(FixedDirectory):
+        async def refresh(self, timeout_s: float) -> None:
+            if self.gone:
+                raise TopicError("topic shop-workers does not exist")
+
+        gone = False
+
+    async with MemoryWorker(worker_settings(), [TOTALS], partitions=1) as worker:
+        directory = Gone([worker.claims()])
+        async with Watch(worker.settings, [TOTALS], directory, None) as watch:
+            directory.gone = True
+            await watch.look()
+            assert (watch.picture.trouble, state(watch)) == (
+                "topic shop-workers does not exist",
+                WorkerState.READY,
+            )
 
 
 async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -22,6 +22,7 @@ from holdfast.clients.groups.positions import claimed_ways, positions
 from holdfast.clients.groups.records import (
     GroupDescription,
     GroupKind,
+    GroupSurvey,
     MemberDescription,
     Move,
     Position,
@@ -98,6 +99,10 @@ class GroupAdmin:
 
         A claim group also commits to the broker; that shadow is left out as long as nobody is in it.
         """
+        return self.survey().groups
+
+    def survey(self) -> GroupSurvey:
+        """Return what `list` does, with who holds what."""
         view = self._look()
         found = [] if view is None else _claim_groups(view)
         shadows = {group.group for group in found}
@@ -106,8 +111,15 @@ class GroupAdmin:
             for name, state in self._broker.states().items()
             if name not in shadows or state not in ("Empty", "Dead")
         ]
-        found += [described for described, _ in self._broker.describe_all(wanted).values()]
-        return tuple(sorted(found, key=lambda group: (group.group, group.kind)))
+        owners = {} if view is None else _claim_owners(view)
+        for group, (described, members) in self._broker.describe_all(wanted).items():
+            found.append(described)
+            owners[GroupKind.CONSUMER, group] = {
+                place: member.consumer_id for member in members for place in member.assignment
+            }
+        return GroupSurvey(
+            groups=tuple(sorted(found, key=lambda group: (group.group, group.kind))), owners=owners
+        )
 
     def state(self, group: str, kind: GroupKind | None = None) -> GroupDescription:
         """Return one group; GroupError when there is none of that name and kind."""
@@ -412,6 +424,15 @@ def _claim_groups(view: GroupView) -> list[GroupDescription]:
     return [
         _claim_group(view, group, claims, pauses.get(group)) for group, claims in sorted(by_group.items())
     ]
+
+
+def _claim_owners(view: GroupView) -> dict[tuple[GroupKind, str], Mapping[Place, str]]:
+    owners: dict[tuple[GroupKind, str], dict[Place, str]] = {}
+    for key, claim in view.claims().items():
+        held = owners.setdefault((GroupKind.CLAIM, key.group_id), {})
+        if view.live(claim):
+            held[key.topic, key.partition] = f"{claim.client_id}-{claim.instance_id}"
+    return dict(owners)
 
 
 def _claim_group(

@@ -4,10 +4,12 @@ kafka-consumer-groups.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.core.claims.guarded import ClaimStatus
+from holdfast.core.kafka.topic_partition import Place
 
 
 class GroupKind(StrEnum):
@@ -47,6 +49,17 @@ class GroupDescription:
     paused_until_s: int | None = None
     resets: tuple[str, ...] = ()
     """Resets that hold partitions: under way, or waiting to be settled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSurvey:
+    """All groups by name, and who holds what in each: *owners* has by kind and name of a group the `consumer_id` of each place that is held.
+
+    A lane is a place of its own: its topic has the lane's name.
+    """
+
+    groups: tuple[GroupDescription, ...]
+    owners: Mapping[tuple[GroupKind, str], Mapping[Place, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

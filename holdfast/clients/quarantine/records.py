@@ -32,6 +32,7 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import QuarantineError, TopicError
 from holdfast.kafka.clients import make_writer, reader_options
 from holdfast.kafka.codes import code_of
+from holdfast.kafka.reading.log_bounds import log_bounds
 from holdfast.kafka.reading.log_reader import reading
 
 logger = logging.getLogger(__name__)
@@ -205,14 +206,22 @@ def cannot_retry(batch: SkippedBatch) -> str:
 class Quarantine:
     """The quarantine of one application.
 
-    Every call reads it as of its beginning and ends within *timeout_s* of its last progress.
+    Every call reads it as of its beginning and ends within *timeout_s* of its last progress. With *tail* it reads only about so many
+    offsets, the last ones of each partition alike; `left_out` then says how many before them the last call did not read.
+    A note of a retry lies behind its record in the same partition, so no record that is read lacks its note.
     """
 
     def __init__(
-        self, settings: Settings, *, timeout_s: float = TIMEOUT_S, clock: Clock = system_clock
+        self,
+        settings: Settings,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        tail: int | None = None,
+        clock: Clock = system_clock,
     ) -> None:
-        self._settings, self._timeout_s, self._clock = settings, timeout_s, clock
+        self._settings, self._timeout_s, self._tail, self._clock = settings, timeout_s, tail, clock
         self.topic = settings.quarantine_topic
+        self.left_out = 0
 
     def records(
         self, wanted: Callable[[QuarantinedRecord], bool], *, values: bool = False, limit: int = LIMIT_LISTED
@@ -366,9 +375,23 @@ class Quarantine:
             raise TopicError(
                 f"topic {topic} does not exist: no worker of {self._settings.app} can have run; see `holdfast topics check`"
             )
-        if at is None:
-            return {(topic, partition): OFFSET_BEGINNING for partition in listed.partitions}
-        return {(topic, at[0]): at[1]} if at[0] in listed.partitions else {}
+        if at is not None:
+            return {(topic, at[0]): at[1]} if at[0] in listed.partitions else {}
+        places = [(topic, partition) for partition in sorted(listed.partitions)]
+        if self._tail is None:
+            return dict.fromkeys(places, OFFSET_BEGINNING)
+        return self._last(consumer, places, self._tail)
+
+    def _last(self, consumer: Consumer, places: list[Place], tail: int) -> dict[Place, int]:
+        """Return where the last *tail* offsets of *places* begin, as many of each as long as it has them."""
+        bounds = {place: log_bounds(consumer, place, self._timeout_s, clock=self._clock) for place in places}
+        starts, rest = dict[Place, int](), tail
+        for done, place in enumerate(sorted(places, key=lambda each: bounds[each][1] - bounds[each][0])):
+            first, end = bounds[place]
+            starts[place] = max(first, end - rest // (len(places) - done))
+            rest -= end - starts[place]
+        self.left_out = sum(starts[place] - bounds[place][0] for place in places)
+        return starts
 
 
 def _newest(found: dict[str, QuarantinedRecord], limit: int) -> dict[str, QuarantinedRecord]:

@@ -8,19 +8,22 @@ from holdfast.clients.quarantine.records import Quarantine, QuarantinedRecord
 from holdfast.console.access import RequestDenied
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.pages.page import ConsolePage, Query
+from holdfast.console.showing.depths import deeper, depth_of
 from holdfast.console.showing.paging import paged
 from holdfast.errors import HoldfastError, TopicError
 
 TIMEOUT_S = 8.0
-LIMIT_RECORDS = 1_000
+LIMIT_RECORDS = 10_000
 LIMIT_SHOWN = 20_000
+LIMIT_VIEWED = 100
+"""So many processors can have refused one record, and be shown with it."""
 
 
 async def build_list(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
     processor, still_open = query.get("processor", "").strip(), query.get("open") == "1"
-    trouble, found = None, list[QuarantinedRecord]()
+    trouble, found, left_out = None, list[QuarantinedRecord](), 0
     try:
-        found = await _records(desk, lambda each: processor in ("", each.processor))
+        found, left_out = await _records(desk, query, lambda each: processor in ("", each.processor))
     except TopicError:
         pass  # no worker has run yet, or none that could refuse anything
     except HoldfastError as error:
@@ -34,23 +37,35 @@ async def build_list(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
         "page": paged(shown, "/quarantine", query),
         "limit": LIMIT_RECORDS if len(found) == LIMIT_RECORDS else None,
         "trouble": trouble,
+        **deeper(query, "/quarantine", left_out),
     }
 
 
 async def build_view(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
     name = query.get("name", "")
     try:
-        found = await _records(desk, lambda each: each.is_named(name), values=True)
+        found, left_out = await _records(desk, query, lambda each: each.is_named(name), values=True)
     except HoldfastError as error:
         raise RequestDenied(503, str(error)) from None
-    if not found:
+    if not found and not left_out:
         raise RequestDenied(404, f"The quarantine holds no {name[:200]}.")
-    return {"title": "Refused record", "records": found, "written": written}
+    return {
+        "title": "Refused record",
+        "name": name,
+        "records": found,
+        "written": written,
+        **deeper(query, "/quarantine/view", left_out),
+    }
 
 
-async def _records(desk: ConsoleDesk, wanted: Any, *, values: bool = False) -> list[QuarantinedRecord]:
-    quarantine = Quarantine(desk.settings, timeout_s=TIMEOUT_S)
-    return await desk.calls.run(lambda: quarantine.records(wanted, values=values, limit=LIMIT_RECORDS))
+async def _records(
+    desk: ConsoleDesk, query: Query, wanted: Any, *, values: bool = False
+) -> tuple[list[QuarantinedRecord], int]:
+    """Return what is *wanted* of the end of the quarantine, and how many offsets before that were not read."""
+    quarantine = Quarantine(desk.settings, timeout_s=TIMEOUT_S, tail=depth_of(query))
+    limit = LIMIT_VIEWED if values else LIMIT_RECORDS
+    found = await desk.calls.run(lambda: quarantine.records(wanted, values=values, limit=limit))
+    return found, quarantine.left_out
 
 
 def written(data: bytes | None) -> str:

@@ -19,7 +19,7 @@ from holdfast.core.claims.resets import parse_datetime_ms
 from holdfast.core.streams.windowing.rows import WindowResult, holds_windows
 from holdfast.errors import ConfigError, HoldfastError
 
-LIMIT_ROWS = 100
+LIMIT_ROWS = 50
 LIMIT_VALUE = 20_000
 TIMEOUT_S = 5.0
 VERBS = ("get", "scan", "windows")
@@ -64,6 +64,7 @@ async def build_view(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
         "name": name,
         "table": table,
         "attention": query.get("state") == "attention",
+        "asked": "verb" in query,
         "page": paged(lines, "/tables/view", query),
         "readable": table is None or (table.declared and not table.stateless),
         "windowed": table is not None and _windowed(desk, table),
@@ -95,7 +96,7 @@ async def read(desk: ConsoleDesk, query: Query) -> TableReading | None:
 
 
 async def _read(desk: ConsoleDesk, verb: str, table: str, query: Query) -> TableReading:
-    partition, key = number(query, "partition"), query.get("key", "")
+    partition, key = _partition(desk, query), query.get("key", "")
     if verb == "get":
         answer = await desk.tables.get(table, key, partition=partition, timeout_s=TIMEOUT_S)
         return TableReading(lines=(_line(answer, indent=2),))
@@ -114,6 +115,14 @@ async def _read(desk: ConsoleDesk, verb: str, table: str, query: Query) -> Table
         page_rows=LIMIT_ROWS + 1,
     )
     return await _first(windows, _window)
+
+
+def _partition(desk: ConsoleDesk, query: Query) -> int | None:
+    partition, table = number(query, "partition"), desk.watch.picture.table(query.get("name", ""))
+    count = 0 if table is None else len(table.partitions)
+    if partition is not None and count and partition >= count:
+        raise RequestDenied(400, f"partition is {partition}: this table has {count} partitions, from 0 on.")
+    return partition
 
 
 async def _first(answers: AsyncIterator[Answer[Any]], line: Any) -> TableReading:

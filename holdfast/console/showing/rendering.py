@@ -105,6 +105,14 @@ def _environment() -> Environment:
     return made
 
 
+def prepare() -> None:
+    """Read all templates and assets, so that nobody waits for that."""
+    for name in _environment().list_templates():
+        _environment().get_template(name)
+    for name in ASSETS:
+        asset(name)
+
+
 def render(template: str, context: Mapping[str, Any]) -> str:
     """Return a template's HTML; text in *context* is escaped."""
     return _environment().get_template(template).render(context)

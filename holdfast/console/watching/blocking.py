@@ -15,18 +15,22 @@ LIMIT_WAITING = 16
 WAIT_S = 10.0
 
 
-class BlockingCalls:
-    """Runs calls in *threads* threads; what they are about, *subject*, is named in errors."""
+class StillRunningError(BrokerError):
+    """A call took too long to be waited for. It goes on, and what comes of it is not known."""
 
-    def __init__(self, subject: str, threads: int = 1) -> None:
-        self._subject = subject
+
+class BlockingCalls:
+    """Runs calls in *threads* threads, and waits for each up to *wait_s*; what they are about, *subject*, is named in errors."""
+
+    def __init__(self, subject: str, threads: int = 1, wait_s: float = WAIT_S) -> None:
+        self._subject, self._wait_s = subject, wait_s
         self._threads = ThreadPoolExecutor(
             max_workers=threads, thread_name_prefix=f"holdfast-console-{subject}"
         )
         self._waiting = 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what *work* returns; BrokerError when too many wait already, or it takes longer than WAIT_S: then it goes on alone."""
+        """Return what *work* returns; BrokerError when too many wait already, StillRunningError when it takes too long."""
         if self._waiting >= LIMIT_WAITING:
             raise BrokerError(
                 f"{LIMIT_WAITING} questions about {self._subject} wait already; ask again later"
@@ -35,10 +39,10 @@ class BlockingCalls:
         asked = asyncio.get_running_loop().run_in_executor(self._threads, work)
         asked.add_done_callback(self._done)
         try:
-            return await asyncio.wait_for(asyncio.shield(asked), WAIT_S)
+            return await asyncio.wait_for(asyncio.shield(asked), self._wait_s)
         except TimeoutError:
-            raise BrokerError(
-                f"no answer about {self._subject} within {WAIT_S:g} s; check bootstrap.servers and the brokers"
+            raise StillRunningError(
+                f"no answer about {self._subject} within {self._wait_s:g} s; check bootstrap.servers and the brokers"
             ) from None
 
     def _done(self, asked: asyncio.Future[Any]) -> None:

@@ -7,9 +7,11 @@ from typing import TypeVar
 
 from holdfast.clients.groups.admin import GroupAdmin
 from holdfast.clients.groups.records import GroupDescription, GroupKind, Position
+from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.console.watching.blocking import BlockingCalls
-from holdfast.errors import BrokerError, HoldfastError
+from holdfast.console.watching.blocking import WAIT_S, BlockingCalls
+from holdfast.console.watching.ownership import OwnershipHistory
+from holdfast.errors import ConfigError, GroupError, HoldfastError
 
 T = TypeVar("T")
 
@@ -19,9 +21,11 @@ TIMEOUT_S = 4.0
 class GroupDesk:
     """The groups of the cluster, as of the last `look`; *trouble* is why that look failed."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._calls = BlockingCalls("groups")
+    def __init__(self, settings: Settings, *, wait_s: float = WAIT_S, clock: Clock = system_clock) -> None:
+        """*wait_s* is how long an answer is waited for."""
+        self._settings, self._clock = settings, clock
+        self.ownership = OwnershipHistory()
+        self._calls = BlockingCalls("groups", wait_s=wait_s)
         self._admin: GroupAdmin | None = None
         self.groups: tuple[GroupDescription, ...] = ()
         self.trouble: str | None = None
@@ -29,7 +33,9 @@ class GroupDesk:
     async def look(self) -> None:
         """Bring `groups` abreast; a failure is kept as `trouble`, and what was known stays."""
         try:
-            self.groups, self.trouble = await self.ask(lambda admin: admin.list()), None
+            survey = await self.ask(lambda admin: admin.survey())
+            self.ownership.learn(survey.owners, at_ms=self._clock.now_ms())
+            self.groups, self.trouble = survey.groups, None
         except HoldfastError as error:
             self.trouble = str(error)
 
@@ -54,8 +60,10 @@ class GroupDesk:
             self._admin = GroupAdmin(self._settings, timeout_s=TIMEOUT_S).__enter__()
         try:
             return work(self._admin)
-        except BrokerError:
-            self._close()  # what was read may have a hole
+        except (GroupError, ConfigError):
+            raise
+        except HoldfastError:
+            self._close()  # what was read may have a hole, or its topic is gone
             raise
 
     def _close(self) -> None:

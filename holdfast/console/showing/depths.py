@@ -1,0 +1,31 @@
+"""How far back a long log is read for a page, and what the page says of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from holdfast.console.showing.paging import number
+
+DEPTHS = (5_000, 50_000, 500_000)
+"""How many offsets are read, from the end back: as many as a person asks for."""
+
+
+def depth_of(query: Mapping[str, str]) -> int:
+    """Return how far back a log is read: what the URL says, within what a page may take.
+
+    >>> depth_of({}), depth_of({"depth": "50000"}), depth_of({"depth": "7"}), depth_of({"depth": "99999999"})
+    (5000, 50000, 5000, 500000)
+    """
+    return min(max(number(query, "depth") or 0, DEPTHS[0]), DEPTHS[-1])
+
+
+def deeper(query: Mapping[str, str], path: str, left_out: int) -> dict[str, Any]:
+    """Return what a page says of the *left_out* offsets that it did not read, with the link that reads more, None where no page does."""
+    depth = depth_of(query)
+    more = next((each for each in DEPTHS if each > depth), None)
+    link = (
+        None if more is None or not left_out else f"{path}?{urlencode({**query, 'page': 1, 'depth': more})}"
+    )
+    return {"depth": depth, "left_out": left_out, "deeper": link}
