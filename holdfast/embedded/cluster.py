@@ -135,6 +135,7 @@ class EmbeddedCluster:
 
     def start(self) -> None:
         """Begin what happens by itself, on the running loop."""
+        self.groups.start()
         self.transactions.start()
         self.upkeep.start()
 
