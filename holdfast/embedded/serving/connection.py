@@ -180,13 +180,19 @@ class KafkaConnection(asyncio.Protocol):
         """Answer one who has not shown yet who it is; SaslRefusal where no answer is due."""
         if gate.state is GateState.BARE_TOKEN:
             token = gate.take(frame)
+            self._let_in(gate)
             self._send(bytearray(len(token).to_bytes(SIZE_BYTES, "big") + token))
         else:
             asked = self._read(frame)
-            self._deliver(asked, _encoded(asked, self._answer_to_knock(gate, asked)))
+            answer = self._answer_to_knock(gate, asked)
+            self._let_in(gate)
+            self._deliver(asked, _encoded(asked, answer))
         if gate.state is GateState.CLOSED:
             self._hang_up()
-        elif gate.principal is not None:
+
+    def _let_in(self, gate: SaslGate) -> None:
+        """Take note of who comes, before it is told so, if it has shown that."""
+        if gate.principal is not None:
             self._principal, self._gate = gate.principal, None
             if (lifetime_ms := self._cluster.security.reauth_ms) > 0:
                 self._passed = gate
