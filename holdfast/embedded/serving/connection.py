@@ -22,6 +22,7 @@ from holdfast.embedded.cluster import EmbeddedCluster
 from holdfast.embedded.faults import Fault, FaultKind
 from holdfast.embedded.protocol.codec import decode, encode, is_flexible
 from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.protocol.table import apis
 from holdfast.embedded.security.distinguished_name import subject_of
 from holdfast.embedded.security.sasl import SaslRefusal
 from holdfast.embedded.security.tls import ANONYMOUS
@@ -40,7 +41,11 @@ SIZE_BYTES = 4
 LEAST_REAUTH_MS = 1_000
 LIMIT_WAITING, LIMIT_WAITING_BYTES = 100, 1 << 24
 """Frames of one connection that wait for those before them; with more it is not read from."""
-_OFFERED = {key: (name, versions) for key, name, versions in offered()}
+_FIRST = {key: versions[0] for key, _, versions in apis()}
+_OFFERED = {
+    key: (name, range(max(_FIRST[key], versions[0]), versions[-1] + 1)) for key, name, versions in offered()
+}
+"""What is answered: of Produce fewer versions than are told."""
 
 
 class _Asked(NamedTuple):
