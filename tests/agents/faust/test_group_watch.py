@@ -13,8 +13,8 @@ from aiokafka.errors import KafkaError, UnknownError
 from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
 
-from holdfast.agents.faust import group_watch
-from holdfast.agents.faust.group_watch import watch_group
+from holdfast.agents.faust.transport import group_watch
+from holdfast.agents.faust.transport.group_watch import watch_group
 from holdfast.agents.partitions.membership import Membership
 from holdfast.clock import ManualClock
 

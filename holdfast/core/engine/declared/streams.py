@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 from holdfast.core.engine.declared.declaring import is_serde, is_topic
-from holdfast.core.engine.declared.retention import FOREVER_MS, retention_ms
+from holdfast.core.engine.declared.retention import retention_ms, spoken
 from holdfast.core.engine.declared.serdes import Serde, Text, of_topic
 from holdfast.core.engine.emits import Emit, Headers
 from holdfast.errors import ConfigError
@@ -17,7 +17,7 @@ class Stream(str, Generic[T]):
     """A topic to emit to, and what lies in it: `enriched = Stream("enriched", Json(Enriched))`.
 
     It is the topic's name, so it stands wherever one does: in a processor's `emits`, and in what is emitted.
-    *retention* is that of a `Source`: "7d" or "forever". Without one a stream that is folded is kept forever, and any other as the
+    *retention* is that of a `Source`: "7d", "forever" or "landed". Without one a stream that is folded is kept forever, and any other as the
     brokers say.
 
     >>> from holdfast.core.engine.declared.serdes import Json
@@ -31,6 +31,7 @@ class Stream(str, Generic[T]):
     serde: Serde[T]
     key: Serde[Any]
     retention_ms: int | None
+    _topic: str
 
     def __new__(
         cls,
@@ -46,6 +47,7 @@ class Stream(str, Generic[T]):
         return made
 
     def _take(self, serde: Serde[T], key: Serde[Any] | None) -> None:
+        self._topic = str(self)  # no subclass, and made once: each record emitted has it
         self.serde = of_topic(serde, str(self), "value")
         self.key = Text() if key is None else of_topic(key, str(self), "key")
 
@@ -55,10 +57,11 @@ class Stream(str, Generic[T]):
 
         *partition* None leaves it to murmur2 of the key.
         """
-        return Emit(str(self), self.key.encode(key), self.serde.encode(value), headers, partition)
+        return Emit(self._topic, self.key.encode(key), self.serde.encode(value), headers, partition)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        retention = "forever" if self.retention_ms == FOREVER_MS else self.retention_ms
+        found_ms = self.retention_ms
+        retention = found_ms if found_ms is None or found_ms > 0 else spoken(found_ms)
         return Stream, (str(self), self.serde, self.key, retention)
 
 
