@@ -341,6 +341,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "landing": frozenset({"bronze", "folds", "spark", "topic"}),
         "checks": frozenset({"bronze", "topic"}),
         "upkeep": frozenset({"bronze", "landing"}),
+        "landed_trimming": frozenset({"trimming"}),
         "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),
         "replay": frozenset({"bronze", "folds", "output", "progress", "spark", "topic"}),
