@@ -11,6 +11,7 @@ from holdfast.pipeline.bronze.lake import bronze_path
 from holdfast.pipeline.derived.claim_intervals import INTERVALS, claim_intervals
 from holdfast.pipeline.derived.claim_takeovers import TAKEOVERS, claim_takeovers
 from holdfast.pipeline.derived.group_moves import MOVES, group_moves
+from holdfast.pipeline.derived.lag_tables import COMMITS, ENDS, lag_commits, lag_ends
 from holdfast.pipeline.derived.outbox_latency import LATENCY, outbox_latency
 from holdfast.pipeline.derived.producer_anomalies import ANOMALIES, producer_anomalies
 from holdfast.pipeline.derived.quarantine_events import QUARANTINE, quarantine_events
@@ -19,26 +20,33 @@ from holdfast.pipeline.histories.fold import FoldOptions, FoldReport, fold
 from holdfast.pipeline.histories.fold_tables import is_table
 
 
-def _anomalies(settings: Settings) -> list[DerivedTable]:
+def _anomalies(settings: Settings, topics: Sequence[str]) -> list[DerivedTable]:
     return [producer_anomalies(topic) for topic in settings.book_topics]
 
 
-def _latencies(settings: Settings) -> list[DerivedTable]:
+def _latencies(settings: Settings, topics: Sequence[str]) -> list[DerivedTable]:
     return [outbox_latency(topic) for topic in settings.progress_topics]
 
 
-TABLES: Mapping[str, Callable[[Settings], Sequence[DerivedTable]]] = {
-    INTERVALS: lambda settings: [claim_intervals(settings)],
-    TAKEOVERS: lambda settings: [claim_takeovers(settings)],
-    MOVES: lambda settings: [group_moves(settings)],
+def _ends(settings: Settings, topics: Sequence[str]) -> list[DerivedTable]:
+    return [lag_ends(topic) for topic in topics]
+
+
+TABLES: Mapping[str, Callable[[Settings, Sequence[str]], Sequence[DerivedTable]]] = {
+    INTERVALS: lambda settings, topics: [claim_intervals(settings)],
+    TAKEOVERS: lambda settings, topics: [claim_takeovers(settings)],
+    COMMITS: lambda settings, topics: [lag_commits(settings)],
+    ENDS: _ends,
+    MOVES: lambda settings, topics: [group_moves(settings)],
     LATENCY: _latencies,
     ANOMALIES: _anomalies,
-    QUARANTINE: lambda settings: [quarantine_events(settings)],
+    QUARANTINE: lambda settings, topics: [quarantine_events(settings)],
 }
-"""The tables that can be derived, by name: one, or one for each topic."""
+"""The tables that can be derived, by name: one, or one for each topic. They are made of the settings, and `lag.ends` of topics that are named."""
 _NAMED_BY = {
-    LATENCY: "progress (--set progress=shop.progress)",
-    ANOMALIES: "books (--set books=orders,payments)",
+    ENDS: "name them: --topics orders,payments",
+    LATENCY: "name them in the setting progress: --set progress=shop.progress",
+    ANOMALIES: "name them in the setting books: --set books=orders,payments",
 }
 
 
@@ -60,20 +68,20 @@ def derived_path(lake: str, path: str) -> str:
     return f"{derived_folder(lake, path)}/{ROWS}"
 
 
-def tables_named(name: str, settings: Settings) -> Sequence[DerivedTable]:
-    """Return the tables of a name; ConfigError where there are none."""
+def tables_named(name: str, settings: Settings, topics: Sequence[str] = ()) -> Sequence[DerivedTable]:
+    """Return the tables of a name, of `lag.ends` those of *topics*; ConfigError where there are none."""
     made = TABLES.get(name)
     if made is None:
         raise ConfigError(f"there is no derived table {name!r:.200}; there are {', '.join(TABLES)}")
-    found = made(settings)
+    found = made(settings, topics)
     if not found:
-        raise ConfigError(f"{name} is derived of topics that you name in the setting {_NAMED_BY[name]}")
+        raise ConfigError(f"{name} has a table for each of some topics: {_NAMED_BY[name]}")
     return found
 
 
-def landed_tables(lake: str, settings: Settings) -> list[DerivedTable]:
-    """Return the tables whose topic was landed; ConfigError where there is none."""
-    every = [table for make in TABLES.values() for table in make(settings)]
+def landed_tables(lake: str, settings: Settings, topics: Sequence[str] = ()) -> list[DerivedTable]:
+    """Return the tables whose topic was landed, `lag.ends` of *topics* among them; ConfigError where there is none."""
+    every = [table for make in TABLES.values() for table in make(settings, topics)]
     found = [table for table in every if is_table(bronze_path(lake, table.topic))]
     if not found:
         topics = ", ".join(dict.fromkeys(table.topic for table in every))

@@ -11,31 +11,59 @@ from holdfast.pipeline.derived.claim_intervals import INTERVALS
 from holdfast.pipeline.derived.claim_takeovers import TAKEOVERS
 from holdfast.pipeline.derived.derive import TABLES, derived_path
 from holdfast.pipeline.derived.group_moves import MOVES
+from holdfast.pipeline.derived.lag_tables import COMMITS, ENDS
 from holdfast.pipeline.derived.outbox_latency import LATENCY
 from holdfast.pipeline.derived.producer_anomalies import ANOMALIES
 from holdfast.pipeline.derived.quarantine_events import QUARANTINE
 from holdfast.pipeline.histories.fold_tables import is_table
-from holdfast.pipeline.reporting.slices import DerivedRow, SliceEngine, TimeSlice, in_order, slice_reader
+from holdfast.pipeline.reporting.slices import (
+    DerivedRow,
+    SliceEngine,
+    Thinned,
+    TimeSlice,
+    in_order,
+    slice_reader,
+)
 from holdfast.pipeline.spark.session import SparkOptions
 
 TIMES: Mapping[str, tuple[str, str]] = {
     INTERVALS: ("held_from", "held_until"),
     TAKEOVERS: ("taken", "taken"),
+    COMMITS: ("minute", "minute"),
+    ENDS: ("minute", "minute"),
     MOVES: ("at", "at"),
     LATENCY: ("minute", "minute"),
     ANOMALIES: ("at", "at"),
     QUARANTINE: ("at", "at"),
 }
 """By which columns the rows of a table begin and end."""
+MINUTE_MS, LAG_PARTS, LOOK_BACK_PARTS = 60_000, 60, 60
+"""Lag is told at the end of so many parts of the time. What groups had committed and where partitions ended holds until it changes: it is looked for so many parts
+before the time.
+"""
+_LAG_OF = {
+    COMMITS: (("group_id", "topic", "topic_partition"), ("offset",)),
+    ENDS: (("partition",), ("end_offset",)),
+}
+
+
+def lag_part_ms(from_ms: int, to_ms: int) -> int:
+    """Return how long a part is at whose end lag is told: whole minutes.
+
+    >>> lag_part_ms(0, 3_600_000), lag_part_ms(0, 86_400_000)
+    (60000, 1440000)
+    """
+    return max(1, -(-(to_ms - from_ms) // (LAG_PARTS * MINUTE_MS))) * MINUTE_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """What to report: *lake* from *from_ms* on and before *to_ms*; *engine* reads the tables."""
+    """What to report: *lake* from *from_ms* on and before *to_ms*, lag in *topics*; *engine* reads the tables."""
 
     lake: str
     from_ms: int
     to_ms: int
+    topics: tuple[str, ...] = ()
     engine: SliceEngine = "local"
     spark: SparkOptions = field(default_factory=SparkOptions)
 
@@ -59,7 +87,7 @@ def report(settings: Settings, options: ReportOptions) -> ReportedTime:
     paths = {
         (name, table.topic): derived_path(options.lake, table.path)
         for name, make in TABLES.items()
-        for table in make(settings)
+        for table in make(settings, options.topics)
     }
     there = {key: path for key, path in paths.items() if is_table(path)}
     if not there:
@@ -69,10 +97,29 @@ def report(settings: Settings, options: ReportOptions) -> ReportedTime:
     tables: dict[str, list[DerivedRow]] = {}
     with slice_reader(options.engine, options.spark) as read:
         for (name, topic), path in there.items():
-            rows = read(path, TimeSlice(*TIMES[name], options.from_ms, options.to_ms))
-            tables.setdefault(name, []).extend({**row, "of_topic": topic} for row in rows)
+            of = _slice(name, options)
+            tables.setdefault(name, []).extend(
+                {**row, **_until(row, of), "of_topic": topic} for row in read(path, of)
+            )
     ordered = {
         name: in_order(rows, TIMES[name][0], *sorted(rows[0] if rows else ()))
         for name, rows in tables.items()
     }
     return ReportedTime(from_ms=options.from_ms, to_ms=options.to_ms, tables=ordered)
+
+
+def _slice(name: str, options: ReportOptions) -> TimeSlice:
+    times = TIMES[name]
+    if name not in _LAG_OF:
+        return TimeSlice(*times, options.from_ms, options.to_ms)
+    part_ms = lag_part_ms(options.from_ms, options.to_ms)
+    keys, values = _LAG_OF[name]
+    thinned = Thinned(keys=keys, values=values, by="minute", part_ms=part_ms)
+    return TimeSlice(*times, options.from_ms - LOOK_BACK_PARTS * part_ms, options.to_ms, thinned)
+
+
+def _until(row: DerivedRow, of: TimeSlice) -> DerivedRow:
+    """Return, of a row that is the last of its part, the last minute of that."""
+    if of.thinned is None:
+        return {}
+    return {"until_ms": of.from_ms + (row["part"] + 1) * of.thinned.part_ms - MINUTE_MS}

@@ -9,6 +9,7 @@ from html import escape
 from holdfast.pipeline.derived.claim_intervals import INTERVALS
 from holdfast.pipeline.derived.claim_takeovers import TAKEOVERS
 from holdfast.pipeline.derived.group_moves import MOVES
+from holdfast.pipeline.derived.lag_tables import COMMITS, ENDS
 from holdfast.pipeline.derived.outbox_latency import LATENCY
 from holdfast.pipeline.derived.producer_anomalies import ANOMALIES
 from holdfast.pipeline.derived.quarantine_events import QUARANTINE
@@ -27,6 +28,7 @@ from holdfast.pipeline.pages.timelines import (
     parted,
     stacked,
 )
+from holdfast.pipeline.reporting.lag import MINUTE_MS, lag_by_minute, total_over_time
 from holdfast.pipeline.reporting.ownership import (
     NOBODY,
     ClaimTime,
@@ -37,7 +39,7 @@ from holdfast.pipeline.reporting.ownership import (
     ms_of,
     owner_of,
 )
-from holdfast.pipeline.reporting.report import ReportedTime
+from holdfast.pipeline.reporting.report import ReportedTime, lag_part_ms
 from holdfast.pipeline.reporting.slices import DerivedRow
 
 LIMIT_LANES, LIMIT_DOTS, LIMIT_LISTED = 40, 2_000, 25
@@ -54,6 +56,7 @@ def report_page(found: ReportedTime) -> str:
     sections: Mapping[str, Callable[[ReportedTime, Sequence[DerivedRow]], str]] = {
         INTERVALS: _ownership,
         TAKEOVERS: _takeovers,
+        COMMITS: _lag,
         MOVES: _moves,
         LATENCY: _latency,
         ANOMALIES: _anomalies,
@@ -224,6 +227,47 @@ def _claim(row: DerivedRow) -> str:
 def _takeover(row: DerivedRow) -> tuple[object, ...]:
     names = ("duration_s", "from_client", "to_client", "offset_before", "offset_after", "offset_gap")
     return (_claim(row), row["cause"], time_of(ms_of(row["taken"]))[:19], *(row[name] for name in names))
+
+
+# -- lag
+
+
+def _lag(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:
+    by_topic = defaultdict[str, list[DerivedRow]](list)
+    for row in found.tables.get(ENDS, ()):
+        by_topic[row["of_topic"]].append(row)
+    lags = lag_by_minute(rows, by_topic)
+    if not lags:
+        return "<h2>Lag</h2><p>Of no topic both commits and ends are known: name topics (<code>--topics</code>), also to <code>pipeline derive</code>.</p>"
+    behind = Counter[str]()
+    for each in lags:
+        behind[each.group] += each.worst
+    groups = [group for group, _ in behind.most_common(HUES)]
+    hues = {**{group: f"h{at}" for at, group in enumerate(groups)}, OTHERS: "hx"}
+    part_ms = lag_part_ms(found.from_ms, found.to_ms)
+    parts = [(begin, begin + part_ms) for begin in range(found.from_ms, found.to_ms, part_ms)]
+    axis = TimeAxis(found.from_ms, parts[-1][1])
+    series = total_over_time(lags, groups, OTHERS, parts)
+    heads = (
+        "group",
+        "partition",
+        "behind at the end",
+        "most behind at the end of a part",
+        "minutes since its last commit",
+    )
+    listed = [
+        (each.group, f"{each.topic}-{each.partition}", each.last, each.worst, each.silent_ms // MINUTE_MS)
+        for each in lags[:LIMIT_LISTED]
+    ]
+    return "".join(
+        (
+            "<h2>Lag</h2>",
+            f"<p>{len(lags)} partitions of groups are known, {sum(each.last > 0 for each in lags)} of them are behind at the end.</p>",
+            stacked("Records that groups were behind, by group", axis, series, hues),
+            table(heads, listed),
+            _more(len(lags)),
+        )
+    )
 
 
 # -- consumer groups

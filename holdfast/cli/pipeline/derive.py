@@ -16,7 +16,7 @@ from holdfast.cli.pipeline.engines import (
     MemoryOption,
     spark_options,
 )
-from holdfast.cli.pipeline.lakes import absolute
+from holdfast.cli.pipeline.lakes import absolute, names_of
 from holdfast.cli.pipeline.progress import shown_progress
 
 COLUMNS = ("table", "records", "refused", "rows", "commits", "engine", "path")
@@ -31,6 +31,10 @@ def derive(
             metavar="[TABLE]...",
             help="The tables, such as claims.intervals. Default: all whose topic was landed.",
         ),
+    ] = None,
+    topics: Annotated[
+        str | None,
+        typer.Option("--topics", help="Topics whose ends lag.ends tells, with commas between them."),
     ] = None,
     engine: EngineOption = EngineName.AUTO,
     allow_holes: Annotated[
@@ -60,8 +64,9 @@ def derive(
         spark=spark_options(settings, master, memory, conf),
     )
     with shown_progress():
-        named = [table for name in names or () for table in tables_named(name, settings)]
-        wanted = named or landed_tables(options.lake, settings)
+        of = names_of(topics or "")
+        named = [table for name in names or () for table in tables_named(name, settings, of)]
+        wanted = named or landed_tables(options.lake, settings, of)
         reports = {table.path: run(table, settings, options) for table in wanted}
     if output_of(context) is Output.JSON:
         show_json([{"table": name, **report.document()} for name, report in reports.items()])

@@ -16,7 +16,7 @@ from holdfast.cli.pipeline.engines import (
     MemoryOption,
     spark_options,
 )
-from holdfast.cli.pipeline.lakes import absolute
+from holdfast.cli.pipeline.lakes import absolute, names_of
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError
 
@@ -37,6 +37,10 @@ def report(
         ),
     ] = None,
     end: Annotated[str | None, typer.Option("--to", help="End of the time. Default: now.")] = None,
+    topics: Annotated[
+        str | None,
+        typer.Option("--topics", help="Topics whose lag to tell, with commas between them; see lag.ends."),
+    ] = None,
     html: Annotated[Path, typer.Option("--html", help="The file to write.")] = Path("report.html"),
     engine: Annotated[
         EngineName,
@@ -61,6 +65,7 @@ def report(
         lake=where,
         from_ms=from_ms,
         to_ms=to_ms,
+        topics=tuple(names_of(topics or "")),
         engine="spark" if on_spark else "local",
         spark=spark_options(settings, master, memory, conf),
     )
