@@ -113,8 +113,8 @@ def land(
     engine: Annotated[
         EngineName,
         typer.Option(
-            help="local: this process, no JVM. spark: tasks of Spark. auto: local where the lake is on this machine and no option of "
-            "Spark is given."
+            help="local: this process, no JVM. spark: tasks of Spark. auto: local where the lake is on this machine or in S3, and no "
+            "option of Spark is given."
         ),
     ] = EngineName.AUTO,
     master: MasterOption = None,
