@@ -56,7 +56,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "pipeline": frozenset(
         {"clients", "tables", "kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}
     ),
-    "console": frozenset({"web", "clients", "kafka", "outbox", "core", "config", "clock", "errors"}),
+    "console": frozenset({"web", "clients", "kafka", "outbox", "pipeline", "core", "config", "clock", "errors"}),
     "cli": None,
     "dev": None,
     "testing": None,
@@ -240,13 +240,14 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     },
     "console": {
         "access": frozenset(),
+        "asking": frozenset(),
         "watching": frozenset(),
         "showing": frozenset({"access"}),
-        "desk": frozenset({"watching"}),
+        "desk": frozenset({"asking", "watching"}),
         "acting": frozenset({"access", "desk", "showing", "watching"}),
-        "pages": frozenset({"access", "desk", "showing", "watching"}),
+        "pages": frozenset({"access", "asking", "desk", "showing", "watching"}),
         "live": frozenset({"access", "desk", "pages", "showing", "watching"}),
-        "server": frozenset({"access", "acting", "desk", "live", "pages", "showing", "watching"}),
+        "server": frozenset({"access", "acting", "asking", "desk", "live", "pages", "showing", "watching"}),
     },
     "console.watching": {
         "reports": frozenset(),

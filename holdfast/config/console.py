@@ -24,6 +24,10 @@ class ConsoleSettings(Section):
         None, "topic that says who did what in the console; nobody acts without it"
     )
 
+    console_lake: str | None = setting(
+        None, "folder or address of the lake that the console shows, and reads to explain rows"
+    )
+
     def problems(self) -> Iterator[str]:
         for name in ("console_token", "console_acting_token"):
             if (problem := token_problem(getattr(self, name))) is not None:

@@ -19,10 +19,13 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.console.access import SESSION_S, ConsoleAccess, RequestDenied
 from holdfast.console.acting.acts import ACT_S, Acts
+from holdfast.console.asking.child_calls import ChildCalls
+from holdfast.console.asking.why import Load
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.live import EVENT_STREAM, LiveStreams
 from holdfast.console.pages import (
     groups,
+    lake,
     log,
     outbox,
     overview,
@@ -30,6 +33,7 @@ from holdfast.console.pages import (
     quarantine,
     tables,
     topology,
+    why,
     workers,
 )
 from holdfast.console.pages.page import ConsolePage
@@ -50,6 +54,7 @@ PAGES = (
     workers.WORKER,
     tables.TABLES,
     tables.TABLE,
+    why.WHY,
     groups.GROUPS,
     groups.GROUP,
     groups.RESET,
@@ -58,6 +63,8 @@ PAGES = (
     quarantine.QUARANTINE,
     quarantine.QUARANTINED,
     log.LOG,
+    lake.LAKE,
+    lake.LANDED,
 )
 MENU = {page.menu: page.path for page in PAGES if page.path.count("/") == 1}
 LIMITS = ConnectionLimits(connections=400, per_peer=300)
@@ -85,6 +92,7 @@ class Console:
     """Serves the pages of one application at *url* from `async with` on until its end.
 
     *directory*, with *groups* or without any, and *table_directory* take the place of Kafka in tests; this object closes them.
+    *load* loads the application again where it is to be folded anew; it can be pickled.
     """
 
     def __init__(
@@ -95,8 +103,9 @@ class Console:
         directory: Directory | None = None,
         groups: GroupDesk | None = None,
         table_directory: Directory | None = None,
+        load: Load | None = None,
     ) -> None:
-        self._settings, self._processors = settings, tuple(processors)
+        self._settings, self._processors, self._load = settings, tuple(processors), load
         self._directory, self._groups, self._table_directory = directory, groups, table_directory
         self._stack = AsyncExitStack()
         host = f"[{settings.console_bind}]" if ":" in settings.console_bind else settings.console_bind
@@ -121,7 +130,8 @@ class Console:
         await stack.enter_async_context(watch)
         client = TableClient(settings, self._processors, directory=self._table_directory)
         await stack.enter_async_context(client)
-        calls = BlockingCalls("logs", THREADS)
+        calls, children = BlockingCalls("logs", THREADS), ChildCalls()
+        stack.push_async_callback(children.close)
         stack.push_async_callback(calls.close)
         acting = groups if self._groups is not None else GroupDesk(settings, wait_s=ACT_S)
         if acting is not None and acting is not groups:
@@ -133,6 +143,8 @@ class Console:
             tables=client,
             calls=calls,
             acting=acting,
+            children=children,
+            load=self._load,
         )
         acts = Acts(desk)
         stack.push_async_callback(acts.close)

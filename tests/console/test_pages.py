@@ -66,6 +66,8 @@ def paths(worker: MemoryWorker) -> list[str]:
         "/outbox",
         "/producers",
         "/log",
+        "/lake",
+        "/tables/why?name=totals",
     ]
 
 
@@ -121,6 +123,7 @@ async def test_rows_are_found_with_the_offset_they_reflect() -> None:
         _, text = await browsing.get("/tables/view?name=totals&verb=get&key=%3Cada%3E")
         assert "<code>&lt;ada&gt;</code>" in text
         assert "&#34;count&#34;: 3" in text
+        assert "/tables/why?name=totals&amp;of=&amp;key=%3Cada%3E&amp;at=0%3A42" in text
         assert '<td class="number">42</td>' in text
         _, text = await browsing.get("/tables/view?name=totals&verb=get&key=nobody")
         assert "no such row" in text
@@ -167,6 +170,10 @@ async def test_a_table_that_nobody_serves_is_told_without_an_answer() -> None:
         ("/workers?page=99999999999999999999", 400, "page is"),
         ("/groups/view?kind=claims&name=x", 400, "kind is"),
         ("/groups/view", 400, "kind is"),
+        ("/tables/why?name=nothing&key=a", 404, "has no table nothing"),
+        ("/tables/why?name=totals&key=a", 200, "This console cannot load the application again"),
+        ("/lake/view?topic=nothing", 404, "folds no topic nothing"),
+        ("/lake/view?topic=orders", 404, "No lake is named"),
         ("/groups/reset?kind=x&name=billing", 400, "kind is"),
         ("/groups/reset?kind=claim&name=billing&where=away", 400, "where is"),
         ("/groups/reset?kind=claim&name=billing&where=to-offset&value=-1", 400, "value is"),
@@ -228,4 +235,4 @@ async def test_every_page_is_in_the_menu_or_behind_one_that_is_and_every_link_le
             assert status == 200, path
             left += [each for each in Outline(text).links if each.startswith("/") and each not in seen]
         found = {each.partition("?")[0] for each in seen}
-        assert {page.path for page in PAGES} - found == {"/quarantine/view"}
+        assert {page.path for page in PAGES} - found == {"/quarantine/view", "/lake/view", "/tables/why"}
