@@ -352,6 +352,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
         "bootstrap": frozenset({"bronze", "folds", "replay", "spark", "topic", "verify"}),
         "histories": frozenset({"bronze", "folds", "landing", "progress", "replay", "spark", "topic"}),
+        "derived": frozenset({"bronze", "folds", "histories"}),
+        "reporting": frozenset({"bronze", "derived", "histories", "pages", "spark"}),
     },
 }
 # Modules of the import root that are one topic with another.

@@ -73,6 +73,9 @@ COMMANDS = {
     "replay": Noun(
         "pipeline.replay", "Fold a processor over its source's history, in this process or on Spark."
     ),
+    "report": Noun(
+        "pipeline.report", "Write a page about a time: ownership, takeovers, anomalies, quarantine."
+    ),
     "reset": Noun(
         "topics.reset", "Take an application back to its beginning: state, positions, internal topics."
     ),

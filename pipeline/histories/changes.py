@@ -53,6 +53,10 @@ class RowChanges(Results):
         self._over: list[tuple[Transition[Any], Change]] = []
         self._closed: list[dict[str, Any]] = []
 
+    @property
+    def results(self) -> Results:
+        return self
+
     def refused(self, partition: int, each: Refused) -> None:
         """Take a record that was refused: it changes nothing, and is counted by the fold."""
 

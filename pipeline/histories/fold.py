@@ -1,8 +1,9 @@
-"""Folding the lake into tables: a processor's state, and the history of its rows. Each fold takes in what was landed since the one before.
+"""Folding the lake into tables: a processor's state, and the history of its rows or what else is made of it. Each fold takes in what was landed since
+the one before.
 
-Two tables cannot be committed at once. So the history comes first: its commit names the batch, and the batch that it goes on from. Where the state
+Two tables cannot be committed at once. So the output comes first: its commit names the batch, and the batch that it goes on from. Where the state
 does not follow, since the fold was killed between both, the next fold makes exactly that state from the state before, checks it against the digests
-that the history's commit tells, and goes on from there. Of two folds that go on from one state, one extends the history, and the other is refused.
+that the output's commit tells, and goes on from there. Of two folds that go on from one state, one extends the output, and the other is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from holdfast.pipeline.bronze.extent import check_holes, extent_of_bronze
 from holdfast.pipeline.bronze.files import File
 from holdfast.pipeline.bronze.lake import bronze_path, share
 from holdfast.pipeline.folds.bases import first_behind, read_bases
-from holdfast.pipeline.folds.folding import FoldPlan
+from holdfast.pipeline.folds.folding import FoldPlan, all_emits
 from holdfast.pipeline.folds.local import open_bronze
 from holdfast.pipeline.histories.fold_commit import (
     FoldCommit,
@@ -46,6 +47,7 @@ from holdfast.pipeline.histories.fold_tables import (
     is_table,
     remove,
 )
+from holdfast.pipeline.histories.output_table import HistoryOutput, OutputTable
 from holdfast.pipeline.histories.partition_fold import PART_DDL, FoldedPart, FoldWork
 from holdfast.pipeline.progress import begin
 from holdfast.pipeline.replay import ReplayEngine, choose_engine
@@ -79,13 +81,15 @@ class FoldOptions:
 
 @dataclass(slots=True, kw_only=True)
 class FoldReport:
-    """What a fold did. *records* and *changes* (rows of the history that are over) are those of this fold; *partitions* tell of the tables as they are."""
+    """What a fold did. *records* and *changes* (rows that are over, of the history or another *output*) are those of this fold; *partitions* tell of the
+    tables as they are.
+    """
 
     processor: str
     version: int
     engine: str
     state: str
-    history: str
+    output: str
     commits: int = 0
     records: int = 0
     changes: int = 0
@@ -101,6 +105,8 @@ class FoldReport:
     def document(self) -> dict[str, Any]:
         """Return it as JSON values."""
         told = {name: value for name, value in asdict(self).items() if name not in ("partitions", "applied")}
+        path = told.pop("output")
+        told[path.rpartition("/")[2]] = path
         told["digest"] = self.digest
         told["partitions"] = [
             {
@@ -117,7 +123,7 @@ class FoldStep(StrEnum):
     """What a fold has done, for whoever is told of each step."""
 
     FOLDED = "folded"
-    HISTORY = "history committed"
+    OUTPUT = "output committed"
     STATE = "state committed"
 
 
@@ -126,11 +132,12 @@ def fold(
     settings: Settings,
     options: FoldOptions,
     *,
+    output: OutputTable | None = None,
     told: Callable[[FoldStep], None] | None = None,
 ) -> FoldReport:
     """Fold what was landed of the source of *processor* since the last fold into its tables, and return what was done.
 
-    Both engines write the same tables. *told* hears of each step. Raises ConfigError for the tables of another fold or version, LostRecordsError for a lake
+    Both engines write the same tables. *output* is the table beside the state, without it the history of the rows. *told* hears of each step. Raises ConfigError for the tables of another fold or version, LostRecordsError for a lake
     with holes, LakeError where something else has changed lake or tables, or another fold has extended them first: nothing was written then.
     """
     if processor.on is not None:
@@ -140,7 +147,8 @@ def fold(
         )
     registry.use(settings)
     with ExitStack() as opened:
-        work = _TableFold(processor, settings, options, opened, told or (lambda step: None))
+        beside = output or HistoryOutput(processor)
+        work = _TableFold(processor, settings, options, opened, beside, told or (lambda step: None))
         while work.step():
             pass
         return work.report
@@ -164,11 +172,13 @@ class _TableFold:
         settings: Settings,
         options: FoldOptions,
         opened: ExitStack,
+        beside: OutputTable,
         told: Callable[[FoldStep], None],
     ) -> None:
         self._processor, self._settings, self._options = processor, settings, options
-        self._opened, self._told, self._anew = opened, told, options.rebuild
-        self._identity, self._topic = identity_of(processor, settings), str(processor.topics[0])
+        self._opened, self._beside, self._told, self._anew = opened, beside, told, options.rebuild
+        self._identity = identity_of(processor, settings, beside.parameters)
+        self._topic = str(processor.topics[0])
         self._bases = read_bases(processor, settings) if processor.migrate else {}
         self._path = bronze_path(options.lake, self._topic)
         self._read_lake()
@@ -179,21 +189,21 @@ class _TableFold:
             )
         columns = FoldTableColumns.of(processor)
         self._state = FoldTable.open(f"{folder}/state", columns.state, STATE_BY)
-        self._history = FoldTable.open(f"{folder}/history", columns.history, HISTORY_BY)
+        self._output = FoldTable.open(f"{folder}/{beside.name}", beside.schema, HISTORY_BY)
         self.report = FoldReport(
             processor=processor.name,
             version=processor.version,
             engine="none",
             state=self._state.path,
-            history=self._history.path,
+            output=self._output.path,
         )
-        for table in (self._state, self._history):
+        for table in (self._state, self._output):
             before = None if self._anew else table.last()
             if before is not None:
                 check_identity(table.path, before, self._identity, {self._topic: self._landed.topic_id})
                 noted_types(processor, before)
         self._state.widen(columns.state, rebuild=self._anew)
-        self._history.widen(columns.history, rebuild=self._anew)
+        self._output.widen(beside.schema, rebuild=self._anew)
 
     def _read_lake(self) -> None:
         self._bronze, landed = open_bronze(self._path)
@@ -213,11 +223,11 @@ class _TableFold:
         if base is not None and not target.wanted:
             self._report(base)
             return False
-        parts = self._parts(base, target.spans, target.wanted, history=True)
+        parts = self._parts(base, target.spans, target.wanted, writes_output=True)
         self._told(FoldStep.FOLDED)
         told = self._commit(base, target, parts)
-        self._extend(self._history, told, base, parts)
-        self._told(FoldStep.HISTORY)
+        self._extend(self._output, told, base, parts)
+        self._told(FoldStep.OUTPUT)
         self._extend(self._state, told, base, parts)
         self._told(FoldStep.STATE)
         self._anew = False
@@ -228,33 +238,33 @@ class _TableFold:
         return True
 
     def _standing(self) -> tuple[FoldCommit | None, FoldCommit | None]:
-        """Return what to go on from, and the commit of the history that the state does not follow yet, if there is one."""
+        """Return what to go on from, and the commit of the output that the state does not follow yet, if there is one."""
         for _ in range(LOOKS):
-            # The state first: whatever it has by now is in a history that is read later, so none is taken back.
+            # The state first: whatever it has by now is in an output that is read later, so none is taken back.
             self._state.refresh()
-            self._history.refresh()
-            state, history = self._state.last(), self._history.last()
-            if (state and state.batch) == (history and history.batch):
+            self._output.refresh()
+            state, output = self._state.last(), self._output.last()
+            if (state and state.batch) == (output and output.batch):
                 return state, None
-            if history is not None and history.start in ("", state.batch if state else ""):
-                return (state if history.start else None), history
+            if output is not None and output.start in ("", state.batch if state else ""):
+                return (state if output.start else None), output
         raise LakeError(
-            f"{self._state.path} and {self._history.path} do not belong together: one of them was put back to an older state, or is of another fold. Fold anew "
+            f"{self._state.path} and {self._output.path} do not belong together: one of them was put back to an older state, or is of another fold. Fold anew "
             "(--rebuild)"
         )
 
     def _finish(self, base: FoldCommit | None, ahead: FoldCommit) -> None:
-        """Bring the state to where the history is: a fold was killed between both."""
+        """Bring the state to where the output is: a fold was killed between both."""
         ends = {at: offsets_of(each)[0] + 1 for at, each in ahead.positions(self._processor).items()}
         began = self._begins(base)
         spans = {at: Span(first=began[at], end=max(began[at], end)) for at, end in ends.items()}
         wanted = [at for at, span in spans.items() if self._has_rows(at, span)]
-        parts = self._parts(base, spans, wanted, history=False)
+        parts = self._parts(base, spans, wanted, writes_output=False)
         for part in parts:
             if part.commit != ahead.partitions[part.partition]:
                 self._drop(parts)
                 raise LakeError(
-                    f"{self._history.path} tells of another state of partition {part.partition} than its fold makes now: fold, lake or history was changed since. "
+                    f"{self._output.path} tells of another state of partition {part.partition} than its fold makes now: fold, lake or history was changed since. "
                     "Fold anew (--rebuild)"
                 )
         self._extend(self._state, ahead, base, parts)
@@ -266,7 +276,7 @@ class _TableFold:
     ) -> None:
         """Commit to one of the tables what is new in it, in place of what is not any more."""
         is_state = table is self._state
-        added = [file for part in parts for file in (part.state if is_state else part.history)]
+        added = [file for part in parts for file in (part.state if is_state else part.output)]
         done = {part.partition for part in parts}
         gone = [
             (file, values)
@@ -284,7 +294,7 @@ class _TableFold:
         """Remove the files that no commit names."""
         remove(self._state.filesystem, [file.path for part in parts for file in part.state])
         if not state_alone:
-            remove(self._history.filesystem, [file.path for part in parts for file in part.history])
+            remove(self._output.filesystem, [file.path for part in parts for file in part.output])
 
     def _commit(self, base: FoldCommit | None, target: _Target, parts: Sequence[FoldedPart]) -> FoldCommit:
         nothing = PartitionCommit(
@@ -358,7 +368,12 @@ class _TableFold:
     # -- folding
 
     def _parts(
-        self, base: FoldCommit | None, spans: Mapping[int, Span], wanted: Sequence[int], *, history: bool
+        self,
+        base: FoldCommit | None,
+        spans: Mapping[int, Span],
+        wanted: Sequence[int],
+        *,
+        writes_output: bool,
     ) -> list[FoldedPart]:
         if not wanted:
             return []
@@ -369,19 +384,23 @@ class _TableFold:
             plan=FoldPlan(
                 processor=self._processor,
                 rows=False,
-                transitions=True,
+                transitions=not self._beside.takes_emits,
+                emits=all_emits(self._processor, wanted, internal_alone=False)
+                if self._beside.takes_emits
+                else None,
                 skips=self._landed.skips(self._settings.app),
                 later_timeout_s=self._settings.later_timeout_s,
                 bases=self._bases if base is None else {},
             ),
+            output=self._beside,
             bronze=self._bronze,
             spans=spans,
             state_uri=str(self._state.handle.table_uri),
-            history_uri=str(self._history.handle.table_uri),
+            output_uri=str(self._output.handle.table_uri),
             states=states,
             before={} if base is None else base.partitions,
             memory_bytes=self._options.memory_bytes,
-            history=history,
+            writes_output=writes_output,
         )
         offsets = sum(spans[at].end - spans[at].first for at in wanted)
         self.report.engine = self._engine(offsets, len(wanted))

@@ -38,24 +38,29 @@ class FoldIdentity(msgspec.Struct, frozen=True):
             was, is_ = getattr(self, name), getattr(now, name)
             if was != is_:
                 return f"{name} {_told(was)}, and this is {name} {_told(is_)}"
-        return None if self.code == now.code else "another fold: its functions have been changed since"
+        return (
+            None
+            if self.code == now.code
+            else "another fold: its functions, or settings that its rows depend on, have been changed since"
+        )
 
 
 def _told(value: Any) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def identity_of(processor: Processor[Any, Any], settings: Settings) -> FoldIdentity:
+def identity_of(processor: Processor[Any, Any], settings: Settings, parameters: str = "") -> FoldIdentity:
+    """Return which fold *processor* is; *parameters* are what it depends on besides its functions."""
     return FoldIdentity(
         app=settings.app,
         processor=processor.name,
         version=processor.version,
         topics=tuple(map(str, processor.topics)),
-        code=_code_of(processor),
+        code=_code_of(processor, parameters),
     )
 
 
-def _code_of(processor: Processor[Any, Any]) -> str:
+def _code_of(processor: Processor[Any, Any], parameters: str) -> str:
     """Return the digest of what the functions of a processor are written as, whatever their comments and layout. What they call is not looked at, nor
     is what holdfast itself brings.
     """
@@ -65,6 +70,7 @@ def _code_of(processor: Processor[Any, Any]) -> str:
     sha = hashlib.sha256()
     for each in functions:
         sha.update(_written(each).encode() + b"\x00")
+    sha.update(parameters.encode())
     return sha.hexdigest()[:16]
 
 
@@ -96,7 +102,7 @@ class PartitionCommit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoldCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """What one fold did to both of its tables, in the words of each: the commit of the history comes first, that of the state with the same *batch* after
+    """What one fold did to both of its tables, in the words of each: the commit of the output comes first, that of the state with the same *batch* after
     it. *start* is the batch that it went on from, "" for none.
 
     *skips* are offsets of each source that were left out, *holes* what was missing and allowed. *row_types* are those of all rows so far.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -137,8 +137,6 @@ class AddedFile(msgspec.Struct, frozen=True):
 class PartFile(BronzeFile):
     """A file of a fold's table."""
 
-    counted: ClassVar[tuple[str, ...]] = ("offset", "valid_from", "valid_from_ms")
-
     @classmethod
     def write_new(
         cls,
@@ -153,7 +151,11 @@ class PartFile(BronzeFile):
         if first is None:
             return None
         folder = "/".join(f"{name}={value}" for name, value in values.items())
-        made = cls(partition=partition, path=f"{folder}/part-{uuid.uuid4().hex}.snappy.parquet")
+        made = cls(
+            partition=partition,
+            path=f"{folder}/part-{uuid.uuid4().hex}.snappy.parquet",
+            counted=[field.name for field in schema if _is_searched(field)],
+        )
 
         def every() -> Iterator[pa.RecordBatch]:
             yield first
@@ -168,6 +170,11 @@ class PartFile(BronzeFile):
             raise
         action = made.add({**values})
         return AddedFile(made.path, made.size_bytes, values, action.stats or "{}", made.rows)
+
+
+def _is_searched(field: pa.Field) -> bool:
+    """Tell whether files are searched by a column: by their times, and by the offset of a change."""
+    return pa.types.is_timestamp(field.type) or field.name in ("offset", "valid_from_ms")
 
 
 def remove(filesystem: Any, paths: Sequence[str]) -> None:

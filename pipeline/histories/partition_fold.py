@@ -38,9 +38,10 @@ from holdfast.pipeline.folds.local import BronzeFiles
 from holdfast.pipeline.folds.positions import position_of
 from holdfast.pipeline.folds.results import decode_summary
 from holdfast.pipeline.folds.spilling import SpillingStore
-from holdfast.pipeline.histories.changes import Change, RowChanges, change_of, noted_change
+from holdfast.pipeline.histories.changes import Change, change_of, noted_change
 from holdfast.pipeline.histories.fold_commit import PartitionCommit, told_position
 from holdfast.pipeline.histories.fold_tables import AddedFile, FoldTableColumns, PartFile, remove
+from holdfast.pipeline.histories.output_table import OutputTable, ToldRows
 from holdfast.pipeline.topic import Span
 
 PART_DDL = "part binary"
@@ -57,7 +58,7 @@ class FoldedPart(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     changes: int
     state: tuple[AddedFile, ...] = ()
-    history: tuple[AddedFile, ...] = ()
+    output: tuple[AddedFile, ...] = ()
     spilled: bool = False
 
 
@@ -65,19 +66,20 @@ class FoldedPart(msgspec.Struct, frozen=True, kw_only=True):
 class FoldWork:
     """What to fold of each partition: *spans* of *bronze*, on from what the files *states* hold and *before* says. Can be pickled.
 
-    *memory_bytes* of the state of a partition are in memory, about; all of it in a temporary file where there are more. Without *history* only the
+    *memory_bytes* of the state of a partition are in memory, about; all of it in a temporary file where there are more. Without *writes_output* only the
     state is written.
     """
 
     plan: FoldPlan
+    output: OutputTable
     bronze: BronzeFiles
     spans: Mapping[int, Span]
     state_uri: str
-    history_uri: str
+    output_uri: str
     states: Mapping[int, Sequence[File]]
     before: Mapping[int, PartitionCommit]
     memory_bytes: int
-    history: bool = True
+    writes_output: bool = True
 
     def fold_named(self, named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Fold the partitions whose numbers come in: what a Spark task runs."""
@@ -100,23 +102,24 @@ class FoldWork:
     def _fold(self, partition: int, store: SpillingStore, written: list[tuple[Any, AddedFile]]) -> FoldedPart:
         processor = self.plan.processor
         state, columns = self._state(partition, store), FoldTableColumns.of(processor)
-        changes = RowChanges(processor, store, columns)
+        rows = self.output.told(store)
         summaries: list[FoldSummary] = []
 
-        def write(uri: str, values: dict[str, str], rows: Iterator[pa.RecordBatch], schema: pa.Schema) -> int:
+        def write(uri: str, values: dict[str, str], some: Iterator[pa.RecordBatch], schema: pa.Schema) -> int:
             filesystem = filesystem_of(uri)
             made = PartFile.write_new(
-                filesystem, partition, {"partition": str(partition), **values}, rows, schema
+                filesystem, partition, {"partition": str(partition), **values}, some, schema
             )
             if made is not None:
                 written.append((filesystem, made))
             return 0 if made is None else made.rows
 
-        over = self._over(partition, state, changes, summaries)
+        over = self._over(partition, state, rows, summaries)
         told = 0
-        if self.history:
-            told = write(self.history_uri, {"is_current": "false"}, over, columns.history)
-            write(self.history_uri, {"is_current": "true"}, changes.current(), columns.history)
+        if self.writes_output:
+            schema = self.output.schema
+            told = write(self.output_uri, {"is_current": "false"}, over, schema)
+            write(self.output_uri, {"is_current": "true"}, rows.current(), schema)
         else:
             for _ in over:
                 pass
@@ -128,17 +131,17 @@ class FoldWork:
             records=summary.records,
             changes=told,
             state=tuple(file for _, file in written if "is_current" not in file.values),
-            history=tuple(file for _, file in written if "is_current" in file.values),
+            output=tuple(file for _, file in written if "is_current" in file.values),
             spilled=store.has_spilled,
         )
 
     def _over(
-        self, partition: int, state: FoldedState, changes: RowChanges, summaries: list[FoldSummary]
+        self, partition: int, state: FoldedState, rows: ToldRows, summaries: list[FoldSummary]
     ) -> Iterator[pa.RecordBatch]:
-        """Fold, and yield the changes that are over; the summary is put in *summaries*."""
+        """Fold, and yield the rows that are over; the summary is put in *summaries*."""
         plan, span = self.plan, self.spans[partition]
         read = self.bronze.batches(plan.processor.columns, partition, span)
-        for batch in fold_partition(plan, partition, read, state, changes):
+        for batch in fold_partition(plan, partition, read, state, rows.results):
             if batch.schema is RESULT or batch.schema.equals(RESULT):
                 summaries += [
                     decode_summary(row["after"]) for row in batch.to_pylist() if row["kind"] == SUMMARY

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 from deltalake.transaction import AddAction
@@ -44,9 +44,9 @@ _COUNTED = ("offset", "timestamp", "timestamp_type", "timestamp_ms", "landed_at"
 class BronzeFile:
     """A file that was written, and what the log is told of it: of the columns *counted*, the least and greatest value."""
 
-    counted: ClassVar[tuple[str, ...]] = _COUNTED
     partition: int
     path: str
+    counted: Sequence[str] = _COUNTED
     rows: int = 0
     digest: int = 0
     size_bytes: int = 0

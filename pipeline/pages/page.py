@@ -16,6 +16,10 @@ h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem } figure 
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: 13px } th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
 th { color: var(--dim); font-weight: 600 } td.n { text-align: right; font-variant-numeric: tabular-nums } td { overflow-wrap: break-word; max-width: 26rem }
 svg { width: 100%; height: auto; display: block } svg text { fill: var(--ink); font-size: 12px } svg .dim { fill: var(--dim) } svg .grid { stroke: var(--line) }
+svg .bar, svg .h0 { fill: var(--bar) } svg .h1 { fill: #4c9f70 } svg .h2 { fill: #d08c2f } svg .h3 { fill: #8a63c9 } svg .h4 { fill: #2a9db0 } svg .h5 { fill: #b85c9e }
+svg .h6 { fill: #7d8f2a } svg .h7 { fill: #a0693c } svg .h8 { fill: #5566a8 } svg .hx { fill: #9aa4ae } svg .bad { fill: var(--warn) } svg .nobody { fill: var(--warn); fill-opacity: .4 }
+svg .line { fill: none; stroke-width: 2 } svg .line.h0 { stroke: var(--bar) } svg .line.h1 { stroke: #4c9f70 } svg .line.h2 { stroke: #d08c2f } svg .line.bad { stroke: var(--warn) }
+.legend { font-size: 13px; margin: -.8rem 0 1.5rem } .legend span { margin-right: 1.2rem; white-space: nowrap } .legend svg.swatch { display: inline; width: 11px; height: 11px; margin-right: .35rem }
 svg .bar { fill: var(--bar) } svg .step { stroke: var(--bar); stroke-width: 2; fill: none } .warn { color: var(--warn) } footer { color: var(--dim); margin-top: 3rem; font-size: 13px }
 """
 
@@ -24,9 +28,9 @@ def document(title: str, parts: Iterable[str]) -> str:
     """Return a page of *parts*, which are HTML; *title* is text."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>\n<h1>{escape(title)}</h1>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>\n<main><h1>{escape(title)}</h1>\n"
         + "\n".join(each for each in parts if each)
-        + "\n<footer>Times are UTC.</footer></body></html>\n"
+        + "\n</main><footer>Times are UTC.</footer></body></html>\n"
     )
 
 

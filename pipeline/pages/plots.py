@@ -52,7 +52,7 @@ def bars(caption: str, counts: Mapping[str, int], limit: int = 30) -> str:
     """Return counts by name as bars, the first *limit* of them."""
     shown, most, left = [*counts.items()][:limit], max(counts.values()), 260
     body = "".join(
-        f'<text x="{left - 8}" y="{at * 24 + 17}" text-anchor="end">{escape(_short(name))}</text>'
+        f'<text x="{left - 8}" y="{at * 24 + 17}" text-anchor="end">{escape(shortened(name))}</text>'
         f'<rect class="bar" x="{left}" y="{at * 24 + 4}" width="{max(1.0, count / most * (WIDTH - left - 90)):.1f}" height="16" rx="2"/>'
         f'<text class="dim" x="{left + count / most * (WIDTH - left - 90) + 6:.1f}" y="{at * 24 + 17}">{count}</text>'
         for at, (name, count) in enumerate(shown)
@@ -61,5 +61,6 @@ def bars(caption: str, counts: Mapping[str, int], limit: int = 30) -> str:
     return figure(caption + more, len(shown) * 24 + 8, body)
 
 
-def _short(name: str, limit: int = 34) -> str:
+def shortened(name: str, limit: int = 34) -> str:
+    """Return a name as a label has room for it."""
     return name if len(name) <= limit else f"{name[: limit - 1]}…"

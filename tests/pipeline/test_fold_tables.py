@@ -327,7 +327,7 @@ def test_another_version_fold_or_application_is_refused_with_the_cure(
         rows["n"] = Wide(rows.get("n", Wide()).total + 2)
 
     counting.__qualname__, counting.__module__ = "counting", __name__
-    with pytest.raises(ConfigError, match="another fold: its functions have been changed"):
+    with pytest.raises(ConfigError, match="another fold: its functions, or settings"):
         run(lake, simple(fold_of=counting))
     with pytest.raises(ConfigError, match="app folds, and this is app other"):
         fold(simple(), Settings(app="other"), FoldOptions(lake=str(lake), engine="local"))
@@ -457,14 +457,14 @@ def killed(lake: Path, at: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("at", ["writing", FoldStep.FOLDED, FoldStep.HISTORY, FoldStep.STATE])
+@pytest.mark.parametrize("at", ["writing", FoldStep.FOLDED, FoldStep.OUTPUT, FoldStep.STATE])
 def test_a_fold_that_is_killed_is_finished_by_the_next(topic: TopicInMemory, lake: Path, at: str) -> None:
     some(topic, 40, seed=1)
     land(topic, lake)
     killed(lake, at)
     some(topic, 40, seed=2)
     land(topic, lake)
-    if at == FoldStep.HISTORY:
+    if at == FoldStep.OUTPUT:
         killed(lake, FoldStep.STATE)  # of what the first one left
         killed(lake, at)
     report = run(lake)
@@ -500,7 +500,7 @@ def test_a_fold_that_stops_between_its_commits_may_be_finished_by_another(
     land(topic, lake)
 
     def other(step: FoldStep) -> None:
-        if step is FoldStep.HISTORY:
+        if step is FoldStep.OUTPUT:
             some(topic, 20, seed=2)
             land(topic, lake)
             check(lake, run(lake))
@@ -518,7 +518,7 @@ def test_a_history_that_its_fold_does_not_make_is_found(
     land(topic, lake)
 
     def dies(step: FoldStep) -> None:
-        if step is FoldStep.HISTORY:
+        if step is FoldStep.OUTPUT:
             raise ConnectionAbortedError
 
     with pytest.raises(ConnectionAbortedError):

@@ -85,9 +85,14 @@ class TopicInMemory:
 def topic(monkeypatch: pytest.MonkeyPatch) -> TopicInMemory:
     """Give a topic that `landing_of` lands."""
     made = TopicInMemory()
+    landed_from(monkeypatch, made)
+    return made
+
+
+def landed_from(monkeypatch: pytest.MonkeyPatch, made: TopicInMemory) -> None:
+    """Have landings read *made*, whatever topic they land."""
     monkeypatch.setattr(local_table, "TopicReader", lambda settings, name, skips: made)
     monkeypatch.setattr(landing, "read_skips", lambda settings: _NoSkips())
-    return made
 
 
 class _NoSkips:

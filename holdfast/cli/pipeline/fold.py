@@ -81,4 +81,4 @@ def fold(
         if report.commits
         else "nothing was landed since the last fold"
     )
-    note(f"state in {report.state}, history in {report.history}; digest of the state {report.digest}")
+    note(f"state in {report.state}, history in {report.output}; digest of the state {report.digest}")

@@ -13,6 +13,7 @@ from holdfast.cli.asked import stopped_by_signals
 from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show
 from holdfast.cli.pipeline.check import check
+from holdfast.cli.pipeline.derive import derive
 from holdfast.cli.pipeline.engines import ConfOption, EngineName, MasterOption, MemoryOption, spark_options
 from holdfast.cli.pipeline.fold import fold
 from holdfast.cli.pipeline.lakes import absolute, names_of
@@ -32,6 +33,9 @@ app.command(
     help="Fold what was landed of a processor's source since the last time into two tables: the state, and the history of each row. Equal to a replay from "
     "the beginning, after any number of runs."
 )(fold)
+app.command(
+    help="Bring tables that tell of claims, takeovers, producers' anomalies and the quarantine up to what was landed of their topics."
+)(derive)
 app.command(
     help="Join small files of a lake's tables, in the order of offsets. No row changes, and landings go on."
 )(compact)

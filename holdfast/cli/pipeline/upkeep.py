@@ -116,30 +116,43 @@ def vacuum(
             help="In place of topics, the tables that `pipeline fold` has made of these processors, with commas between them.",
         ),
     ] = None,
+    derived: Annotated[
+        str | None,
+        typer.Option(
+            "--derived",
+            help="In place of topics, tables of `pipeline derive`, with commas between them.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only tell which files would be removed.")
     ] = False,
 ) -> None:
     from holdfast.pipeline.upkeep.vacuum import vacuum_table
 
-    paths = _paths(absolute(lake), topics, folds)
+    paths = _paths(absolute(lake), topics, folds, derived)
     reports = [vacuum_table(path, name, hours=hours, dry_run=dry_run) for name, path in paths.items()]
     rows = [{"topic": each.topic, "file": file} for each in reports for file in each.files]
     show(rows, ("topic", "file"), output_of(context))
     note(f"{len(rows)} files {'would be' if dry_run else 'were'} removed")
 
 
-def _paths(lake: str, topics: str | None, folds: str | None) -> dict[str, str]:
+def _paths(lake: str, topics: str | None, folds: str | None, derived: str | None) -> dict[str, str]:
     """Return the tables that are meant, by what people call them."""
     from holdfast.pipeline.bronze.lake import bronze_path
+    from holdfast.pipeline.derived.derive import derived_folder
+    from holdfast.pipeline.derived.table import ROWS
     from holdfast.pipeline.histories.fold_tables import folds_path
 
-    if folds is None:
+    if sum(each is not None for each in (topics, folds, derived)) > 1:
+        raise ConfigError("--topics, --fold and --derived each say what to vacuum: give one of them")
+    if folds is not None:
+        folders = {name: (folds_path(lake, name), "history") for name in names_of(folds)}
+    elif derived is not None:
+        folders = {name: (derived_folder(lake, name), ROWS) for name in names_of(derived)}
+    else:
         return {each: bronze_path(lake, each) for each in (names_of(topics) if topics else tables_in(lake))}
-    if topics is not None:
-        raise ConfigError("--topics and --fold both say what to vacuum: give one of them")
     return {
-        f"{name} {table}": f"{folds_path(lake, name)}/{table}"
-        for name in names_of(folds)
-        for table in ("state", "history")
+        f"{name} {table}": f"{folder}/{table}"
+        for name, (folder, output) in folders.items()
+        for table in ("state", output)
     }

@@ -130,15 +130,22 @@ class QuarantinedRecord:
 
 def read_record(message: Message) -> QuarantinedRecord | None:
     """Return the quarantined record in a message of the quarantine topic, None for one that holds none."""
-    headers = _headers(message)
+    return read_copy(_headers(message), message.value(), message.timestamp()[1])
+
+
+def read_copy(
+    told: Iterable[tuple[str, bytes | None]], value: bytes | None, at_ms: int
+) -> QuarantinedRecord | None:
+    """Return the quarantined record in a record of the quarantine topic, by its headers, value and timestamp; None for one that holds none."""
+    headers = [*told]
     notes: dict[str, bytes] = {}
-    stage = next((value for name, value in reversed(headers) if name == _STAGE), None)
+    stage = next((noted for name, noted in reversed(headers) if name == _STAGE), None)
     named = _NOTES | _BATCH_NOTES if stage == FETCH.encode() else _NOTES
     # The worker appended its notes; a record's own header of the same name is further up and stays the
     # record's.
     while headers and headers[-1][0] in named and headers[-1][0] not in notes:
-        name, value = headers.pop()
-        notes[name] = value or b""
+        name, noted = headers.pop()
+        notes[name] = noted or b""
 
     def text(name: str) -> str:
         return notes[f"holdfast-{name}"].decode(errors="replace")
@@ -163,13 +170,13 @@ def read_record(message: Message) -> QuarantinedRecord | None:
             error=text("error"),
             reason=text("reason"),
             appended_ms=number("at-ms", least=-(1 << 63)),
-            at_ms=message.timestamp()[1],
+            at_ms=at_ms,
             key=key,
-            value=message.value() if whole else None,
+            value=value if whole else None,
             headers=tuple(headers),
             size_bytes=batch.size_bytes
             if batch
-            else len(message.value() or b"")
+            else len(value or b"")
             if truncated is None
             else number("truncated"),
             truncated_bytes=None if truncated is None else number("truncated"),
@@ -399,11 +406,12 @@ def _headers(message: Message) -> list[tuple[str, bytes | None]]:
 
 
 def _header(message: Message, name: str) -> str | None:
+    return text_header(_headers(message), name)
+
+
+def text_header(headers: Iterable[tuple[str, bytes | None]], name: str) -> str | None:
+    """Return the first header of a name as text, None where there is none."""
     return next(
-        (
-            value.decode(errors="replace")
-            for each, value in _headers(message)
-            if each == name and value is not None
-        ),
+        (value.decode(errors="replace") for each, value in headers if each == name and value is not None),
         None,
     )

@@ -1,0 +1,83 @@
+"""`holdfast pipeline derive`: tables that tell of claims, groups, outboxes and producers, by what was landed of their logs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.output import Cell, Output, note, show, show_json
+from holdfast.cli.pipeline.engines import (
+    ConfOption,
+    EngineName,
+    EngineOption,
+    MasterOption,
+    MemoryOption,
+    spark_options,
+)
+from holdfast.cli.pipeline.lakes import absolute
+from holdfast.cli.pipeline.progress import shown_progress
+
+COLUMNS = ("table", "records", "refused", "rows", "commits", "engine", "path")
+
+
+def derive(
+    context: typer.Context,
+    lake: Annotated[str, typer.Option(help="Folder or address of the lake.")],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TABLE]...",
+            help="The tables, such as claims.intervals. Default: all whose topic was landed.",
+        ),
+    ] = None,
+    engine: EngineOption = EngineName.AUTO,
+    allow_holes: Annotated[
+        bool, typer.Option("--allow-holes", help="Fold what is left of a lake in which records are missing.")
+    ] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Begin anew, in place of what the tables hold.")
+    ] = False,
+    max_records: Annotated[
+        int, typer.Option(min=1, help="At most so many offsets in a commit.")
+    ] = 10_000_000,
+    master: MasterOption = None,
+    memory: MemoryOption = None,
+    conf: ConfOption = None,
+) -> None:
+    from holdfast.pipeline.derived.derive import derive as run
+    from holdfast.pipeline.derived.derive import landed_tables, tables_named
+    from holdfast.pipeline.histories.fold import FoldOptions
+
+    settings = settings_of(context)
+    options = FoldOptions(
+        lake=absolute(lake),
+        engine=engine.value,
+        allow_holes=allow_holes,
+        rebuild=rebuild,
+        max_records=max_records,
+        spark=spark_options(settings, master, memory, conf),
+    )
+    with shown_progress():
+        named = [table for name in names or () for table in tables_named(name, settings)]
+        wanted = named or landed_tables(options.lake, settings)
+        reports = {table.path: run(table, settings, options) for table in wanted}
+    if output_of(context) is Output.JSON:
+        show_json([{"table": name, **report.document()} for name, report in reports.items()])
+        return
+    rows: list[dict[str, Cell]] = [
+        {
+            "table": name,
+            "records": report.records,
+            "refused": sum(each.refused for each in report.partitions.values()),
+            "rows": report.changes,
+            "commits": report.commits,
+            "engine": report.engine,
+            "path": report.output,
+        }
+        for name, report in reports.items()
+    ]
+    show(rows, COLUMNS, output_of(context))
+    if not any(report.commits for report in reports.values()):
+        note("nothing was landed since the last time")

@@ -1,0 +1,88 @@
+"""`holdfast report`: what the derived tables of a lake tell of a time, as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.context import settings_of
+from holdfast.cli.output import note
+from holdfast.cli.pipeline.engines import (
+    ConfOption,
+    EngineName,
+    MasterOption,
+    MemoryOption,
+    spark_options,
+)
+from holdfast.cli.pipeline.lakes import absolute
+from holdfast.clock import system_clock
+from holdfast.errors import ConfigError
+
+app = typer.Typer(rich_markup_mode=None)
+DAY_MS = 86_400_000
+
+
+@app.command(
+    help="Write a page about a time: who held which claim, takeovers, producers' anomalies, records that were set aside, by the tables of `pipeline derive`."
+)
+def report(
+    context: typer.Context,
+    lake: Annotated[str, typer.Option(help="Folder or address of the lake.")],
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="Begin of the time, with its zone or in ms. Default: a day before its end."
+        ),
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", help="End of the time. Default: now.")] = None,
+    html: Annotated[Path, typer.Option("--html", help="The file to write.")] = Path("report.html"),
+    engine: Annotated[
+        EngineName,
+        typer.Option(
+            "--engine",
+            help="What reads the tables. local: this process, no JVM. spark: Spark. auto: Spark with --master.",
+        ),
+    ] = EngineName.AUTO,
+    master: MasterOption = None,
+    memory: MemoryOption = None,
+    conf: ConfOption = None,
+) -> None:
+    from holdfast.pipeline.reporting.report import ReportOptions
+    from holdfast.pipeline.reporting.report import report as gather
+    from holdfast.pipeline.reporting.report_page import report_page
+
+    settings, where = settings_of(context), absolute(lake)
+    to_ms = system_clock.now_ms() if end is None else _time("--to", end)
+    from_ms = to_ms - DAY_MS if begin is None else _time("--from", begin)
+    on_spark = engine is EngineName.SPARK or (engine is EngineName.AUTO and master is not None)
+    options = ReportOptions(
+        lake=where,
+        from_ms=from_ms,
+        to_ms=to_ms,
+        engine="spark" if on_spark else "local",
+        spark=spark_options(settings, master, memory, conf),
+    )
+    found = gather(settings, options)
+    _write(html, report_page(found))
+    rows = ", ".join(f"{len(rows)} rows of {name}" for name, rows in found.tables.items())
+    note(f"{html}: {rows}, read by {options.engine}")
+
+
+def _time(option: str, text: str) -> int:
+    from holdfast.pipeline.bronze.extent import parse_until
+
+    at_ms = parse_until(text).at_ms
+    if at_ms is None:
+        raise ConfigError(
+            f"{option} {text!r}: write a time with its zone (2024-05-01T12:00:00Z), or ms since the epoch"
+        )
+    return at_ms
+
+
+def _write(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {path}: cannot be written: {error}") from error

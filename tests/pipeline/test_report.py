@@ -1,0 +1,258 @@
+"""The report page: its figures against the truth of a simulated fleet and a count second by second, and the page itself in a browser."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from deltalake import DeltaTable
+from playwright.sync_api import Browser
+
+from holdfast.cli.__main__ import main
+from holdfast.config import Settings
+from holdfast.errors import ConfigError
+from holdfast.pipeline.derived.claim_intervals import INTERVALS, claim_intervals
+from holdfast.pipeline.derived.claim_takeovers import TAKEOVERS, claim_takeovers
+from holdfast.pipeline.derived.derive import TABLES, derive, derived_path, tables_named
+from holdfast.pipeline.derived.producer_anomalies import ANOMALIES, ProducerAnomaly
+from holdfast.pipeline.derived.quarantine_events import QUARANTINE, QuarantineEvent
+from holdfast.pipeline.derived.table import time_at
+from holdfast.pipeline.histories.fold import FoldOptions
+from holdfast.pipeline.reporting.ownership import NOBODY, claim_times, held_over_time, largest_owners, ms_of
+from holdfast.pipeline.reporting.report import TIMES, ReportedTime, ReportOptions, report
+from holdfast.pipeline.reporting.report_page import report_page
+from tests.pipeline.fleet_of_claims import BEGIN_S, END_S, SimulatedFleet
+from tests.pipeline.test_claim_tables import put, rows_by_fold, value_of, with_resets
+from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
+from tests.support.browser import started, violations
+from tests.support.parts import part
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NO_KAFKA = Settings(app="derived")
+
+
+# -- figures
+
+
+def folded(table: Any, log: Any) -> list[dict[str, Any]]:
+    over, current = rows_by_fold(table, log)
+    return [
+        {**msgspec.structs.asdict(row), "is_current": at}
+        for at, rows in enumerate((over, current))
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_idle_and_held_times_are_those_of_a_count_second_by_second(seed: int) -> None:
+    rows = folded(claim_intervals(NO_KAFKA), with_resets(seed))
+    begin_s, end_s = 10_300, 13_000
+    claims = claim_times(rows, begin_s * 1000, end_s * 1000)
+    assert claims
+    for claim in claims:
+        of = [
+            row for row in rows if f"{row['group_id']}/{row['topic']}-{row['topic_partition']}" == claim.name
+        ]
+        known_s = max(begin_s, min(int(row["held_from"].timestamp()) for row in of))
+        idle = sum(not any(_covers(row, second) for row in of) for second in range(known_s, end_s))
+        assert (claim.known_from_ms, claim.idle_ms) == (known_s * 1000, idle * 1000)
+        held = sum(each.to_ms - each.from_ms for each in claim.held)
+        assert held == sum(_covers(row, second) for row in of for second in range(begin_s, end_s)) * 1000
+    assert [claim.illness for claim in claims] == sorted((claim.illness for claim in claims), reverse=True)
+    parts = [(begin_s * 1000 + at * 27_000, begin_s * 1000 + (at + 1) * 27_000) for at in range(100)]
+    owners = largest_owners(claims, 2)
+    series = held_over_time(claims, end_s * 1000, parts, owners, "others")
+    assert [*series][:2] == owners
+    idle_ms = sum(series.get(NOBODY, ())) * 27_000
+    assert round(idle_ms) == sum(claim.idle_ms for claim in claims)
+    known_ms = sum(end_s * 1000 - claim.known_from_ms for claim in claims)
+    assert round(sum(map(sum, series.values())) * 27_000) == known_ms
+
+
+def _covers(row: dict[str, Any], second: int) -> bool:
+    until = row["held_until"]
+    return bool(row["held_from"].timestamp() <= second and (until is None or second < until.timestamp()))
+
+
+@pytest.fixture(scope="module")
+def fleet() -> SimulatedFleet:
+    made = SimulatedFleet()
+    made.run()
+    return made
+
+
+def test_the_tables_tell_the_truth_of_a_fleet_of_a_thousand_partitions(fleet: SimulatedFleet) -> None:
+    """The simulation knows who held what, without any fold."""
+    told: dict[int, list[tuple[Any, ...]]] = {}
+    for row in folded(claim_intervals(NO_KAFKA), fleet.frames):
+        until = None if row["ended_by"] is None else int(row["held_until"].timestamp()) - BEGIN_S
+        interval = (row["client_id"], row["instance_id"], int(row["held_from"].timestamp()) - BEGIN_S, until)
+        told.setdefault(row["topic_partition"], []).append(interval)
+    assert {
+        partition: sorted(each, key=lambda one: one[2]) for partition, each in told.items()
+    } == fleet.truth
+    causes = Counter(row["cause"] for row in folded(claim_takeovers(NO_KAFKA), fleet.frames))
+    assert causes == {"expired": 125, "replaced": 125, "released": 125}
+
+
+# -- the page
+
+
+def rows_of_a_day(fleet: SimulatedFleet) -> ReportedTime:
+    """Return what the tables tell of the fleet, with anomalies and records that were set aside."""
+    anomalies = [
+        ProducerAnomaly(kind, time_at((BEGIN_S + at * 7) * 1000), f"p{at % 5}", 1, 1, at, at, at % 3, at)
+        for at in range(300)
+        for kind in (("gap", "duplicate", "zombie")[at % 3],)
+    ]
+    set_aside = [
+        QuarantineEvent(
+            "refused",
+            time_at((BEGIN_S + 900 + at) * 1000),
+            "totals",
+            "orders",
+            1,
+            at,
+            "fold",
+            "ValueError",
+            f"<b>no {at % 40}</b>",
+        )
+        for at in range(400)
+    ]
+    return ReportedTime(
+        from_ms=BEGIN_S * 1000,
+        to_ms=(BEGIN_S + END_S) * 1000,
+        tables={
+            INTERVALS: folded(claim_intervals(NO_KAFKA), fleet.frames),
+            TAKEOVERS: folded(claim_takeovers(NO_KAFKA), fleet.frames),
+            ANOMALIES: [{**msgspec.structs.asdict(each), "of_topic": "orders"} for each in anomalies],
+            QUARANTINE: [{**msgspec.structs.asdict(each), "of_topic": "q"} for each in set_aside],
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+@part("browser")
+def browser() -> Iterator[Browser]:
+    with started() as found:
+        yield found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_the_page_of_a_thousand_partitions(
+    browser: Browser, fleet: SimulatedFleet, tmp_path: Path, scheme: Any
+) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(report_page(rows_of_a_day(fleet)))
+    assert file.stat().st_size < 2_000_000
+    context = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 900})
+    page, complaints, asked = context.new_page(), list[str](), list[str]()
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(file.as_uri())
+    page.screenshot(path=str(tmp_path / f"{scheme}.png"), full_page=True)
+    text = page.inner_text("body")
+    assert "1000 claims are known, 375 of them were without an owner for a while or lost one" in text
+    assert "375 claims changed hands: 125 expired, 125 replaced, 125 released" in text
+    assert "All that told an offset went on where the owner before stood" in text
+    assert "400 records were set aside" in text
+    assert "<b>no 1</b>" in text, "reasons are text, and no part of the page"
+    assert page.locator("figure").count() == 6
+    # The bars of a lane lie within the plot, and the least well claim is one that a dead member held.
+    boxes = page.locator("figure svg rect").evaluate_all(
+        "all => all.map(each => each.getBoundingClientRect().right)"
+    )
+    assert max(boxes) <= 1280
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    worst = page.locator("figure").nth(1).locator("title").all_text_contents()[:2]
+    assert worst[0].startswith("billing/orders-")
+    assert worst[1].startswith(
+        "billing/m1 (m1-1), epoch 1, from 2025-11-24 16:00:00, expired"
+    )
+    assert complaints == []
+    assert asked == [file.as_uri()], "nothing is fetched from elsewhere"
+    assert violations(page) == [], "\n".join(violations(page)[:40])
+    context.close()
+
+
+# -- the command
+
+
+@pytest.fixture
+def derived(monkeypatch: pytest.MonkeyPatch, lake: Path) -> Path:
+    """Give a lake with the tables of claims."""
+    topic = TopicInMemory(NO_KAFKA.coordination_topic)
+    landed_from(monkeypatch, topic)
+    for frame, at_ms in with_resets(1, 200):
+        put(topic, 0, value_of(frame), at_ms)
+    land(topic, lake)
+    for name in (INTERVALS, TAKEOVERS):
+        [table] = tables_named(name, NO_KAFKA)
+        derive(table, NO_KAFKA, FoldOptions(lake=str(lake), engine="local"))
+    return lake
+
+
+def options(lake: Path, from_s: int, to_s: int, **more: Any) -> ReportOptions:
+    return ReportOptions(lake=str(lake), from_ms=from_s * 1000, to_ms=to_s * 1000, **more)
+
+
+def test_a_slice_has_the_rows_that_touch_it_and_no_others(derived: Path) -> None:
+    found = report(NO_KAFKA, options(derived, 12_000, 14_000))
+    rows = DeltaTable(derived_path(str(derived), INTERVALS)).to_pyarrow_table().to_pylist()
+    wanted = [
+        row["began_at"]
+        for row in rows
+        if ms_of(row["held_from"]) < 14_000_000
+        and (row["is_current"] or ms_of(row["held_until"]) >= 12_000_000)
+    ]
+    assert 0 < len(wanted) < len(rows)
+    assert sorted(row["began_at"] for row in found.tables[INTERVALS]) == sorted(wanted)
+    assert [*found.tables] == [INTERVALS, TAKEOVERS]
+
+
+def test_both_engines_make_the_same_page(spark: SparkSession, derived: Path) -> None:
+    here, there = (
+        report(NO_KAFKA, options(derived, 12_000, 14_000, engine=engine)) for engine in ("local", "spark")
+    )
+    assert here == there
+    assert report_page(here) == report_page(there)
+
+
+def test_every_table_has_times_by_which_it_is_cut() -> None:
+    for name in TABLES:
+        [table] = tables_named(name, Settings(books="orders"))
+        assert {*TIMES[name]} <= {*table.schema.names}
+
+
+def test_the_command_writes_the_page(
+    derived: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(*words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["--set", "app=derived", "report", "--lake", str(derived), *words])
+        return int(ended.value.code or 0), capsys.readouterr().err
+
+    page = tmp_path / "page.html"
+    at = [datetime.fromtimestamp(second, UTC).isoformat() for second in (12_000, 14_000)]
+    code, err = command("--from", at[0], "--to", at[1], "--html", str(page))
+    assert (code, "rows of claims.intervals" in err) == (0, True), err
+    assert "This table was not derived" in page.read_text()
+    assert "Ownership" in page.read_text()
+    assert "is not before" in command("--from", at[1], "--to", at[0])[1]
+    assert "write a time with its zone" in command("--from", "0:17")[1]
+    assert "cannot be written" in command("--from", at[0], "--to", at[1], "--html", "/nowhere/x.html")[1]
+    code, err = command("--html", str(page))
+    assert (code, "Nothing is known of claims in this time" in page.read_text()) == (0, True)
+
+
+def test_a_lake_without_derived_tables_is_told(lake: Path) -> None:
+    with pytest.raises(ConfigError, match="make them first"):
+        report(NO_KAFKA, options(lake, 1, 2))
