@@ -15,14 +15,16 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.directory import Directory, WorkersTopic
+from holdfast.clients.tables.web_tls import port_tls
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.console.access import SESSION_S, ConsoleAccess, RequestDenied
+from holdfast.console.access import ConsoleAccess, RequestDenied
 from holdfast.console.acting.acts import ACT_S, Acts
 from holdfast.console.asking.child_calls import ChildCalls
 from holdfast.console.asking.why import Load
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.live import EVENT_STREAM, LiveStreams
+from holdfast.console.openid import BACK, OpenIdSignIn
 from holdfast.console.pages import (
     groups,
     lake,
@@ -37,6 +39,7 @@ from holdfast.console.pages import (
     workers,
 )
 from holdfast.console.pages.page import ConsolePage
+from holdfast.console.provider_views import ProviderViews
 from holdfast.console.showing.rendering import ASSETS, asset, prepare, render
 from holdfast.console.watching.blocking import BlockingCalls
 from holdfast.console.watching.groups import GroupDesk
@@ -108,8 +111,7 @@ class Console:
         self._settings, self._processors, self._load = settings, tuple(processors), load
         self._directory, self._groups, self._table_directory = directory, groups, table_directory
         self._stack = AsyncExitStack()
-        host = f"[{settings.console_bind}]" if ":" in settings.console_bind else settings.console_bind
-        self.url = f"http://{host}:{settings.console_port}/"
+        self.url = f"{settings.console_address.rstrip('/')}/"
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -149,11 +151,18 @@ class Console:
         acts = Acts(desk)
         stack.push_async_callback(acts.close)
         access = ConsoleAccess(settings)
+        openid = None
+        if settings.console_oidc_issuer is not None:
+            openid = await stack.enter_async_context(OpenIdSignIn(settings))
+        tls = port_tls(
+            "console_tls", settings.console_tls_cert, settings.console_tls_key, settings.console_tls_ca
+        )
         streams = LiveStreams(desk, access)
         prepare()
         port = WebPort(
-            build_application(desk, access, streams, acts),
+            build_application(desk, access, streams, acts, openid),
             LIMITS,
+            tls=tls,
             troubles=Troubles("console", Counter(), system_clock),
             malformed=_malformed,
         )
@@ -169,7 +178,11 @@ class Console:
 
 
 def build_application(
-    desk: ConsoleDesk, access: ConsoleAccess, streams: LiveStreams, acts: Acts
+    desk: ConsoleDesk,
+    access: ConsoleAccess,
+    streams: LiveStreams,
+    acts: Acts,
+    openid: OpenIdSignIn | None,
 ) -> web.Application:
     """Return the aiohttp application of the console."""
     views = _Views(desk, access, streams, acts)
@@ -204,6 +217,10 @@ def build_application(
     application.router.add_get("/sign-in", views.sign_in_form)
     application.router.add_post("/sign-in", views.sign_in)
     application.router.add_post("/sign-out", views.sign_out)
+    if openid is not None:
+        leaving = ProviderViews(access, openid, views.html)
+        application.router.add_get("/sign-in/oidc", leaving.go)
+        application.router.add_get(BACK, leaving.come_back)
     application.router.add_post("/act", views.act)
     return application
 
@@ -244,6 +261,7 @@ class _Views:
                 "live": page is not None and page.live,
                 "session": self._access.session(request),
                 "may_sign_in": self._access.known,
+                "access": self._access,
                 "query": request.query,
                 **context,
             },
@@ -275,6 +293,12 @@ class _Views:
             return web.Response(status=303, headers={"Location": "/"})
         return self._html(request, "sign_in.html", {"title": "Sign in", "trouble": None})
 
+    def html(
+        self, request: web.Request, template: str, context: Mapping[str, Any], status: int
+    ) -> web.Response:
+        """Return a page that belongs to no entry of the menu."""
+        return self._html(request, template, context, status=status)
+
     async def sign_in(self, request: web.Request) -> web.Response:
         form = await _form(request)
         try:
@@ -283,15 +307,7 @@ class _Views:
             context = {"title": "Sign in", "trouble": str(denied)}
             return self._html(request, "sign_in.html", context, status=denied.status)
         response = web.Response(status=303, headers={"Location": "/"})
-        response.set_cookie(
-            self._access.cookie,
-            key,
-            max_age=int(SESSION_S),
-            httponly=True,
-            samesite="Strict",
-            secure=request.secure,
-            path="/",
-        )
+        self._access.remember(response, key)
         return response
 
     async def act(self, request: web.Request) -> web.Response:
