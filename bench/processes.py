@@ -61,6 +61,10 @@ class Worker:
                 time.sleep(0.02)
         raise SystemExit("the worker was not ready in time")
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def cpu_s(self) -> float:
         return cpu_s(self._process.pid)
 

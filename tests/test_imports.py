@@ -227,6 +227,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "context": frozenset({"output"}),
         "demo": frozenset({"output"}),
         "project": frozenset({"output"}),
+        "size": frozenset({"context", "output"}),
         "__main__": frozenset({"context", "output"}),
         "config": frozenset({"context", "output"}),
         "dev": frozenset({"context", "output"}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any, cast
 
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
@@ -19,6 +19,7 @@ from faust.assignor.partition_assignor import PartitionAssignor
 from faust.types import TP
 from faust.types.app import AppT
 
+from holdfast.agents.faust import telling
 from holdfast.agents.faust.sharing import are_alike, share_by_writer
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,11 @@ class Changelogs:
         self._name, self._own = re.compile(re.escape(app) + r"-.+\.v[0-9]+-changelog"), own
 
     def __contains__(self, topic: str) -> bool:
-        return self._name.fullmatch(topic) is not None or topic in self._own()
+        return self.is_processors(topic) or topic in self._own()
+
+    def is_processors(self, topic: str) -> bool:
+        """Tell whether *topic* is the changelog of a processor, in whatever version."""
+        return self._name.fullmatch(topic) is not None
 
 
 class _KnownTables:
@@ -132,6 +137,41 @@ class ReturningAssignor(PartitionAssignor):
             self._get_external_topic_distribution(found),
             {**groups, BY_WRITER: 1},
         )
+
+    def _protocol_assignments(
+        self,
+        assignments: MutableMapping[str, ClientAssignment],
+        cl_distribution: telling.Hosts,
+        tp_distribution: telling.Hosts,
+        topic_groups: Mapping[str, int],
+    ) -> Any:
+        """Tell each member its part, and who has what as far as that is not too much for the broker's record of the group."""
+        whole = ClientMetadata(
+            assignment=ClientAssignment(actives={}, standbys={}),
+            url="",
+            changelog_distribution=cl_distribution,
+            external_topic_distribution=tp_distribution,
+            topic_groups=topic_groups,
+        )
+        tell = super()._protocol_assignments
+        if len(self._compress(whole.dumps())) * len(assignments) <= telling.LIMIT_TOLD_BYTES:
+            return tell(assignments, cl_distribution, tp_distribution, topic_groups)
+        is_processors = cast(Changelogs, self._table_manager.changelog_topics).is_processors
+        near = telling.NearHosts(cl_distribution, is_processors)
+        sources = telling.NearHosts(tp_distribution, self._is_folded)
+        told: dict[str, Any] = {}
+        for member, given in assignments.items():
+            hosts = near.of(telling.numbers_of(given, is_processors))
+            told |= tell({member: given}, hosts, sources.of(()), topic_groups)
+        return told
+
+    def _is_folded(self, topic: str) -> bool:
+        return any(topic in each.topics for each in cast(Any, self.app).processors.values())
+
+    @property
+    def shared_topics(self) -> Collection[str]:
+        """Return the topics whose partitions the last assignment shared out."""
+        return self._topic_groups.keys()
 
     def _share_others(
         self,

@@ -38,21 +38,15 @@ class FaustGroup:
 
     def awaited(self) -> list[str]:
         """Return the topics that this worker reads and that were not there when the group shared out partitions."""
-        assignor = self._assignor
-        of_members = [
-            *assignor.external_topics_metadata().values(),
-            *assignor.tables_metadata().values(),
-        ]
-        shared = {topic for topics in of_members for topic in topics}
-        return sorted(cast(Any, self._app.topics).wanted - shared)
+        return sorted(cast(Any, self._app.topics).wanted - {*self._assignor.shared_topics})
 
     def who_owns(self, table: str, partition: int) -> str | None:
-        """Return the URL of the worker that the group gave the partition."""
+        """Return the URL of the worker that the group gave the partition; None too where a large group was not told of all."""
         return self._given(self._processors[table].changelog(self._settings.app), partition)
 
     def who_folds(self, changelog: str, partition: int) -> str | None:
-        """Return the URL of the worker that the group gave a partition of the table with that changelog, in whatever version; None where
-        versions have one owner together, whose version is folded alone.
+        """Return the URL of the worker that the group gave a partition that this worker has, of the table with that changelog, in whatever
+        version; None where versions have one owner together, whose version is folded alone.
         """
         return self._given(changelog, partition) if self._assignor.by_writer else None
 

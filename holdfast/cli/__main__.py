@@ -79,6 +79,9 @@ COMMANDS = {
     "reset": Noun(
         "topics.reset", "Take an application back to its beginning: state, positions, internal topics."
     ),
+    "size": Noun(
+        "size.size", "Estimate what an application needs of machines and brokers; connects to nothing."
+    ),
     "tables": Noun(
         "tables.tables",
         "Read tables from the workers that serve them; inspect, repair and take over changelogs.",

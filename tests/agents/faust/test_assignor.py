@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 from faust.types import TP
 
 from holdfast.agents.app import App, create_app
+from holdfast.agents.faust import telling
 from holdfast.agents.faust.assignor import BY_WRITER
+from holdfast.agents.faust.group import FaustGroup
 from holdfast.agents.faust.recovery import share_of
 from holdfast.config import Settings
 from tests.agents.versioned import versioned
@@ -93,3 +96,79 @@ def test_workers_of_one_version_share_out_as_faust_does(tmp_path: Path) -> None:
     shared_out(workers[0], workers)
     assert sorted(at for app in workers for at in owned(app)) == [*range(PARTITIONS)]
     assert all(BY_WRITER not in assignor_of(app)._topic_groups for app in workers)
+
+
+def group_of(app: App) -> FaustGroup:
+    return FaustGroup(app, app.settings, app.processors)
+
+
+def told(app: App) -> dict[str, dict[str, list[int]]]:
+    """Return what the last assignment told of the others' tables."""
+    return dict(assignor_of(app).tables_metadata())
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the broker's record of a group be too small for all to be told of all."""
+    monkeypatch.setattr(telling, "LIMIT_TOLD_BYTES", 100)
+
+
+@pytest.mark.usefixtures("little")
+def test_members_of_a_large_group_are_told_of_the_partitions_that_they_have(tmp_path: Path) -> None:
+    workers = [worker(tmp_path, number, 2, emits=False) for number in range(3)]
+    shared_out(workers[0], workers)
+    assert sorted(at for app in workers for at in owned(app)) == [*range(PARTITIONS)]
+    for app in workers:
+        changelog = app.processors["totals"].changelog("shop")
+        own = owned(app) | {*assignor_of(app)._assignment.standbys[changelog]}
+        known = {at for topics in told(app).values() for at in topics.get(changelog, ())}
+        assert known == own < {*range(PARTITIONS)}
+        assert group_of(app).awaited() == []
+        assert {each for each in range(PARTITIONS) if group_of(app).who_owns("totals", each)} == own
+
+
+@pytest.mark.parametrize("leader", [0, 2])
+@pytest.mark.parametrize("emits", [True, False])
+def test_members_of_a_large_group_know_who_folds_an_earlier_version_of_what_they_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leader: int, *, emits: bool
+) -> None:
+    workers = [worker(tmp_path, number, 1 + number // 2, emits=emits) for number in range(4)]
+    known = []
+    for limit in (telling.LIMIT_TOLD_BYTES, 100):
+        monkeypatch.setattr(telling, "LIMIT_TOLD_BYTES", limit)
+        shared_out(workers[leader], workers)
+        known.append(
+            [
+                (group_of(app).who_folds(changelog, each), each in owned(app))
+                for app in workers
+                for changelog in ("shop-totals.v1-changelog", "shop-totals.v2-changelog")
+                for each in sorted(owned(app))
+            ]
+        )
+    assert known[0] == known[1], "all that a worker asks of its own partitions is told in both ways"
+    assert any(url for url, _ in known[1])
+
+
+def metadata_of(app: App, url: str) -> Any:
+    """Return what a member like *app* at *url* tells the leader."""
+    found = assignor_of(app).metadata(topics_of(app))
+    return type(found)(
+        found.version, found.subscription, json.dumps({**json.loads(found.user_data), "url": url}).encode()
+    )
+
+
+def test_what_a_large_group_is_told_grows_with_its_partitions_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, sizes = worker(tmp_path, 0, 1), dict[tuple[int, int], int]()
+    for members in (10, 20):
+        numbers = {*range(10 * members)}
+        monkeypatch.setattr(Cluster, "partitions_for_topic", lambda self, topic, numbers=numbers: numbers)
+        urls = [f"http://worker-{each}:6066" for each in range(members)]
+        told = {url: metadata_of(app, url) for url in urls}
+        for limit in (10**9, 100):
+            monkeypatch.setattr(telling, "LIMIT_TOLD_BYTES", limit)
+            found = assignor_of(app).assign(Cluster(), told)
+            sizes[members, limit] = sum(len(each.user_data) for each in found.values())
+    assert sizes[20, 100] < 2.5 * sizes[10, 100]
+    assert sizes[20, 10**9] > 2.5 * sizes[10, 10**9]

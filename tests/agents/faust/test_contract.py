@@ -351,7 +351,7 @@ OVERRIDDEN: dict[type, tuple[type, set[str]]] = {
     ),
     assignor.ReturningAssignor: (
         PartitionAssignor,
-        {"__init__", "_perform_assignment", "metadata", "on_assignment"},
+        {"__init__", "_perform_assignment", "_protocol_assignments", "metadata", "on_assignment"},
     ),
     conductor.SharingConductor: (Conductor, {"__init__", "_update_indices", "_update_callback_map"}),
     declared_topics.DeclaringProducer: (driver.Producer, {"create_topic"}),

@@ -100,8 +100,10 @@ async def test_what_was_announced_before_a_refresh_is_known_after_it(announcemen
             "http://b",
             "http://b",
         ]
+        known = topic.workers
         with at_most(5.0, "to know that nothing is new"):
             await topic.refresh(20)
+        assert topic.workers is known, "nothing is sorted anew"
     finally:
         await topic.close()
 
