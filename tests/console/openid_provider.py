@@ -122,7 +122,7 @@ class OpenIdTestProvider:
 
     def sign_by_stranger(self, claims: Claims) -> str:
         """Sign by another key under the name of the provider's own."""
-        stranger = RSAKey.generate_key(2048, {"kid": self.key.kid}, private=True)
+        stranger = RSAKey.generate_key(2048, {"kid": str(self.key.kid)}, private=True)
         return jwt.encode({"alg": "RS256", "kid": self.key.kid}, claims, stranger)
 
     def sign_not(self, claims: Claims) -> str:
