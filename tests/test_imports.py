@@ -361,6 +361,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "upkeep": frozenset({"bronze", "landing"}),
         "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),
+        "broker_rows": frozenset({"replay"}),
+        "hanging": frozenset({"broker_rows"}),
         "replay": frozenset({"bronze", "folds", "output", "progress", "spark", "topic"}),
         "pages": frozenset({"bronze"}),
         "comparing": frozenset({"folds", "pages", "replay"}),

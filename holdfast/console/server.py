@@ -35,6 +35,7 @@ from holdfast.console.pages import (
     quarantine,
     tables,
     topology,
+    transactions,
     why,
     workers,
 )
@@ -63,6 +64,7 @@ PAGES = (
     groups.RESET,
     outbox.OUTBOX,
     producers.PRODUCERS,
+    transactions.TRANSACTIONS,
     quarantine.QUARANTINE,
     quarantine.QUARANTINED,
     log.LOG,

@@ -31,7 +31,18 @@ GUARDED = [
     for setting in (f"console_token={TOKEN}", "console_acting_token=act", "console_audit_topic=audit")
     for word in ("--set", setting)
 ]
-STILL = ("why", "lake", "landed", "reset", "producers", "quarantine", "refused", "log", "error")
+STILL = (
+    "transactions",
+    "why",
+    "lake",
+    "landed",
+    "reset",
+    "producers",
+    "quarantine",
+    "refused",
+    "log",
+    "error",
+)
 """Pages that are not live."""
 SESSION_S = 60
 """Long enough that nobody takes over while a test looks at a worker that was killed."""
@@ -80,6 +91,7 @@ class System:
             "topology": "/topology",
             "outbox": "/outbox",
             "producers": "/producers",
+            "transactions": "/producers/transactions",
             "quarantine": "/quarantine",
             "refused": f"/quarantine/view?name={self.refused}",
             "log": "/log?topic={}&partition={}&offset={}".format(*self.refused.split("/")),

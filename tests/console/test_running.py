@@ -110,6 +110,9 @@ def test_a_refused_record_is_found_with_its_reason_and_its_place_in_the_log(
     console.wait_shown(log, "0x3cff3e", "committed readers", "see it", "log append time")
     console.wait_shown(f"/log?topic={topic}&partition=0&offset=99", "Trouble:")
     console.wait_shown("/topology", topic, "totals v1", "folds")
+    shown = console.wait_shown("/producers/transactions", "No transaction hangs", "complete-commit")
+    assert f"{fleet.settings.app}.totals.0" in shown
+    console.wait_shown("/producers/transactions?q=nothing", "No transactional id has this in it")
 
 
 def test_why_a_row_is_so_and_what_of_its_topic_is_landed(
