@@ -30,13 +30,13 @@ import sys, time
 from pathlib import Path
 from holdfast.embedded.kafka import EmbeddedKafka
 how, folder = sys.argv[1:]
-began_s = time.perf_counter()
+began_s, used_s = time.perf_counter(), time.process_time()
 with EmbeddedKafka(folder=folder or None, fsync=how == "fsync") as kafka:
-    took_ms = (time.perf_counter() - began_s) * 1000
+    took_ms, used_ms = (time.perf_counter() - began_s) * 1000, (time.process_time() - used_s) * 1000
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
     if kafka.cluster.topics.get("bench") is None:
         kafka.create_topic("bench", partitions=1)
-    print(kafka.bootstrap, took_ms, resident, flush=True)
+    print(kafka.bootstrap, took_ms, used_ms, resident, flush=True)
     used_s = time.process_time()
     while input():
         print(time.process_time() - used_s, flush=True)
@@ -57,7 +57,8 @@ class Spent(NamedTuple):
         told = (
             f"{self.done / self.clock_s:>10,.0f} a second, {self.done / used_s:>10,.0f} a second of processor"
         )
-        return f"{told} (client {self.client_s:.2f} s, broker {self.broker_s:.2f} s)"
+        client_us, broker_us = (each / self.done * 1e6 for each in (self.client_s, self.broker_s))
+        return f"{told} (of each: client {client_us:.1f} us, broker {broker_us:.1f} us)"
 
 
 class Served:
@@ -65,8 +66,8 @@ class Served:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        bootstrap, took_ms, resident_mb = self._line().split()
-        self.bootstrap, self.took_ms, self.resident_mb = bootstrap, float(took_ms), float(resident_mb)
+        self.bootstrap, *told = self._line().split()
+        self.took_ms, self.used_ms, self.resident_mb = map(float, told)
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -158,7 +159,7 @@ def start_with_records() -> None:
             with served("folder", folder) as kafka:
                 print(
                     f"folder    start with {size_mb:.0f} MB in batches of {batch_bytes:,} bytes, after SIGKILL: {kafka.took_ms:.0f} ms,"
-                    f" {kafka.resident_mb:.0f} MB",
+                    f" {kafka.used_ms:.0f} ms of processor, {kafka.resident_mb:.0f} MB",
                     flush=True,
                 )
 
@@ -172,7 +173,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     with served() as kafka:
         print(
-            f"embedded  start {kafka.took_ms:.1f} ms after the import, {kafka.resident_mb:.0f} MB; load {load:.1f}"
+            f"embedded  start {kafka.took_ms:.1f} ms after the import ({kafka.used_ms:.1f} of processor), {kafka.resident_mb:.1f} MB; load {load:.1f}"
         )
         measure("embedded", {"bootstrap.servers": kafka.bootstrap}, told.records, told.seconds, kafka.used_s)
     for how in ("folder", "fsync"):

@@ -10,6 +10,8 @@ from holdfast.errors import ConfigError
 from holdfast.pipeline.bronze.lake import bronze_path
 from holdfast.pipeline.derived.claim_intervals import INTERVALS, claim_intervals
 from holdfast.pipeline.derived.claim_takeovers import TAKEOVERS, claim_takeovers
+from holdfast.pipeline.derived.group_moves import MOVES, group_moves
+from holdfast.pipeline.derived.outbox_latency import LATENCY, outbox_latency
 from holdfast.pipeline.derived.producer_anomalies import ANOMALIES, producer_anomalies
 from holdfast.pipeline.derived.quarantine_events import QUARANTINE, quarantine_events
 from holdfast.pipeline.derived.table import ROWS, DerivedOutput, DerivedTable
@@ -21,13 +23,23 @@ def _anomalies(settings: Settings) -> list[DerivedTable]:
     return [producer_anomalies(topic) for topic in settings.book_topics]
 
 
+def _latencies(settings: Settings) -> list[DerivedTable]:
+    return [outbox_latency(topic) for topic in settings.progress_topics]
+
+
 TABLES: Mapping[str, Callable[[Settings], Sequence[DerivedTable]]] = {
     INTERVALS: lambda settings: [claim_intervals(settings)],
     TAKEOVERS: lambda settings: [claim_takeovers(settings)],
+    MOVES: lambda settings: [group_moves(settings)],
+    LATENCY: _latencies,
     ANOMALIES: _anomalies,
     QUARANTINE: lambda settings: [quarantine_events(settings)],
 }
 """The tables that can be derived, by name: one, or one for each topic."""
+_NAMED_BY = {
+    LATENCY: "progress (--set progress=shop.progress)",
+    ANOMALIES: "books (--set books=orders,payments)",
+}
 
 
 def derived_folder(lake: str, path: str) -> str:
@@ -55,9 +67,7 @@ def tables_named(name: str, settings: Settings) -> Sequence[DerivedTable]:
         raise ConfigError(f"there is no derived table {name!r:.200}; there are {', '.join(TABLES)}")
     found = made(settings)
     if not found:
-        raise ConfigError(
-            f"{name} is derived of stamped topics: name them in the setting books (--set books=orders,payments)"
-        )
+        raise ConfigError(f"{name} is derived of topics that you name in the setting {_NAMED_BY[name]}")
     return found
 
 

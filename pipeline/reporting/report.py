@@ -10,6 +10,8 @@ from holdfast.errors import ConfigError
 from holdfast.pipeline.derived.claim_intervals import INTERVALS
 from holdfast.pipeline.derived.claim_takeovers import TAKEOVERS
 from holdfast.pipeline.derived.derive import TABLES, derived_path
+from holdfast.pipeline.derived.group_moves import MOVES
+from holdfast.pipeline.derived.outbox_latency import LATENCY
 from holdfast.pipeline.derived.producer_anomalies import ANOMALIES
 from holdfast.pipeline.derived.quarantine_events import QUARANTINE
 from holdfast.pipeline.histories.fold_tables import is_table
@@ -19,6 +21,8 @@ from holdfast.pipeline.spark.session import SparkOptions
 TIMES: Mapping[str, tuple[str, str]] = {
     INTERVALS: ("held_from", "held_until"),
     TAKEOVERS: ("taken", "taken"),
+    MOVES: ("at", "at"),
+    LATENCY: ("minute", "minute"),
     ANOMALIES: ("at", "at"),
     QUARANTINE: ("at", "at"),
 }

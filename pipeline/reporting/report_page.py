@@ -8,6 +8,8 @@ from html import escape
 
 from holdfast.pipeline.derived.claim_intervals import INTERVALS
 from holdfast.pipeline.derived.claim_takeovers import TAKEOVERS
+from holdfast.pipeline.derived.group_moves import MOVES
+from holdfast.pipeline.derived.outbox_latency import LATENCY
 from holdfast.pipeline.derived.producer_anomalies import ANOMALIES
 from holdfast.pipeline.derived.quarantine_events import QUARANTINE
 from holdfast.pipeline.pages.page import document, table, time_of
@@ -21,6 +23,7 @@ from holdfast.pipeline.pages.timelines import (
     TimeAxis,
     dots,
     gantt,
+    lines,
     parted,
     stacked,
 )
@@ -40,6 +43,8 @@ from holdfast.pipeline.reporting.slices import DerivedRow
 LIMIT_LANES, LIMIT_DOTS, LIMIT_LISTED = 40, 2_000, 25
 PARTS = 240
 OTHERS = "others"
+PERCENTILES = {"half of the rows within": "p50_ms", "95 % within": "p95_ms", "99 % within": "p99_ms"}
+MOVED = ("assigned", "joined", "rebalanced", "left", "restarted", "unassigned")
 CAUSES = {"expired": "bad", "replaced": "h2", "released": "h1", "reset": "h3"}
 
 
@@ -49,6 +54,8 @@ def report_page(found: ReportedTime) -> str:
     sections: Mapping[str, Callable[[ReportedTime, Sequence[DerivedRow]], str]] = {
         INTERVALS: _ownership,
         TAKEOVERS: _takeovers,
+        MOVES: _moves,
+        LATENCY: _latency,
         ANOMALIES: _anomalies,
         QUARANTINE: _quarantine,
     }
@@ -217,6 +224,77 @@ def _claim(row: DerivedRow) -> str:
 def _takeover(row: DerivedRow) -> tuple[object, ...]:
     names = ("duration_s", "from_client", "to_client", "offset_before", "offset_after", "offset_gap")
     return (_claim(row), row["cause"], time_of(ms_of(row["taken"]))[:19], *(row[name] for name in names))
+
+
+# -- consumer groups
+
+
+def _moves(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:
+    if not rows:
+        return "<h2>Consumer groups</h2><p>No partition moved in this time.</p>"
+    groups = defaultdict[str, list[DerivedRow]](list)
+    for row in rows:
+        groups[row["group_id"]].append(row)
+    most = sorted(groups.items(), key=lambda each: (-len(each[1]), each[0]))
+    listed = [
+        (
+            name,
+            len(some),
+            len({row["noted_at"] for row in some}),
+            *(sum(row["cause"] == cause for row in some) for cause in MOVED),
+        )
+        for name, some in most[:LIMIT_LISTED]
+    ]
+    return "".join(
+        (
+            "<h2>Consumer groups</h2>",
+            _by_time("Partitions that moved, by group", found, rows, lambda row: str(row["group_id"])),
+            table(("group", "moves", "generations that moved any", *MOVED), listed),
+            _more(len(groups)),
+        )
+    )
+
+
+# -- outboxes
+
+
+def _latency(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:
+    if not rows:
+        return "<h2>Outboxes</h2><p>No row was published in this time.</p>"
+    worst = {name: defaultdict[int, int](int) for name in PERCENTILES}
+    for row in rows:
+        for name, column in PERCENTILES.items():
+            at_ms = ms_of(row["minute"])
+            worst[name][at_ms] = max(worst[name][at_ms], row[column])
+    series = {name: sorted(values.items()) for name, values in worst.items()}
+    groups = defaultdict[tuple[str, int], list[DerivedRow]](list)
+    for row in rows:
+        groups[row["outbox"], row["shard"]].append(row)
+    slowest = sorted(groups.items(), key=lambda each: (-max(row["greatest_ms"] for row in each[1]), each[0]))
+    listed = [(*key, *_waits(some)) for key, some in slowest[:LIMIT_LISTED]]
+    heads = ("outbox", "shard", "rows", "mean ms", "worst p95", "worst p99", "longest", "leaders' epochs")
+    hues = {name: f"h{at}" for at, name in enumerate(PERCENTILES)}
+    return "".join(
+        (
+            "<h2>Outboxes</h2>",
+            lines(
+                "From a row's creation to its transaction, in ms: of each minute the slowest shard",
+                _axis(found),
+                series,
+                hues,
+            ),
+            table(heads, listed),
+            _more(len(groups)),
+        )
+    )
+
+
+def _waits(rows: Sequence[DerivedRow]) -> tuple[int, ...]:
+    """Return how many rows of one shard there were, their mean wait, the worst minutes' percentiles, and how many leaders there were."""
+    count = sum(row["rows"] for row in rows)
+    mean = round(sum(row["mean_ms"] * row["rows"] for row in rows) / count)
+    worst = (max(row[column] for row in rows) for column in ("p95_ms", "p99_ms", "greatest_ms"))
+    return (count, mean, *worst, len({row["epoch"] for row in rows}))
 
 
 # -- what was not as it should be

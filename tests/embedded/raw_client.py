@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 from itertools import count
@@ -28,6 +29,17 @@ class RawClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def give_up_after(self, wait_s: float) -> None:
+        """Have every call raise TimeoutError that waits for longer."""
+        self._socket.settimeout(wait_s)
+
+    def settle(self, wait_s: float = 0.005) -> bytes:
+        """Take what comes within *wait_s*, if anything does."""
+        self.give_up_after(wait_s)
+        with contextlib.suppress(OSError):
+            return self._socket.recv(1 << 16)
+        return b""
 
     def close(self) -> None:
         self._socket.close()

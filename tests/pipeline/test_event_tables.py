@@ -162,7 +162,7 @@ def test_anomalies_are_those_that_remembering_every_number_finds(
 
 
 def test_anomalies_need_to_be_told_which_topics(lake: Path) -> None:
-    with pytest.raises(ConfigError, match="name them in the setting books"):
+    with pytest.raises(ConfigError, match="name in the setting books"):
         tables_named(ANOMALIES, Settings(app="derived"))
 
 

@@ -19,6 +19,8 @@ from holdfast.errors import ConfigError
 from holdfast.pipeline.derived.claim_intervals import INTERVALS, claim_intervals
 from holdfast.pipeline.derived.claim_takeovers import TAKEOVERS, claim_takeovers
 from holdfast.pipeline.derived.derive import TABLES, derive, derived_path, tables_named
+from holdfast.pipeline.derived.group_moves import MOVES, GroupMove
+from holdfast.pipeline.derived.outbox_latency import LATENCY, OutboxLatency
 from holdfast.pipeline.derived.producer_anomalies import ANOMALIES, ProducerAnomaly
 from holdfast.pipeline.derived.quarantine_events import QUARANTINE, QuarantineEvent
 from holdfast.pipeline.derived.table import time_at
@@ -126,12 +128,49 @@ def rows_of_a_day(fleet: SimulatedFleet) -> ReportedTime:
         )
         for at in range(400)
     ]
+    moved = [
+        GroupMove(
+            f"group {at % 3}",
+            "orders",
+            at,
+            time_at((BEGIN_S + at) * 1000),
+            1,
+            "left",
+            "a",
+            "a",
+            "/h",
+            "b",
+            "b",
+            "/h",
+            at,
+        )
+        for at in range(100)
+    ]
+    waited = [
+        OutboxLatency(
+            "shop",
+            at % 2,
+            1,
+            time_at((BEGIN_S + at // 2 * 60) * 1000),
+            1,
+            10,
+            1,
+            5 + at,
+            40 + at,
+            90,
+            200,
+            9.0,
+        )
+        for at in range(60)
+    ]
     return ReportedTime(
         from_ms=BEGIN_S * 1000,
         to_ms=(BEGIN_S + END_S) * 1000,
         tables={
             INTERVALS: folded(claim_intervals(NO_KAFKA), fleet.frames),
             TAKEOVERS: folded(claim_takeovers(NO_KAFKA), fleet.frames),
+            MOVES: [{**msgspec.structs.asdict(each), "of_topic": "__consumer_offsets"} for each in moved],
+            LATENCY: [{**msgspec.structs.asdict(each), "of_topic": "shop.progress"} for each in waited],
             ANOMALIES: [{**msgspec.structs.asdict(each), "of_topic": "orders"} for each in anomalies],
             QUARANTINE: [{**msgspec.structs.asdict(each), "of_topic": "q"} for each in set_aside],
         },
@@ -165,7 +204,7 @@ def test_a_browser_shows_the_page_of_a_thousand_partitions(
     assert "All that told an offset went on where the owner before stood" in text
     assert "400 records were set aside" in text
     assert "<b>no 1</b>" in text, "reasons are text, and no part of the page"
-    assert page.locator("figure").count() == 6
+    assert page.locator("figure").count() == 8
     # The bars of a lane lie within the plot, and the least well claim is one that a dead member held.
     boxes = page.locator("figure svg rect").evaluate_all(
         "all => all.map(each => each.getBoundingClientRect().right)"
@@ -174,9 +213,7 @@ def test_a_browser_shows_the_page_of_a_thousand_partitions(
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     worst = page.locator("figure").nth(1).locator("title").all_text_contents()[:2]
     assert worst[0].startswith("billing/orders-")
-    assert worst[1].startswith(
-        "billing/m1 (m1-1), epoch 1, from 2025-11-24 16:00:00, expired"
-    )
+    assert worst[1].startswith("billing/m1 (m1-1), epoch 1, from 2025-11-24 16:00:00, expired")
     assert complaints == []
     assert asked == [file.as_uri()], "nothing is fetched from elsewhere"
     assert violations(page) == [], "\n".join(violations(page)[:40])
@@ -228,7 +265,7 @@ def test_both_engines_make_the_same_page(spark: SparkSession, derived: Path) -> 
 
 def test_every_table_has_times_by_which_it_is_cut() -> None:
     for name in TABLES:
-        [table] = tables_named(name, Settings(books="orders"))
+        [table] = tables_named(name, Settings(books="orders", progress="shop.progress"))
         assert {*TIMES[name]} <= {*table.schema.names}
 
 

@@ -27,6 +27,8 @@ from holdfast.errors import WireError
 
 TRANSACTION_TOPIC, OFFSETS_TOPIC = "__transaction_state", "__consumer_offsets"
 TRANSACTIONS, COMMITTED = "transactions", "committed"
+GROUP_KIND: Final = 2
+"""The version of a key of `__consumer_offsets` is what its record is about: 0 and 1 an offset, 2 a classic group, others other kinds of groups."""
 FIRST_FLEXIBLE: Final = {"transaction": 1, "offset": 4, "group": 4}
 """From these versions on, lengths are unsigned varints and fields may be tagged."""
 
@@ -76,8 +78,11 @@ class _Fields:
             raise self.reader.error(f"{what} is null", WireReason.LENGTH, at)
         return value
 
-    def skip_bytes(self, what: str) -> None:
-        self.reader.raw(max(0, self._length(what) if self.is_flexible else self.reader.int32(what)), what)
+    def octets(self, what: str) -> bytes:
+        """Take bytes; null is none."""
+        return self.reader.raw(
+            max(0, self._length(what) if self.is_flexible else self.reader.int32(what)), what
+        )
 
     def array(self, what: str, least_bytes: int, take: Callable[[], T]) -> tuple[T, ...]:
         """Take an array; null is empty."""
@@ -282,17 +287,29 @@ def decode_group(key: bytes | None, value: bytes | None) -> GroupEvent:
     if key is None:
         raise WireError("a record of the offsets log has no key", offset=0, reason=WireReason.LENGTH)
     name = _Fields(key, "key of the offsets log", versions=range(64), flexible=64)
-    if name.version > 2:  # the version is the record's kind
+    if name.version > GROUP_KIND:
         return OtherNote(kind=name.version)
     group = name.text("group")
-    if name.version == 2:
+    if name.version == GROUP_KIND:
         name.finish()
-        return GroupNote(group=group, noted=None if value is None else _generation(value))
+        return GroupNote(group=group, noted=None if value is None else read_generation(value)[0])
     topic, partition = name.text("topic"), name.reader.int32("partition")
     name.finish()
     return OffsetNote(
         group=group, topic=topic, partition=partition, noted=None if value is None else _committed(value)
     )
+
+
+def decode_group_key(key: bytes | None) -> str | None:
+    """Return which classic group a record of `__consumer_offsets` is about, None for a record about something else."""
+    if key is None:
+        raise WireError("a record of the offsets log has no key", offset=0, reason=WireReason.LENGTH)
+    name = _Fields(key, "key of the offsets log", versions=range(64), flexible=64)
+    if name.version != GROUP_KIND:
+        return None
+    group = name.text("group")
+    name.finish()
+    return group
 
 
 def _committed(value: bytes) -> Committed:
@@ -307,12 +324,14 @@ def _committed(value: bytes) -> Committed:
     return Committed(offset=offset, at_ms=at_ms, leader_epoch=leader_epoch, metadata=metadata)
 
 
-def _generation(value: bytes) -> Generation:
+def read_generation(value: bytes) -> tuple[Generation, dict[str, bytes]]:
+    """Return a classic group's generation, and what was assigned to each member, by its id, as the group's leader encoded it."""
     fields = _Fields(value, "group", versions=range(5), flexible=FIRST_FLEXIBLE["group"])
     reader, version = fields.reader, fields.version
     protocol_type, generation = fields.text("protocol type"), reader.int32("generation")
     protocol, leader = fields.optional("protocol"), fields.optional("leader")
     at_ms = reader.int64("time of state") if version >= 2 else -1
+    assignments: dict[str, bytes] = {}
 
     def member() -> ClassicGroupMember:
         member_id = fields.text("member id")
@@ -321,15 +340,15 @@ def _generation(value: bytes) -> Generation:
         if version >= 1:
             reader.int32("rebalance timeout")
         session_timeout_ms = reader.int32("session timeout")
-        fields.skip_bytes("subscription")
-        fields.skip_bytes("assignment")
+        fields.octets("subscription")
+        assignments[member_id] = fields.octets("assignment")
         fields.tags()
         return ClassicGroupMember(member_id, instance_id, client_id, host, session_timeout_ms)
 
     members = fields.array("members", 8, member)
     fields.tags()
     fields.finish()
-    return Generation(generation, protocol_type, protocol, leader, members, at_ms)
+    return Generation(generation, protocol_type, protocol, leader, members, at_ms), assignments
 
 
 def offset_key(group: str, topic: str, partition: int) -> str:

@@ -29,7 +29,7 @@ from holdfast.embedded.logs.compaction import CompactionRules, compacted, is_due
 from holdfast.embedded.logs.kept_rows import KeptRows
 from holdfast.embedded.logs.log_files import LogFiles
 from holdfast.embedded.logs.markers import marker_batch
-from holdfast.embedded.logs.replaying import replay
+from holdfast.embedded.logs.replaying import LogReplay
 from holdfast.embedded.logs.stored_batch import LogBatch, StoredBatch, stored_batch
 from holdfast.models.partition_leader import last_stable_offset, lead, log_of, producer_of
 
@@ -76,12 +76,17 @@ class PartitionLog:
             self._load(files)
 
     def _load(self, files: LogFiles) -> None:
+        replay, start_offset = LogReplay(self.rows), files.start_offset
+        newest = UNDEFINED
         for found in files.load(self.rows):
-            replay(self.rows, found)
-            if found.batch.last_offset >= files.start_offset:
-                self._keep(found.batch)
-            if not self.epochs or found.batch.leader_epoch > self.epochs[-1][0]:
-                self.epochs.append((found.batch.leader_epoch, found.batch.first_offset))
+            batch = found.batch
+            replay.take(found)
+            if batch.last_offset >= start_offset:
+                self._keep(batch)
+            if batch.leader_epoch > newest:
+                newest = batch.leader_epoch
+                self.epochs.append((newest, batch.first_offset))
+        replay.finish()
         self.rows[LOG_KEY] = structs.replace(self.entry, end_offset=files.end_offset)
         self.start_offset, self.compacted_to = files.start_offset, files.compacted_to
         found_aborted = [row for _, row in self.rows.scan("a/") if isinstance(row, AbortedTransaction)]

@@ -14,7 +14,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.core.outbox.harvest import SEQUENCE_HEADER, Destination, ProducerProgress
+from holdfast.core.outbox.created_times import created_header
+from holdfast.core.outbox.harvest import SEQUENCE_HEADER, Destination, ProducerProgress, rows_key
 from holdfast.core.outbox.pacing import TransactionPacing
 from holdfast.core.producers.row_digests import RowDigests
 from holdfast.core.producers.stamps import DIGEST
@@ -192,8 +193,10 @@ class Publisher:
             self._produce(
                 rows, destinations, sequences, fixed, Rounds(cut, self._stamps_bytes) if cut else None
             )
+            created = created_header(row.created_ms for row in rows)
             for key, value in progress.records([row.id for row in rows], ahead):
-                self._produce_progress(key, value)
+                told = created if key == rows_key(progress.producer) else None
+                self._produce_progress(key, value, [] if told is None else [told])
             if meanwhile is not None:
                 meanwhile()
             self._flush()  # a commit that waits for a record that was refused waits its whole slice
@@ -279,10 +282,11 @@ class Publisher:
             if self._stopping():
                 raise PublishStopped
 
-    def _produce_progress(self, key: bytes, value: bytes) -> None:
+    def _produce_progress(self, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> None:
+        topic, partition = self._progress.topic, self._progress.partition
         while True:
             try:
-                self._producer.produce(self._progress.topic, value, key, self._progress.partition)
+                self._producer.produce(topic, value, key, partition, headers=headers)
                 return
             except BufferError:
                 self._make_room()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from holdfast.core.kafka.record_batch import CRC_FROM, BatchHeader, decode_header
+from holdfast.core.kafka.record_batch import CRC_FROM, OVERHEAD_BYTES, BatchHeader, decode_header
 from holdfast.embedded.storage.disk import folder_error
 from holdfast.errors import WireError
 
@@ -37,26 +37,28 @@ class SegmentScan:
             raise folder_error("read", self._path, error) from error
 
     def _headers(self, data: memoryview) -> Iterator[BatchHeader]:
-        while self.end < len(data):
+        at, left = 0, len(data)
+        while at < left:
+            self.end = at
             try:
-                header = decode_header(data, self.end)
+                header = decode_header(data, at)
             except WireError as error:
                 self.trouble = str(error)
                 return
-            self.trouble = self._wrong(data, header)
-            if self.trouble:
+            end, last = (
+                at + OVERHEAD_BYTES + header.batch_length,
+                header.base_offset + header.last_offset_delta,
+            )
+            if end > left:
+                self.trouble = f"a batch of {end - at} bytes, {left - at} are left"
                 return
-            self.end += header.size_bytes
-            self._next = header.last_offset + 1
+            if header.base_offset < self._next:
+                self.trouble = f"a batch of offset {header.base_offset} where {self._next} is the next"
+                return
+            is_checked = last >= self._checked_from
+            if is_checked and google_crc32c.value(bytes(data[at + CRC_FROM : end])) != header.crc32c:
+                self.trouble = "a batch whose checksum does not fit"
+                return
+            at, self._next = end, last + 1
             yield header
-
-    def _wrong(self, data: memoryview, header: BatchHeader) -> str:
-        end = self.end + header.size_bytes
-        if end > len(data):
-            return f"a batch of {header.size_bytes} bytes, {len(data) - self.end} are left"
-        if header.base_offset < self._next:
-            return f"a batch of offset {header.base_offset} where {self._next} is the next"
-        if header.last_offset < self._checked_from:
-            return ""
-        checksum = int(google_crc32c.value(bytes(data[self.end + CRC_FROM : end])))
-        return "" if checksum == header.crc32c else "a batch whose checksum does not fit"
+        self.end = at

@@ -1,0 +1,66 @@
+"""When the rows of a transaction were created, as a header of its progress record: what an outbox's latency is told by.
+
+    holdfast-created: 1764072000000x3,12,40x2      three rows in one ms, one 12 ms after, two 40 ms after that
+
+Harvesters that do not know the header pass over it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from holdfast.core.engine.declared.processor import Headers
+from holdfast.errors import DecodeError
+
+CREATED = "holdfast-created"
+LIMIT_TIMES = 2_000
+"""So many different times are told; where there are more, all are rounded down to steps of 10 ms, 100 ms and so on."""
+LIMIT_CREATED_BYTES = 200_000
+_PAIR = re.compile(rb"(-?[0-9]{1,18})(?:x([0-9]{1,9}))?")
+
+
+def created_header(created_ms: Iterable[int | None]) -> tuple[str, bytes] | None:
+    """Return the header that tells when rows were created, in ms; None where no row has a time.
+
+    >>> created_header([1012, 1000, None, 1000])
+    ('holdfast-created', b'1000x2,12')
+    """
+    times = Counter(each for each in created_ms if each is not None)
+    step = 10
+    while len(times) > LIMIT_TIMES:
+        rounded = Counter[int]()
+        for at_ms, rows in times.items():
+            rounded[at_ms - at_ms % step] += rows
+        times, step = rounded, step * 10
+    told, before = [], 0
+    for at_ms in sorted(times):
+        told.append(f"{at_ms - before}" if times[at_ms] == 1 else f"{at_ms - before}x{times[at_ms]}")
+        before = at_ms
+    return (CREATED, ",".join(told).encode()) if told else None
+
+
+def read_created(headers: Headers) -> list[tuple[int, int]]:
+    """Return (ms, how many rows) for each time that a progress record tells, ascending; none where it has no such header, DecodeError where that is malformed.
+
+    >>> read_created((("holdfast-created", b"1000x2,12"),))
+    [(1000, 2), (1012, 1)]
+    """
+    told = next((value for name, value in headers if name == CREATED), None)
+    if told is None:
+        return []
+    if len(told) > LIMIT_CREATED_BYTES:
+        raise DecodeError(
+            f"{CREATED} of {len(told)} bytes: a progress record tells {LIMIT_TIMES} times at most"
+        )
+    found, at_ms = list[tuple[int, int]](), 0
+    for each in told.split(b","):
+        pair = _PAIR.fullmatch(each)
+        if pair is None:
+            raise DecodeError(
+                f"{CREATED} {told[:60]!r}: {each[:40]!r} is not a time, or a time and how many rows"
+            )
+        at_ms += int(pair[1])
+        found.append((at_ms, int(pair[2] or 1)))
+    return found

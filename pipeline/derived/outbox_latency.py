@@ -1,0 +1,159 @@
+"""The table `outbox.latency`: how long rows waited in an outbox, from their creation to their transaction, by shard, epoch and minute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from holdfast.core.engine.declared.processor import Emit, Emits, Headers, Processor
+from holdfast.core.engine.state.rows import Rows
+from holdfast.core.outbox.created_times import read_created
+from holdfast.core.outbox.harvest import RowsProgress, decode_progress
+from holdfast.pipeline.derived.table import ROWS, DerivedTable, StoredRows, row_over, time_at
+
+LATENCY = "outbox.latency"
+WAITED = "waited"
+MINUTE_MS = 60_000
+
+
+class PublishedRows(msgspec.Struct, frozen=True):
+    """What a transaction published: when each of its rows was created, as (ms, how many); *producer* "" for a record that tells of no rows."""
+
+    producer: str
+    epoch: int
+    created: list[tuple[int, int]]
+    sent_ms: int
+
+
+class LatencyMinute(msgspec.Struct, frozen=True, array_like=True):
+    """The minute of a producer that is not over: its transactions with rows so far. How long rows waited is in the named table."""
+
+    minute: int
+    epoch: int
+    transactions: int
+
+
+class OutboxLatency(msgspec.Struct, frozen=True):
+    """How long the rows of one minute waited: from their creation, by the database's clock, to the progress record of their transaction.
+
+    Percentiles are those of the rows themselves, by nearest rank.
+    """
+
+    outbox: str
+    shard: int
+    epoch: int
+    minute: datetime
+    transactions: int
+    rows: int
+    least_ms: int
+    p50_ms: int
+    p95_ms: int
+    p99_ms: int
+    greatest_ms: int
+    mean_ms: float
+
+
+def decode_published(
+    key: bytes | None, value: bytes | None, headers: Headers, timestamp: int
+) -> PublishedRows:
+    """Return what a record of a progress topic tells of rows; DecodeError where it is none."""
+    found = decode_progress(key, value)
+    if not isinstance(found, RowsProgress):
+        return PublishedRows("", 0, [], timestamp)
+    return PublishedRows(found.producer, found.epoch, read_created(headers), timestamp)
+
+
+def fold_latency(rows: Rows[Any], event: PublishedRows, at_ms: int) -> Emits:
+    """Add a transaction to the minute of its producer; tell the one before where another has begun."""
+    if not event.created:
+        return None
+    return _added(rows, event, at_ms)
+
+
+def _added(rows: Rows[Any], event: PublishedRows, at_ms: int) -> Iterator[Emit]:
+    minute = at_ms // MINUTE_MS
+    before: LatencyMinute | None = rows.get(event.producer)
+    waited = rows.table(WAITED)
+    if before is not None and (before.minute, before.epoch) != (minute, event.epoch):
+        prefix = _prefix(event.producer)
+        found = [(key, rows_of) for key, rows_of in waited.scan(prefix)]
+        yield row_over(
+            _latency(event.producer, before, [(int(key[len(prefix) :]), count) for key, count in found])
+        )
+        for key, _ in found:
+            del waited[key]
+        before = None
+    transactions = 1 if before is None else before.transactions + 1
+    rows[event.producer] = LatencyMinute(minute, event.epoch, transactions)
+    for created_ms, count in event.created:
+        key = f"{_prefix(event.producer)}{event.sent_ms - created_ms}"
+        waited[key] = waited.get(key, 0) + count
+
+
+def _prefix(producer: str) -> str:
+    """Return what the keys of a producer's rows begin with; no other producer's do, whatever their names."""
+    return f"{len(producer)}:{producer}:"
+
+
+def _latency(producer: str, of: LatencyMinute, waited: Sequence[tuple[int, int]]) -> OutboxLatency:
+    ordered = sorted(waited)
+    rows = sum(count for _, count in ordered)
+    outbox, _, shard = producer.rpartition("-")
+    return OutboxLatency(
+        outbox=outbox,
+        shard=int(shard) if shard.isdecimal() else -1,
+        epoch=of.epoch,
+        minute=time_at(of.minute * MINUTE_MS),
+        transactions=of.transactions,
+        rows=rows,
+        least_ms=ordered[0][0],
+        p50_ms=_rank(ordered, rows, 50),
+        p95_ms=_rank(ordered, rows, 95),
+        p99_ms=_rank(ordered, rows, 99),
+        greatest_ms=ordered[-1][0],
+        mean_ms=sum(ms * count for ms, count in ordered) / rows,
+    )
+
+
+def _rank(ordered: Sequence[tuple[int, int]], rows: int, percent: int) -> int:
+    """Return the value that *percent* of the rows reach or stay below, by nearest rank.
+
+    >>> _rank([(1, 1), (5, 2), (9, 1)], 4, 50), _rank([(1, 1), (5, 2), (9, 1)], 4, 99)
+    (5, 9)
+    """
+    left = -(-rows * percent // 100)
+    for value, count in ordered:
+        left -= count
+        if left <= 0:
+            return value
+    return ordered[-1][0]
+
+
+def _current(stored: StoredRows) -> Iterable[OutboxLatency]:
+    """Yield the minutes that are not over."""
+    for producer, of in stored.items(""):
+        prefix = _prefix(producer)
+        waited = [
+            (int(key[len(prefix) :]), count) for key, count in stored.items(WAITED) if key.startswith(prefix)
+        ]
+        yield _latency(producer, of, waited)
+
+
+def outbox_latency(topic: str) -> DerivedTable:
+    """Return the table of the outboxes whose progress *topic* holds."""
+    processor = Processor(
+        name="outbox-latency",
+        source=topic,
+        decode=decode_published,
+        inputs=("key", "value", "headers", "timestamp"),
+        fold=fold_latency,
+        row=LatencyMinute,
+        tables={WAITED: int},
+        emits=(ROWS,),
+    )
+    return DerivedTable(
+        name=LATENCY, row=OutboxLatency, processor=processor, current=_current, is_of_topic=True
+    )
