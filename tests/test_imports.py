@@ -361,7 +361,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "upkeep": frozenset({"bronze", "landing"}),
         "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),
-        "broker_rows": frozenset({"replay"}),
+        "broker_rows": frozenset({"replay", "topic"}),
         "hanging": frozenset({"broker_rows"}),
         "replay": frozenset({"bronze", "folds", "output", "progress", "spark", "topic"}),
         "pages": frozenset({"bronze"}),

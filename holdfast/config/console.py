@@ -72,8 +72,8 @@ class ConsoleSettings(Section):
                     f"{self.place(name)} lets people act: name the topic that says who did what, "
                     "console_audit_topic, and create it"
                 )
-        yield from self._tls_problems()
-        yield from self._oidc_problems()
+        yield from self._console_tls_problems()
+        yield from self._console_oidc_problems()
         if self.console_acting_token is not None and self.console_acting_token == self.console_token:
             yield "console_acting_token and console_token are the same: then everybody who looks may act; choose another"
         if not is_loopback(self.console_bind) and not self.console_is_guarded:
@@ -82,7 +82,7 @@ class ConsoleSettings(Section):
                 "set console_token (best by HOLDFAST_CONSOLE_TOKEN_FILE), console_tls_ca or console_oidc_issuer, or bind to 127.0.0.1"
             )
 
-    def _tls_problems(self) -> Iterator[str]:
+    def _console_tls_problems(self) -> Iterator[str]:
         if (self.console_tls_cert is None) != (self.console_tls_key is None):
             yield "console_tls_cert and console_tls_key belong together: set both or none"
         if self.console_tls_ca is None:
@@ -99,7 +99,7 @@ class ConsoleSettings(Section):
         if others:
             yield f"console_tls_ca and {others[0]} both say who people are: choose one"
 
-    def _oidc_problems(self) -> Iterator[str]:
+    def _console_oidc_problems(self) -> Iterator[str]:
         issuer = self.console_oidc_issuer
         if self.console_url is not None and not is_origin(self.console_url):
             yield f"{self.place('console_url')} is {self.console_url!r}; write https://host or https://host:port"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -76,6 +76,8 @@ LIMITS = ConnectionLimits(connections=400, per_peer=300)
 """One peer may be the proxy of all who look: each has a live page or two, and a browser opens six connections for a moment."""
 LIMIT_BODY_BYTES = 64 << 10
 BODY_S = 10.0
+GONE_S = 0.5
+"""How often a page that takes long looks whether anybody still waits for it."""
 THREADS = 2
 HTML = "text/html; charset=utf-8"
 SECURITY = {
@@ -200,6 +202,8 @@ def build_application(
             return views.denied(
                 request, RequestDenied(error.status, f"{request.method} {request.path[:200]}: {error.reason}")
             )
+        except ConnectionError:
+            raise  # nobody is there to be told
         except Exception:
             logger.exception("a page failed: %(path)s", {"path": request.path[:200]})
             return views.denied(
@@ -238,7 +242,7 @@ class _Views:
             if page.live and request.method == "GET" and EVENT_STREAM in request.headers.get("Accept", ""):
                 return await self._streams.serve(request, page)
             self._desk.watch.asked()
-            context = await page.build(self._desk, request.query)
+            context = await _for_whom_waits(request, page.build(self._desk, request.query))
             reading = await tables.read(self._desk, request.query) if page is tables.TABLE else None
             points = [[each.at_s, each.rate, each.behind] for each in self._desk.watch.history.points]
             return self._html(request, page.template, {**context, "reading": reading, "points": points}, page)
@@ -325,6 +329,18 @@ class _Views:
         response = web.Response(status=303, headers={"Location": "/sign-in"})
         response.del_cookie(self._access.cookie, path="/")
         return response
+
+
+async def _for_whom_waits(request: web.Request, page: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Return what *page* is made of; give it up when whoever asked has left, for others may wait behind it."""
+    made = asyncio.create_task(page)
+    try:
+        while not (await asyncio.wait({made}, timeout=GONE_S))[0]:
+            if request.transport is None:
+                raise ConnectionResetError("nobody waits for this page any more")
+        return made.result()
+    finally:
+        made.cancel()
 
 
 async def _form(request: web.Request) -> dict[str, str]:

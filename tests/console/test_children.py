@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.console.asking import child_calls
 from holdfast.console.asking.child_calls import LIMIT_WAITING, ChildCalls, ChildError
+from holdfast.console.pages import transactions
 from holdfast.errors import BrokerError
 from tests.agents.web.test_server import scenario
 from tests.console import asked_work
+from tests.console.opened import console_settings, opened
 from tests.support.harness import wait_for
 
 pytestmark = pytest.mark.process
@@ -123,6 +126,26 @@ def test_nobody_who_waits_leaves_a_process_behind(tmp_path: Path) -> None:
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         assert gone(noted)
+
+    run()
+
+
+def test_a_page_that_nobody_waits_for_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = tmp_path / "pid"
+    work = partial(asked_work.linger, str(noted))
+    monkeypatch.setattr(transactions, "partial", lambda *arguments: work)
+
+    @scenario
+    async def run() -> None:
+        async with opened(console_settings(), FixedDirectory()) as browsing:
+            asked = asyncio.ensure_future(browsing.get("/producers/transactions"))
+            await started(noted)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            async with asyncio.timeout(DEADLINE_S):
+                while not await asyncio.to_thread(gone, noted):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            assert (await browsing.get("/"))[0] == 200
 
     run()
 

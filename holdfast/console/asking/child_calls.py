@@ -20,6 +20,7 @@ LIMIT_WAITING = 4
 ANSWER_S = 30.0
 LIMIT_ANSWER_BYTES = 32 << 20
 LIMIT_TOLD = 300
+END_S = 5.0
 
 
 class ChildError(HoldfastError):
@@ -60,18 +61,20 @@ class ChildCalls:
             stderr=PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(each or str(Path.cwd()) for each in sys.path)},
         )
-        self._running = child
+        self._running, complaints = child, asyncio.create_task(_last(child.stderr))
         try:
             async with asyncio.timeout(self._answer_s):
-                told, complaints = await asyncio.gather(_answer(child, work), _last(child.stderr))
+                told, said = await _answer(child, work), await complaints
         except TimeoutError:
             raise ChildError(f"there was no answer within {self._answer_s:g} s") from None
         finally:
             self._running = None
+            complaints.cancel()
+            await asyncio.gather(complaints, return_exceptions=True)
             await _end(child)
         if not told:
             raise ChildError(
-                f"the process that was asked ended without an answer: {complaints or 'it said nothing'}"
+                f"the process that was asked ended without an answer: {said or 'it said nothing'}"
             )
         succeeded, value = pickle.loads(told)
         if not succeeded:
@@ -81,8 +84,10 @@ class ChildCalls:
     async def close(self) -> None:
         """End the process that runs; whoever waits is told that the console ends."""
         self._closed = True
-        if (running := self._running) is not None:
-            await _end(running)
+        if self._running is not None:
+            _kill(self._running)
+        async with self._one:
+            pass  # it has ended, and whoever waited has been told
 
 
 async def _answer(child: Process, work: bytes) -> bytes:
@@ -108,10 +113,20 @@ async def _last(stream: asyncio.StreamReader | None) -> str:
     return lines[-1][:LIMIT_TOLD] if lines else ""
 
 
+def _kill(child: Process) -> None:
+    try:
+        child.kill()
+    except ProcessLookupError:
+        pass  # it has ended by itself meanwhile
+
+
 async def _end(child: Process) -> None:
+    """End a process, and read what is left in its pipes, so that these end too."""
     if child.returncode is None:
-        try:
-            child.kill()
-        except ProcessLookupError:
-            pass  # it has ended by itself meanwhile
+        _kill(child)
+    try:
+        async with asyncio.timeout(END_S):
+            await child.communicate()
+    except TimeoutError:
+        pass  # a process that it has started holds them open
     await child.wait()
