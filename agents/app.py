@@ -15,16 +15,16 @@ from faust.app import BootStrategy
 from faust.transport.drivers import TRANSPORTS
 from yarl import URL
 
-from holdfast.agents.faust import options
-from holdfast.agents.faust.assignor import ReturningAssignor
-from holdfast.agents.faust.conductor import AS_IS
-from holdfast.agents.faust.credentials import broker_credentials
-from holdfast.agents.faust.group import FaustGroup
-from holdfast.agents.faust.leaving import Worker, tell_in_one_line
-from holdfast.agents.faust.parts import DerivedStream, FaustParts, LeaderOnDemand
-from holdfast.agents.faust.recovery import ManagedTables
-from holdfast.agents.faust.stock_tables import StockTable
-from holdfast.agents.faust.watch import STUCK_EXIT_CODE, ManagerService, exit_within
+from holdfast.agents.faust.declared import options
+from holdfast.agents.faust.declared.parts import DerivedStream, FaustParts, LeaderOnDemand
+from holdfast.agents.faust.declared.stock_tables import StockTable
+from holdfast.agents.faust.process.leaving import Worker, tell_in_one_line
+from holdfast.agents.faust.process.watch import STUCK_EXIT_CODE, ManagerService, exit_within
+from holdfast.agents.faust.rebalancing.assignor import ReturningAssignor
+from holdfast.agents.faust.rebalancing.group import FaustGroup
+from holdfast.agents.faust.rebalancing.recovery import ManagedTables
+from holdfast.agents.faust.transport.conductor import AS_IS
+from holdfast.agents.faust.transport.credentials import broker_credentials
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.web.server import WebService
@@ -47,14 +47,14 @@ BESIDE = {
     "store": "memory://",
     "agent_supervisor": "mode.CrashingSupervisor",
     "topic_allow_declare": True,
-    "Topic": "holdfast.agents.faust.topics:PlacedTopic",
+    "Topic": "holdfast.agents.faust.declared.topics:PlacedTopic",
 }
 """What an application has of Faust's settings unless it says otherwise."""
 FAUST_DATADIR = "{conf.name}-data"
 """What `faust` exports when nobody says --datadir."""
 
 
-TRANSPORTS.aliases["holdfast"] = "holdfast.agents.faust.transport:BatchTransport"
+TRANSPORTS.aliases["holdfast"] = "holdfast.agents.faust.transport.transport:BatchTransport"
 sys.excepthook = tell_in_one_line(sys.excepthook)
 
 
@@ -171,7 +171,7 @@ def create_app(
     """Return a Faust app that folds *processors* exactly once: `faust -A module worker -l info`.
 
     Settings come from the environment and `holdfast.toml` unless given. *faust* are Faust's own for agents,
-    tables and pages beside the processors (agents/faust/options.py), such as `topic_partitions` or `store`;
+    tables and pages beside the processors (agents/faust/declared/options.py), such as `topic_partitions` or `store`;
     ConfigError for one that holdfast's settings govern. Nothing is contacted before the worker starts. ChainError
     when one is of another version than those that read what it emits allow, ConfigError when two declare another
     retention of one topic.

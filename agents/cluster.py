@@ -16,6 +16,7 @@ from holdfast.clients.topics.specs import topic_names
 from holdfast.clients.topics.types import TopicFinding
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.retention import landed_topics
 from holdfast.core.engine.upgrades import in_version, versions_on
 from holdfast.core.kafka.compression import Compression
 from holdfast.errors import BrokerError, ConfigError
@@ -78,6 +79,7 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
         tombstones_kept_ms=min(
             (int(found.topics[topic].config["delete.retention.ms"]) for topic in changelogs), default=0
         ),
+        landed=landed_topics(processors),
     )
     limit = descriptors.raised_limit()
     if (

@@ -27,14 +27,14 @@ from holdfast.pipeline.bronze.extent import (
     extent_of_bronze,
     extent_of_topic,
 )
-from holdfast.pipeline.bronze.files import is_local
+from holdfast.pipeline.bronze.files import is_local, is_s3
 from holdfast.pipeline.bronze.lake import Landed, bronze_path
 from holdfast.pipeline.folds import local
 from holdfast.pipeline.folds.bases import behind_bases, first_behind, read_bases
 from holdfast.pipeline.folds.folding import RESULT, RESULT_DDL, EmitsWanted, FoldPlan, FoldSummary
 from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
-from holdfast.pipeline.folds.paired import PairedFold
+from holdfast.pipeline.folds.paired import VersionBeside
 from holdfast.pipeline.folds.results import Replayed, gather
 from holdfast.pipeline.output import Format, Writer, written_by_spark
 from holdfast.pipeline.progress import begin
@@ -81,7 +81,7 @@ class ReplayOptions:
     emits: EmitsWanted | None = None
     refused: Mapping[int, frozenset[tuple[str, int]]] = field(default_factory=dict)
     through: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None
-    beside: Processor[Any, Any] | None = None
+    beside: VersionBeside | None = None
     spark: SparkOptions = field(default_factory=SparkOptions)
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ def replay(
         emits=options.emits,
         refused=options.refused,
         later_timeout_s=settings.later_timeout_s,
-        begin=None if options.beside is None else partial(PairedFold, options.beside),
+        beside=options.beside,
     )
     if options.beside is None and (processor.migrate or options.source != "bronze"):
         plan = replace(plan, bases=read_bases(processor, settings))
@@ -231,7 +231,7 @@ def _on_spark(
 def _session(plan: FoldPlan, options: ReplayOptions) -> Iterator[SparkSession]:
     """Give a Spark session; SparkError, before a JVM starts, when a processor cannot be sent to its workers."""
     import_pyspark()
-    folded = [plan.processor, *([] if options.beside is None else [options.beside])]
+    folded = [plan.processor, *([] if options.beside is None else [options.beside.other])]
     for each in folded:
         modules_of(each)
     begin(f"replay of {plan.processor.name} on Spark", None)
@@ -273,7 +273,7 @@ def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> R
 
 def _from_bronze(plan: FoldPlan, app: str, options: ReplayOptions) -> Replayed:
     path = bronze_path(str(options.lake), plan.processor.topics[0])
-    if options.engine == "spark" and "://" in path and not path.startswith("file://"):
+    if options.engine == "spark" and not is_local(path) and not is_s3(path):
         return _from_far_bronze(plan, app, options, path)
     files, landed = local.open_bronze(path)
     later = (
@@ -285,7 +285,7 @@ def _from_bronze(plan: FoldPlan, app: str, options: ReplayOptions) -> Replayed:
     )
     if _engine(options, extent) == "local":
         return _finish(plan, options, extent, "local", local.fold_bronze(plan, files, extent))
-    if not options.spark.in_one_jvm:
+    if not options.spark.in_one_jvm and not is_s3(path):
         return _from_far_bronze(plan, app, options, path)
     from holdfast.pipeline.folds import on_spark
 
@@ -315,7 +315,7 @@ def _from_history(plan: FoldPlan, settings: Settings, options: ReplayOptions) ->
     with _session(plan, options) as session:
 
         def make(sort: bool) -> DataFrame:
-            if options.spark.in_one_jvm and is_local(log.files.uri):
+            if is_s3(log.files.uri) or (options.spark.in_one_jvm and is_local(log.files.uri)):
                 return on_spark.fold_each(session, extent.spans, partial(log.fold_named, plan, extent.spans))
             records = on_spark.joined_records(session, settings, plan, log, extent)
             return on_spark.fold_records(records, plan, sort=True, partitions=len(extent.spans))

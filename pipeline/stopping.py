@@ -112,7 +112,7 @@ def stops(
     if until.offsets:
         partition, last = next(iter(until.offsets.items()))
         raise ConfigError(
-            f"processor {name} folds {len(topics)} sources, so an offset is one of them: --until {partition}:{topics[0]}:{last}"
+            f"processor {name} folds {len(topics)} sources, so an offset is one of them: write {partition}:{topics[0]}:{last}"
         )
     partitions = spans[topics[0]]
     if until.at_ms is not None:

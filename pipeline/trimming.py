@@ -1,7 +1,7 @@
 """Deleting from source topics what a lake holds, and never more than everybody behind them has taken in.
 
 What is deleted of a partition lies before the offset that the lake has landed to, before the position of each version of each table that folds the
-topic, and before what named consumer groups have committed. The rows of the lake are compared with the records first. Whoever is cut between two partitions
+topic, and before what named consumer groups have committed. Where anything may go, the rows of the lake are compared with the records first. Whoever is cut between two partitions
 begins again: nothing is noted, and everything is judged anew.
 """
 
@@ -17,6 +17,7 @@ from holdfast.clients.topics.application import require_topics
 from holdfast.clients.topics.chain_state import last_positions
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.retention import landed_topics
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.positions import earlier_format, offsets_of, position_format
@@ -53,7 +54,8 @@ class LandedTrim:
     """The trimming of some source *topics* of an application, behind what *lake* holds; None means all that its processors fold.
 
     *groups* are consumer groups beside the tables: what they have not committed stays. *agents_read* are topics that ordinary agents of the
-    application read. Raises ConfigError for a topic that must not be trimmed.
+    application read. Topics that are declared with retention "landed" may be named though nobody folds them. Raises ConfigError for a topic that must not be
+    trimmed.
     """
 
     def __init__(
@@ -71,11 +73,13 @@ class LandedTrim:
         self._groups = [*groups]
         folded = sources_of(processors)
         self.topics = sorted(folded) if topics is None else list(topics)
+        known = folded | landed_topics(processors)
         for topic in self.topics:
-            _require_trimmable(topic, folded, processors)
+            _require_trimmable(topic, known, processors)
 
     def plan(self) -> list[PartitionTrim]:
-        """Return what may go, by topic and partition. Compares every record that a topic still holds of what has landed with the lake's row.
+        """Return what may go, by topic and partition. Where anything may, compares every record that the topic still holds of what has landed with the lake's
+        row.
 
         Raises LakeError where these differ, or where the table is of another topic; TopicError while the application's topics are wrong, as in the
         middle of a reset; ChangelogError for a position of an earlier version that does not tell where it stood in the topic.
@@ -91,14 +95,20 @@ class LandedTrim:
 
     def _plan_topic(self, topic: str) -> Iterator[PartitionTrim]:
         # The lake first: what is folded or committed later only lies further on.
-        landed = _landed(self._settings, topic, self._lake)
+        landed = _landed(topic, self._lake)
         count = self._admin.partition_counts()[topic]
         places = [(topic, partition) for partition in range(count)]
         bounds = self._admin.offsets(places)
         needs = self._needs(topic, count)
-        for place in places:
-            first, end = bounds[place]
-            yield _trim_of(place, first, end, {**_lakes_need(landed, place[1], first), **needs[place]})
+        found = [
+            _trim_of(
+                place, *bounds[place], {**_lakes_need(landed, place[1], bounds[place][0]), **needs[place]}
+            )
+            for place in places
+        ]
+        if any(each.offsets for each in found):
+            _require_equal(self._settings, topic, self._lake)
+        yield from found
 
     def _needs(self, topic: str, count: int) -> dict[Place, dict[str, int]]:
         """Return what each table and group needs next of the partitions of *topic*."""
@@ -156,14 +166,18 @@ def _require_trimmable(
             )
 
 
-def _landed(settings: Settings, topic: str, lake: str) -> Landed:
-    """Return what the lake holds of *topic*, after comparing it with what the topic holds."""
+def _require_equal(settings: Settings, topic: str, lake: str) -> None:
+    """Raise LakeError where the lake does not hold what the topic does."""
     verdict = check_table(settings, topic, lake, against_topic=True)
     if verdict.faults:
         raise LakeError(
             f"nothing of {topic} is deleted, for the lake does not hold what the topic does: {verdict.faults[0].told}; `holdfast pipeline check "
             f"--against-topic` tells all {len(verdict.faults)}"
         )
+
+
+def _landed(topic: str, lake: str) -> Landed:
+    """Return what the lake holds of *topic*."""
     path = bronze_path(lake, topic)
     table = open_table(path)
     newest = last_landing(path, history_of(table, int(table.version()) + 1))

@@ -86,6 +86,8 @@ class Environment:
     changelog_ids: Mapping[str, str]
     cache_rows: int
     tombstones_kept_ms: int
+    landed: frozenset[str] = frozenset()
+    """Topics that keep only what is not landed yet: the head of one is in a lake."""
 
 
 class PositionListener(Protocol):
@@ -487,8 +489,18 @@ class Partition:
             if was != offset
         ]
         lost = {topic: head for topic, head in self._heads_before(before).items() if topic in begun}
+        if in_lake := self._env.landed.intersection(lost):
+            raise OutOfRangeError(self._begun_without(min(in_lake), lost))
         if lost:
             yield LOST_HEADS, encode_lost_heads({**self._store.lost_heads, **lost})
+
+    def _begun_without(self, topic: str, lost: LostHeads) -> str:
+        name, version = self.processor.name, self.processor.version
+        return (
+            f"{topic} partition {self.partition} begins at offset {lost[topic]}, for it is declared with retention landed, and {self.processor.table} has nothing "
+            f"of what is in the lake: run `holdfast bootstrap {name} --version {version} --lake DIR` first. If no lake has it, declare "
+            'retention="forever" until this table has begun; it is partial then'
+        )
 
     def _require_no_hole(self) -> None:
         """Raise OutOfRangeError when a source was read from its beginning, for another table, and that lies behind the

@@ -359,6 +359,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "landing": frozenset({"bronze", "folds", "spark", "topic"}),
         "checks": frozenset({"bronze", "topic"}),
         "upkeep": frozenset({"bronze", "landing"}),
+        "landed_trimming": frozenset({"trimming"}),
         "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),
         "broker_rows": frozenset({"replay", "topic"}),

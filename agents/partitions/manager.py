@@ -145,7 +145,7 @@ class PartitionManager:
         )
 
     def _make_services(self) -> None:
-        """Make what runs beside all else (agents/faust/watch.py)."""
+        """Make what runs beside all else (agents/faust/process/watch.py)."""
         settings, gate, holdings = self.settings, self.gate, self.holdings
         self.source_ends = SourceEnds(settings, self.processors, gate=gate, holdings=holdings)
         self.globals = GlobalCopies(self)

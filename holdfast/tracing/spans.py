@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from holdfast.core.engine.trace_context import ROOM_BYTES, TRACE_LIMITS, TRACEPARENT, is_sampled
+from holdfast.core.engine.trace_context import ROOM_BYTES, TRACE_LIMITS, TRACEPARENT, is_readable, is_sampled
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -153,14 +153,14 @@ class MetTraces:
         return self
 
     def meet(self, carrier: Carrier) -> None:
-        """Note the trace context in *carrier*, of each name the first as in `trace_of`, if it is sampled."""
-        fields: dict[str, str] = {}
+        """Note the trace context in *carrier*, of each name the first as in `trace_of`, if it is sampled. What is not written as W3C says is left out."""
+        fields: dict[str, bytes] = {}
         for name, value in carrier:
             if (lower := name.lower()) in TRACE_LIMITS and value is not None:
-                fields.setdefault(lower, _text(value))
-        parent = fields.get(TRACEPARENT, "")
-        if len(self._found) < LIMIT_LINKS and is_sampled(parent.encode(errors="replace")):
-            self._found.setdefault(parent, fields)
+                fields.setdefault(lower, _bytes(value))
+        if len(self._found) < LIMIT_LINKS and is_sampled(parent := fields.get(TRACEPARENT, b"")):
+            read = {each: value.decode() for each, value in fields.items() if is_readable(each, value)}
+            self._found.setdefault(parent.decode(), read)
 
     def __bool__(self) -> bool:
         return bool(self._found)
@@ -179,8 +179,8 @@ class MetTraces:
         return W3CBaggagePropagator().extract(next(iter(self._found.values())), contexts[0]), links
 
 
-def _text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else value.decode(errors="replace")
+def _bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode(errors="replace")
 
 
 def _tracer() -> Tracer:

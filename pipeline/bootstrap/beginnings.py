@@ -10,26 +10,27 @@ from holdfast.clients.topics.specs import base_spec
 from holdfast.clients.topics.types import CreateTopic
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.positions import stored_format
-from holdfast.core.engine.migrating import Beginning
+from holdfast.core.engine.merge.positions import Position, counted, offsets_of, stored_format
+from holdfast.core.engine.migrating import Beginning, told_sources
 from holdfast.core.engine.state.base import BASE_FORMAT, TableBase
-from holdfast.core.engine.state.codec import Marker, digest
+from holdfast.core.engine.state.codec import digest
 from holdfast.pipeline.bootstrap.fencing import TRANSACTION_S, fenced_writer
 from holdfast.pipeline.bootstrap.migration import parts_of
 
 
 def beginning(
-    processor: Processor[Any, Any], position: Marker, rows: list[tuple[bytes, bytes]], origin: str
+    processor: Processor[Any, Any], position: Position, rows: list[tuple[bytes, bytes]], origin: str
 ) -> Beginning:
     """Return the beginning with *rows*, in key order, at *position*; *origin* says whose they are."""
     base = TableBase(
         format=BASE_FORMAT,
         version=processor.version,
         position=stored_format(processor).encode(position),
-        applied=position.applied,
+        applied=counted(offsets_of(position)),
         entries=len(rows),
         digest=digest(rows),
         origin=origin,
+        sources=told_sources(processor, position),
     )
     return Beginning(base=base, position=position, stored=rows, lost={})
 

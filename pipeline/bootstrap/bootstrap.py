@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from holdfast.clients.groups.broker import BrokerGroups
+from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.earlier_positions import earlier_positions
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
@@ -14,6 +15,7 @@ from holdfast.core.engine.fold.skips import Skips
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
+from holdfast.core.engine.upgrades import versions_on
 from holdfast.errors import ConfigError, TopicError
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bootstrap.migration import MigratedPartition, check, migrate
@@ -191,6 +193,7 @@ def _upto_earlier(
     That is where earlier versions stand. Without any it is this version that has lost its changelog, and the group's offsets tell
     how far it had come.
     """
+    _require_comparable(processor, settings)
     found = earlier_positions(settings, [(processor, each) for each in partitions])
     stood = {at: position for (_, at), position in found.items()}
     known: dict[int, Position] = {at: each for at, each in stood.items() if each is not None}
@@ -202,6 +205,19 @@ def _upto_earlier(
     return replace(
         asked, positions={at: each for at, each in known.items() if isinstance(each, VectorMarker)}
     )
+
+
+def _require_comparable(processor: Processor[Any, Any], settings: Settings) -> None:
+    """Raise ConfigError where an earlier version stood in another internal topic: its offsets would be taken for those of this one."""
+    counts = Admin(settings).partition_counts()
+    versions = versions_on(
+        settings.app, processor.name, counts, counts.get(processor.changelog(settings.app), 0)
+    )
+    if processor.internal and any(version < processor.version for version in versions):
+        raise ConfigError(
+            f"processor {processor.name} emits to {', '.join(map(str, processor.emits))} and reads {processor.internal[0]}, an internal topic: its earlier version "
+            "stood in another topic, so nothing tells up to where that is done in this one. Say where to stop (--until), or have all of it sent (--emits send)"
+        )
 
 
 def _upto_committed(processor: Processor[Any, Any], settings: Settings, partitions: Iterable[int]) -> Until:

@@ -22,26 +22,26 @@ FENCE_S = 60.0
 async def fenced_writer(
     processor: Processor[Any, Any], settings: Settings, partition: int, *, beside: bool = False
 ) -> AsyncIterator[ChangelogWriter]:
-    """Give the writer of a partition of a table: a worker that runs all the same is refused from here on. With *beside* workers of earlier versions
-    are not, and a worker of this one until it has begun the partition.
+    """Give the writer of a partition of a table: a worker, or a bootstrap, that runs all the same is refused from here on. With *beside* workers of earlier
+    versions are not, and a worker of this one until it has begun the partition.
     """
     app = settings.app
+    ids = [] if beside else [processor.transactional_id(app, partition)]
+    if beside or processor.hands_over:
+        ids.insert(0, processor.builder_id(app, partition))
     connect = connector(settings, timeout_s=settings.request_timeout_s)
     producer = producers(connect, transaction_timeout_s=TRANSACTION_S)
-    writer = ChangelogWriter(
-        producer(
-            processor.builder_id(app, partition) if beside else processor.transactional_id(app, partition)
-        ),
-        changelog=processor.changelog(app),
-        partition=partition,
-    )
+    changelog = processor.changelog(app)
+    writers = [ChangelogWriter(producer(each), changelog=changelog, partition=partition) for each in ids]
     try:
-        await writer.fence(FENCE_S)
-        yield writer
+        for each in writers:
+            await each.fence(FENCE_S)
+        yield writers[-1]
     except FencedError as error:
         raise FencedError(
             f"a worker, or another command, has taken partition {partition} of {processor.table} meanwhile, and nothing was written to it ({error}): run this again, "
             "which leaves alone what has a state"
         ) from error
     finally:
-        await writer.close()
+        for each in writers:
+            await each.close()

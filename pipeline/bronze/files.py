@@ -166,3 +166,12 @@ def _s3() -> Any:
 def is_local(uri: str) -> bool:
     """Tell whether a table is in the file system of this machine."""
     return uri.startswith(("/", "file://"))
+
+
+def is_s3(uri: str) -> bool:
+    """Tell whether a lake or table is in S3, or in a store that speaks as S3 does.
+
+    >>> is_s3("s3a://lake"), is_s3("s3://lake"), is_s3("hdfs://lake")
+    (True, True, False)
+    """
+    return uri.startswith(("s3://", "s3a://"))

@@ -62,13 +62,22 @@ def bronze_path(lake: str, topic: str) -> str:
     return f"{lake.rstrip('/')}/bronze/{topic}"
 
 
+class TablePosition(msgspec.Struct, frozen=True):
+    """Where a partition of a table stood: the last offset *applied* of each source, by topic, and how many *choices* it had obeyed."""
+
+    applied: dict[str, int]
+    choices: int
+
+
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """How far the sources of a processor had been landed when the choices of their order were read: *sources* are end
-    offsets by topic and partition, *numbers* how many choices of each partition there were.
+    offsets by topic and partition, *numbers* how many choices of each partition there were. *positions* are those of its table, as read before both: up to there the order
+    is what workers made of it, and behind it may still become another. There are none in landings of an earlier holdfast.
     """
 
     sources: dict[str, dict[int, int]]
     numbers: dict[int, int]
+    positions: dict[int, TablePosition] = {}
 
 
 class Expired(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,23 +15,33 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError
 from holdfast.pipeline.folds.folding import FoldSummary
-from holdfast.pipeline.folds.paired import OTHER, PARTED, widened
+from holdfast.pipeline.folds.paired import (
+    COUNTED,
+    OTHER,
+    PARTED,
+    PartedCounts,
+    VersionBeside,
+    fields_apart,
+    widened,
+)
 from holdfast.pipeline.folds.results import decode_summary, summaries_of
 from holdfast.pipeline.replay import ReplayOptions, replay
 
-ONLY_HERE, ONLY_THERE, WHOLE = "(row only in this version)", "(row only in the other)", "(row)"
-"""What stands for a field where there is no row to compare, or no row with fields."""
+LIMIT_KEYS = 10_000
+"""So many keys that differ are told of each partition; all are counted."""
+MEMORY_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartedKey:
-    """A key whose rows differ, or did for a while (*apart* False). They first did at *offset*, the record of *at_ms* (ms since the
-    epoch). *mine* and *theirs* are the last rows, as JSON, None for no row; *fields* are those that differ, at the top level.
+    """A key whose rows differ, or did for a while (*apart* False). They first did at *offset* of *topic*, the record of *at_ms* (ms since the
+    epoch); of a tick *topic* is None, and *offset* the number of its choice. *mine* and *theirs* are the last rows, as JSON, None for no row; *fields* are those that differ, at the top level.
     """
 
     partition: int
     table: str
     key: str
+    topic: str | None
     offset: int
     at_ms: int
     apart: bool
@@ -43,7 +53,7 @@ class PartedKey:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedPartition:
     """What the two made of a partition. *equal* is by digest, of rows and timers as stored; *apart* counts keys whose rows differ at the end,
-    *met_again* those that only did in between.
+    *met_again* those that only did in between. The first of all did at *first_offset* of *first_topic*.
     """
 
     partition: int
@@ -55,12 +65,15 @@ class ComparedPartition:
     equal: bool
     apart: int
     met_again: int
+    first_topic: str | None
     first_offset: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Where two versions of a processor part. *fields* counts, by field, the keys that differ in it at the end."""
+    """Where two versions of a processor part. *keys* are at most so many of a partition as were asked for, those that differ at the end first; *fields* counts, by field, all
+    keys that differ in it at the end.
+    """
 
     processor: str
     version: int
@@ -76,15 +89,20 @@ class Comparison:
     @property
     def equal(self) -> bool:
         """Return whether both end with the same rows and timers, and never differed."""
-        return not self.keys and all(each.equal for each in self.partitions)
+        return all(each.equal and not each.apart and not each.met_again for each in self.partitions)
 
     @property
     def apart(self) -> int:
         return sum(each.apart for each in self.partitions)
 
+    @property
+    def left_out(self) -> int:
+        """Return how many keys differ, or did, and are not among *keys*."""
+        return self.apart + sum(each.met_again for each in self.partitions) - len(self.keys)
+
     def document(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""
-        return {**asdict(self), "equal": self.equal}
+        return {**asdict(self), "equal": self.equal, "left_out": self.left_out}
 
 
 def compare(
@@ -92,20 +110,32 @@ def compare(
     other: Processor[Any, Any],
     settings: Settings,
     options: ReplayOptions | None = None,
+    *,
+    memory_bytes: int = MEMORY_BYTES,
+    limit_keys: int = LIMIT_KEYS,
 ) -> Comparison:
     """Fold *processor* and *other* over one history, each record once, and return where their rows differ.
 
-    Rows are compared as JSON, field by field, so the types of the rows may differ. Both are folded from the beginning. Raises
-    ConfigError for processors that do not fold the same single source, and what `replay` does.
+    Rows are compared as JSON, field by field, so the types of the rows may differ. Both are folded from the beginning, of several sources in the order that the choices of
+    *processor* tell. While a partition is folded, about *memory_bytes* of each state and of what differs are in memory, and all of it in temporary files where there is
+    more. At most *limit_keys* keys of each partition are told; all are counted. Raises ConfigError for processors that do not fold the same sources and globals, and what
+    `replay` does.
     """
     _check(processor, other)
     options = options or ReplayOptions()
-    one, two = widened(processor, other)
-    replayed = replay(one, settings, replace(options, rows=False, transitions=False, out=None, beside=two))
+    one, two = widened(processor, other) if processor.on is None else (processor, other)
+    beside = VersionBeside(other=two, memory_bytes=memory_bytes, limit_keys=limit_keys)
+    asked = replace(options, rows=False, transitions=False, out=None, beside=beside)
+    replayed = replay(one, settings, asked)
     assert replayed.results is not None, "nothing is written to a folder"
     told = _of(replayed.results, OTHER).column("after").to_pylist()
     others = summaries_of(map(decode_summary, told), [each.partition for each in replayed.partitions])
-    keys = tuple(map(_key, _of(replayed.results, PARTED).to_pylist()))
+    source = None if processor.on is not None else str(processor.topics[0])
+    keys = tuple(_key(row, source) for row in _of(replayed.results, PARTED).to_pylist())
+    counts = {
+        row["partition"]: msgspec.json.decode(row["after"], type=PartedCounts)
+        for row in _of(replayed.results, COUNTED).to_pylist()
+    }
     return Comparison(
         processor=processor.name,
         version=processor.version,
@@ -114,34 +144,35 @@ def compare(
         engine=replayed.engine,
         records=replayed.records,
         partitions=tuple(
-            _partition(mine, theirs, [each for each in keys if each.partition == mine.partition])
+            _partition(mine, theirs, counts.get(mine.partition, PartedCounts()), source)
             for mine, theirs in zip(replayed.partitions, others, strict=True)
         ),
         keys=keys,
-        fields=dict(Counter(name for each in keys if each.apart for name in each.fields).most_common()),
+        fields=dict(sum((Counter(each.fields) for each in counts.values()), Counter[str]()).most_common()),
         holes=replayed.holes,
     )
 
 
 def _check(processor: Processor[Any, Any], other: Processor[Any, Any]) -> None:
-    for each in (processor, other):
-        if each.on is not None:
-            raise ConfigError(
-                f"processor {each.name} declares its sources with on=: only folds of one source, declared with source=, can be compared yet. Replay "
-                "each with --out, and compare the tables"
-            )
-    if processor.source != other.source:
+    if (processor.on is None) != (other.on is None) or processor.signature != other.signature:
+        one, two = (_told(each) for each in (processor, other))
         raise ConfigError(
-            f"processor {processor.name} folds {processor.source}, and {other.name} folds {other.source}: there is no one history to compare them over"
+            f"processor {processor.name} folds {one}, and {other.name} folds {two}: there is no one history to compare them over"
         )
+
+
+def _told(processor: Processor[Any, Any]) -> str:
+    reads = "".join(f" and the global {each.name}" for each in processor.reads)
+    return f"{', '.join(processor.topics)}{reads}{'' if processor.on is None else ' (on=)'}"
 
 
 def _of(results: pa.Table, kind: str) -> pa.Table:
     return results.filter(pc.equal(results["kind"], kind))
 
 
-def _partition(mine: FoldSummary, theirs: FoldSummary, keys: list[PartedKey]) -> ComparedPartition:
-    apart = sum(each.apart for each in keys)
+def _partition(
+    mine: FoldSummary, theirs: FoldSummary, counts: PartedCounts, source: str | None
+) -> ComparedPartition:
     return ComparedPartition(
         partition=mine.partition,
         records=mine.records,
@@ -150,18 +181,20 @@ def _partition(mine: FoldSummary, theirs: FoldSummary, keys: list[PartedKey]) ->
         refused=mine.refused,
         other_refused=theirs.refused,
         equal=mine.digest == theirs.digest,
-        apart=apart,
-        met_again=len(keys) - apart,
-        first_offset=min((each.offset for each in keys), default=None),
+        apart=counts.apart,
+        met_again=counts.met_again,
+        first_topic=None if counts.offset is None else counts.topic or source,
+        first_offset=counts.offset,
     )
 
 
-def _key(row: Mapping[str, Any]) -> PartedKey:
-    apart = bool(row["value"])
+def _key(row: Mapping[str, Any], source: str | None) -> PartedKey:
+    apart, topic = row["value"][:1] == b"+", row["value"][1:].decode()
     return PartedKey(
         partition=row["partition"],
         table=row["key"].decode(),
         key=row["name"],
+        topic=topic or source,
         offset=row["offset"],
         at_ms=row["at_ms"],
         apart=apart,
@@ -169,28 +202,3 @@ def _key(row: Mapping[str, Any]) -> PartedKey:
         theirs=row["after"],
         fields=fields_apart(row["before"], row["after"]) if apart else (),
     )
-
-
-def fields_apart(mine: str | None, theirs: str | None) -> tuple[str, ...]:
-    """Return the names of the fields in which two rows differ.
-
-    >>> fields_apart('{"a":1,"b":2}', '{"a":1,"b":3,"c":4}'), fields_apart(None, '{"a":1}'), fields_apart("1", "2")
-    (('b', 'c'), ('(row only in the other)',), ('(row)',))
-    """
-    if mine is None or theirs is None:
-        return (ONLY_THERE if mine is None else ONLY_HERE,)
-    one, other = _fields(mine), _fields(theirs)
-    if one is None or other is None:
-        return (WHOLE,)
-    missing = object()
-    return tuple(
-        sorted(name for name in {*one, *other} if one.get(name, missing) != other.get(name, missing))
-    )
-
-
-def _fields(row: str) -> dict[str, Any] | None:
-    try:
-        found = msgspec.json.decode(row)
-    except msgspec.DecodeError:  # what JSON cannot write is told otherwise
-        return None
-    return found if isinstance(found, dict) else None

@@ -9,14 +9,16 @@ from holdfast.pipeline.comparing.compare import Comparison, PartedKey
 from holdfast.pipeline.pages.page import document, table, time_of
 from holdfast.pipeline.pages.plots import bars, steps
 
-LIMIT_KEYS = 1000
-"""So many keys are listed; the JSON of the command has all."""
+LISTED_KEYS = 1000
+"""So many keys are listed; the JSON of the command has more."""
 
 
 def comparison_page(found: Comparison) -> str:
     """Return the page."""
     title = f"{found.processor}: version {found.version} and {found.other} version {found.other_version}"
-    return document(title, [_summary(found), _plots(found), _partitions(found), _keys(found.keys)])
+    return document(
+        title, [_summary(found), _plots(found), _partitions(found), _keys(found.keys, found.left_out)]
+    )
 
 
 def _summary(found: Comparison) -> str:
@@ -53,6 +55,7 @@ def _partitions(found: Comparison) -> str:
         "other refused",
         "apart",
         "met again",
+        "first topic",
         "first offset",
     )
     rows = [
@@ -65,6 +68,7 @@ def _partitions(found: Comparison) -> str:
             each.other_refused,
             each.apart,
             each.met_again,
+            each.first_topic,
             each.first_offset,
         )
         for each in found.partitions
@@ -72,13 +76,14 @@ def _partitions(found: Comparison) -> str:
     return "<h2>Partitions</h2>" + table(heads, rows)
 
 
-def _keys(keys: Sequence[PartedKey]) -> str:
+def _keys(keys: Sequence[PartedKey], left_out: int) -> str:
     if not keys:
         return ""
     heads = (
         "partition",
         "table",
         "key",
+        "topic",
         "first offset",
         "record's time",
         "now",
@@ -87,13 +92,14 @@ def _keys(keys: Sequence[PartedKey]) -> str:
         "the other",
     )
     listed = sorted(keys, key=lambda each: (not each.apart, each.at_ms, each.partition, each.offset))[
-        :LIMIT_KEYS
+        :LISTED_KEYS
     ]
     rows = [
         (
             each.partition,
             each.table,
             each.key,
+            "a tick" if each.topic is None else each.topic,
             each.offset,
             time_of(each.at_ms),
             "apart" if each.apart else "equal again",
@@ -104,4 +110,5 @@ def _keys(keys: Sequence[PartedKey]) -> str:
         for each in listed
     ]
     more = f"<p>{len(keys) - len(listed)} more are in the JSON.</p>" if len(keys) > len(listed) else ""
-    return "<h2>Keys</h2>" + table(heads, rows) + more
+    rest = f"<p>{left_out} more are counted and not told.</p>" if left_out else ""
+    return "<h2>Keys</h2>" + table(heads, rows) + more + rest

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any, Protocol, cast
@@ -21,7 +22,7 @@ from holdfast.core.engine.declared.processor import Emit, Headers, Input, Proces
 from holdfast.core.engine.fold.folding import Batch, Folder, Refused, Transition
 from holdfast.core.engine.fold.skips import OffsetRanges, behind
 from holdfast.core.engine.merge.choices import event_ms_of
-from holdfast.core.engine.merge.positions import Position, start_of_one
+from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.migrating import Beginning
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_KINDS, Marker, digest
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
@@ -85,6 +86,21 @@ class FoldedPartition(Protocol):
 
     def finish(self) -> Iterator[pa.RecordBatch]: ...
 
+    def close(self) -> None: ...
+
+
+class FoldBeside(Protocol):
+    """What folds another version beside the one of a plan. Can be pickled."""
+
+    def of_one(self, plan: FoldPlan, partition: int, results: Results) -> FoldedPartition:
+        """Return the two folds of one partition of one source."""
+
+    def of_several(self, plan: FoldPlan, partition: int, results: Results, open_global: Any) -> Any:
+        """Return the two folds of one partition of several sources (holdfast/pipeline/folds/merged_fold.py)."""
+
+    def source_inputs(self, plan: FoldPlan) -> list[tuple[Input, ...]]:
+        """Return the columns of each source that either version takes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldPlan:
@@ -107,15 +123,21 @@ class FoldPlan:
     later_timeout_s: float = 600.0
     bases: Mapping[int, Beginning] = field(default_factory=dict)
     """What partitions begin with in place of nothing."""
-    begin: Callable[[FoldPlan, int, Results], FoldedPartition] | None = None
-    """What folds a partition from its beginning, in place of `PartitionFold`."""
+    beside: FoldBeside | None = None
+    """Another version that is folded beside it, each partition from its beginning: where the two differ is told then, and nothing else."""
 
     def fold_of(self, partition: int, results: Results, state: FoldedState | None = None) -> FoldedPartition:
-        """Return the fold of one partition, from *state* or else its beginning."""
-        if self.begin is not None:
-            assert state is None, "only PartitionFold goes on with a state"
-            return self.begin(self, partition, results)
+        """Return the fold of one partition of one source, from *state* or else its beginning."""
+        if self.beside is not None:
+            return self.beside.of_one(self, partition, results)
         return PartitionFold(self, partition, results, state)
+
+    @property
+    def source_inputs(self) -> list[tuple[Input, ...]]:
+        """Return the columns that batches of each of several sources must have."""
+        if self.beside is not None:
+            return self.beside.source_inputs(self)
+        return [each.inputs for each in self.processor.folds]
 
     def handover(self, partition: int) -> Handover | None:
         """Return up to where a partition's emits are not told."""
@@ -262,7 +284,7 @@ def beginning_of(plan: FoldPlan, partition: int) -> FoldedState:
     """Return what a partition begins with, in memory."""
     store, base = DictStore(), plan.bases.get(partition)
     if base is None:
-        return FoldedState(store, start_of_one(plan.processor))
+        return FoldedState(store, stored_format(plan.processor).start)
     store.apply(base.stored)
     return FoldedState(store, base.position)
 
@@ -363,6 +385,9 @@ class PartitionFold:
             **told_event_time(self._folder.event_ms if self._plan.processor.has_event_time else None),
         )
         yield summary_batch(summary)
+
+    def close(self) -> None:
+        """Nothing is to be closed: the state is somebody else's, or in memory."""
 
 
 def states(store: FoldStore, partition: int) -> Iterator[pa.RecordBatch]:
@@ -476,15 +501,17 @@ def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
     """
     results = Results()
     folds: dict[int, FoldedPartition] = {}
-    for records in batches:
-        for partition, batch in split(records, plan.processor.columns):
-            fold = folds.get(partition)
-            if fold is None:
-                fold = folds[partition] = plan.fold_of(partition, results)
-            fold.feed(batch, records.nbytes * len(batch.offsets) // records.num_rows)
-            yield from results.take()
-    for partition in sorted(folds):
-        yield from folds.pop(partition).finish()
+    with ExitStack() as stack:
+        for records in batches:
+            for partition, batch in split(records, plan.processor.columns):
+                fold = folds.get(partition)
+                if fold is None:
+                    fold = folds[partition] = plan.fold_of(partition, results)
+                    stack.callback(fold.close)
+                fold.feed(batch, records.nbytes * len(batch.offsets) // records.num_rows)
+                yield from results.take()
+        for partition in sorted(folds):
+            yield from folds.pop(partition).finish()
 
 
 def fold_partition(
@@ -496,13 +523,13 @@ def fold_partition(
 ) -> Iterator[pa.RecordBatch]:
     """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last; go on with *state* where that is given."""
     results = results or Results()
-    fold = plan.fold_of(partition, results, state)
     reached: int | None = None
-    for batch, size_bytes in batches:
-        fold.feed(batch, size_bytes)
-        reached = told_progress(batch, reached)
-        yield from results.take()
-    yield from fold.finish()
+    with closing(plan.fold_of(partition, results, state)) as fold:
+        for batch, size_bytes in batches:
+            fold.feed(batch, size_bytes)
+            reached = told_progress(batch, reached)
+            yield from results.take()
+        yield from fold.finish()
 
 
 def told_progress(batch: Batch, reached: int | None) -> int | None:

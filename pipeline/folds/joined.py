@@ -78,6 +78,7 @@ class JoinedTopic:
 
     log: JoinedLog
     whole: Extent
+    topic_id: str
 
     def upto(self, until: Until | None) -> Extent:
         """Return what to read up to *until*."""
@@ -128,7 +129,7 @@ def join(
     joined = JoinedLog(
         settings=settings, topic=topic, lake=lake, files=files, ends=dict(landed.end), skips=skips
     )
-    return JoinedTopic(log=joined, whole=Extent(spans=spans, holes=extent.holes))
+    return JoinedTopic(log=joined, whole=Extent(spans=spans, holes=extent.holes), topic_id=identity)
 
 
 def _check_bounds(path: str, topic: str, partition: int, end: int, held: Span | None) -> None:

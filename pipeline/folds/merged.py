@@ -4,49 +4,35 @@ memory. Spark's tasks run this as it is.
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 import pyarrow as pa
 
 from holdfast.config import Settings
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.fold.skips import OffsetRanges
-from holdfast.core.engine.fold.stepping import Transition
-from holdfast.core.engine.merge.choices import (
-    Choice,
-    VectorMarker,
-    decode_choice,
-    encode_vector_marker,
-    event_ms_of,
-)
-from holdfast.core.engine.merge.global_copies import GlobalLog, GlobalReplay, OpenLogs, folded_by
+from holdfast.core.engine.merge.choices import Choice, VectorMarker, decode_choice
+from holdfast.core.engine.merge.global_copies import GlobalLog, folded_by
 from holdfast.core.engine.merge.merging import Stretch, replayed
-from holdfast.core.engine.merge.merging_folder import MergingFolder, beginning_upto, start_of
+from holdfast.core.engine.merge.merging_folder import beginning_upto
 from holdfast.core.engine.merge.positions import choices_of, counted
-from holdfast.core.engine.state.codec import ROW_KINDS, TIMER_KINDS, digest
-from holdfast.core.engine.state.global_rows import GlobalViews
 from holdfast.core.engine.state.handover import Handover
-from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.errors import PipelineError
 from holdfast.pipeline.folds.folding import (
     TRANSACTION_BYTES,
     TRANSACTION_RECORDS,
+    FoldedState,
     FoldPlan,
-    FoldSummary,
     Results,
-    states,
-    summary_batch,
-    told_event_time,
 )
 from holdfast.pipeline.folds.merged_extent import MergedExtent
-from holdfast.pipeline.folds.spilling import SpillingStore
-from holdfast.pipeline.folds.waiting import fold_whole, waiting
+from holdfast.pipeline.folds.merged_fold import FoldedStretches, MergedFold, OpenGlobal, no_globals
 from holdfast.pipeline.progress import advance
 from holdfast.pipeline.stopping import ReplayEnd
 from holdfast.pipeline.topic import TopicReader
@@ -80,12 +66,12 @@ class MergedTopics:
         """Fold the partitions whose numbers come in: what a Spark task runs."""
         return self.fold(partition for numbers in named for partition in numbers.column(0).to_pylist())
 
-    def _globals(self, stack: ExitStack) -> OpenLogs:
+    def _globals(self, stack: ExitStack) -> OpenGlobal:
         """Return what opens the logs of globals: a reader for each partition, since they are read in turns."""
-        reads, settings = self.plan.processor.reads, self.settings
+        settings = self.settings
 
-        def opened(number: int) -> dict[int, GlobalLog]:
-            topic, inputs = reads[number].topic, folded_by(reads[number]).folds[0].inputs
+        def opened(table: Global[Any]) -> dict[int, GlobalLog]:
+            topic, inputs = table.topic, folded_by(table).folds[0].inputs
             logs: dict[int, GlobalLog] = {}
             for partition, span in self.extent.globals[topic].items():
                 reader = stack.enter_context(TopicReader(settings, topic, self.skips[topic]))
@@ -107,13 +93,13 @@ class MergedTopics:
         partition: int,
         readers: Sequence[TopicReader],
         recorder: TopicReader,
-        open_logs: OpenLogs,
+        open_global: OpenGlobal,
     ) -> Iterator[pa.RecordBatch]:
         extent = self.extent
         spans = [extent.spans[reader.topic][partition] for reader in readers]
         logs = [
-            reader.batches(partition, span, fold.inputs)
-            for reader, span, fold in zip(readers, spans, self.plan.processor.folds, strict=True)
+            reader.batches(partition, span, inputs)
+            for reader, span, inputs in zip(readers, spans, self.plan.source_inputs, strict=True)
         ]
         return fold_merged(
             self.plan,
@@ -123,7 +109,7 @@ class MergedTopics:
             [span.end for span in spans],
             extent.stops.get(partition),
             open_end=extent.is_open(partition),
-            open_logs=open_logs,
+            open_global=open_global,
         )
 
 
@@ -161,89 +147,44 @@ def fold_merged(
     stop: ReplayEnd | None = None,
     *,
     open_end: bool = False,
-    open_logs: OpenLogs = lambda number: {},
+    open_global: OpenGlobal = no_globals,
+    state: FoldedState | None = None,
+    results: Results | None = None,
+    limit: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Fold one partition from (records, their size in bytes) of each source and the recorded choices, up to *stop*, and
-    with *open_end* no further than the sources were read; yield what it tells, the summary last. *open_logs* has the logs of
-    the globals that the processor reads.
+    """Fold one partition from (records, their size in bytes) of each source and the recorded choices, up to *stop*, with
+    *open_end* no further than the sources were read, and at most *limit* records; yield what it tells, the summary last. It goes on with *state* where that is
+    given: *logs* and choices begin behind it then. *open_global* has the logs of a global that the processor reads.
     """
-    with ExitStack() as stack:
-        copies = [stack.enter_context(closing(SpillingStore())) for _ in plan.processor.reads]
-        views = GlobalReplay(plan.processor.reads, open_logs, copies, waiting(plan.later_timeout_s))
-        yield from _fold_seeing(plan, partition, logs, recorded, ends, stop, views, open_end=open_end)
+    results, sizes = results or Results(), _Sizes()
+    fold: FoldedStretches
+    if plan.beside is None:
+        fold = MergedFold(plan, partition, results, open_global, state)
+    else:
+        fold = plan.beside.of_several(plan, partition, results, open_global)
+    with closing(fold):
+        stretches = replayed(fold.marker, [sizes.of(log) for log in logs], recorded, ends, open_end=open_end)
+        if stop is not None:
+            stretches = stop.cut(stretches)
+        if limit is not None:
+            stretches = _first(stretches, limit)
+        for is_due, section in _sections(plan, partition, stretches):
+            while taken := sizes.transaction(section):
+                before = counted(fold.marker.applied)
+                fold.transact(taken, is_due=is_due)
+                advance(counted(fold.marker.applied) - before)
+                yield from results.take()
+        yield from fold.finish()
 
 
-def _fold_seeing(
-    plan: FoldPlan,
-    partition: int,
-    logs: Sequence[Iterable[tuple[Batch, int]]],
-    recorded: Iterable[Choice],
-    ends: Sequence[int],
-    stop: ReplayEnd | None,
-    views: GlobalViews,
-    *,
-    open_end: bool,
-) -> Iterator[pa.RecordBatch]:
-    results, store, sizes = Results(), DictStore(), _Sizes()
-    on_later = waiting(plan.later_timeout_s)
-    where = f"replay of {plan.processor.table} partition {partition}"
-
-    def trace(each: Transition[object]) -> None:
-        if plan.tells(each):
-            results.transition(partition, each)
-
-    base = plan.bases.get(partition)
-    begins = start_of(plan.processor) if base is None else base.position
-    assert isinstance(begins, VectorMarker), "of several sources"
-    if base is not None:
-        store.apply(base.stored)
-    folder = MergingFolder(
-        plan.processor,
-        store,
-        marker=begins,
-        trace=trace if plan.transitions else None,
-        views=views,
-        handover=plan.handover(partition),
-    )
-    folder.refused_before = plan.refused.get(partition, ())
-    stretches = replayed(begins, [sizes.of(log) for log in logs], recorded, ends, open_end=open_end)
-    if stop is not None:
-        stretches = stop.cut(stretches)
-    records = refused = 0
-    for is_due, section in _sections(plan, partition, stretches):
-        while taken := sizes.transaction(section):
-            changes = fold_whole(folder, taken, on_later, where)
-            assert changes is not None, "a stretch is never empty"
-            store.apply(changes.puts)
-            for each in changes.refused:
-                results.refused(partition, each)
-            if plan.emits is not None:
-                results.emitted(partition, changes.emits, is_due=is_due)
-            records, refused = records + changes.records, refused + len(changes.refused)
-            before = counted(folder.marker.applied)
-            folder.commit()
-            advance(counted(folder.marker.applied) - before)
-            yield from results.take()
-    yield from results.take(1)
-    if plan.rows:
-        yield from states(store, partition)
-    kinds, marker = Counter(key[:1] for key, _ in store.everything()), folder.marker
-    yield summary_batch(
-        FoldSummary(
-            partition=partition,
-            applied=counted(marker.applied),
-            stream_ms=marker.stream_ms,
-            records=records,
-            refused=refused,
-            rows=sum(kinds[kind] for kind in ROW_KINDS),
-            timers=sum(kinds[kind] for kind in TIMER_KINDS),
-            digest=digest(store.everything()),
-            sources=dict(zip(plan.processor.topics, marker.applied, strict=True)),
-            choices=marker.choices,
-            position=b64encode(encode_vector_marker(marker)).decode(),
-            **told_event_time(event_ms_of(marker)),
-        )
-    )
+def _first(stretches: Iterator[Stretch], limit: int) -> Iterator[Stretch]:
+    """Yield *stretches* up to the record with the number *limit*."""
+    for stretch in stretches:
+        if stretch.records >= limit:
+            yield stretch.slice(0, limit)
+            return
+        limit -= stretch.records
+        yield stretch
 
 
 def _sections(

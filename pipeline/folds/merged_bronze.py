@@ -4,23 +4,27 @@ files of each source's table, and of the choices'. Spark's tasks run this as it 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from holdfast.config import Settings
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Input
 from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.core.engine.merge.choices import Choice, VectorMarker
 from holdfast.core.engine.merge.global_copies import GlobalLog, folded_by
+from holdfast.core.engine.merge.positions import Position, offsets_of
 from holdfast.errors import LakeError, LostRecordsError
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bronze.extent import Until, extent_of_bronze
 from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path
-from holdfast.pipeline.folds.folding import FoldPlan, without
+from holdfast.pipeline.folds.folding import FoldedState, FoldPlan, Results, without
 from holdfast.pipeline.folds.joined import join
 from holdfast.pipeline.folds.local import open_bronze
 from holdfast.pipeline.folds.merged import choices_upto, first_choice, fold_merged
@@ -32,6 +36,9 @@ from holdfast.pipeline.folds.merged_extent import (
     source_span,
 )
 from holdfast.pipeline.topic import Span
+
+PULLED = 4
+"""So many choices are remembered that were read last: a replay reads at most one ahead of what it folds."""
 
 
 class PartitionedLog(Protocol):
@@ -60,30 +67,46 @@ class MergedFiles:
     numbers: Mapping[int, int]
     skips: Mapping[str, Mapping[int, OffsetRanges]]
     tables: Mapping[str, PartitionedLog] = field(default_factory=dict)
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """Kafka's ids of the topics that were landed."""
 
-    def fold(self, partition: int) -> Iterator[pa.RecordBatch]:
-        """Fold one partition and yield what it tells."""
-        processor, extent = self.plan.processor, self.extent
-        spans = [extent.spans[topic][partition] for topic in processor.topics]
+    def fold(
+        self,
+        partition: int,
+        state: FoldedState | None = None,
+        results: Results | None = None,
+        recorded: RecordedChoices | None = None,
+        limit: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Fold one partition and yield what it tells; on from *state*, where that is given with the choices *recorded* behind it, at most *limit* records."""
+        topics, extent = self.plan.processor.topics, self.extent
+        spans = [extent.spans[topic][partition] for topic in topics]
+        if state is not None:
+            spans = [
+                Span(first=min(max(span.first, applied + 1), span.end), end=span.end)
+                for span, applied in zip(spans, offsets_of(state.position), strict=True)
+            ]
         logs = [
-            _left(files.batches(fold.inputs, partition, span), self.skips[topic].get(partition, ()))
-            for topic, files, fold, span in zip(
-                processor.topics, self.sources, processor.folds, spans, strict=True
+            left_of(files.batches(inputs, partition, span), self.skips[topic].get(partition, ()))
+            for topic, files, inputs, span in zip(
+                topics, self.sources, self.plan.source_inputs, spans, strict=True
             )
         ]
         return fold_merged(
             self.plan,
             partition,
             logs,
-            self._recorded(partition),
+            recorded or RecordedChoices(self, partition, first_choice(self.plan, partition)),
             [span.end for span in spans],
             extent.stops.get(partition),
             open_end=extent.is_open(partition),
-            open_logs=self._open_logs,
+            open_global=self._open_global,
+            state=state,
+            results=results,
+            limit=limit,
         )
 
-    def _open_logs(self, number: int) -> dict[int, GlobalLog]:
-        table = self.plan.processor.reads[number]
+    def _open_global(self, table: Global[Any]) -> dict[int, GlobalLog]:
         inputs, files, skips = (
             folded_by(table).folds[0].inputs,
             self.tables[table.topic],
@@ -91,7 +114,7 @@ class MergedFiles:
         )
         logs: dict[int, GlobalLog] = {}
         for partition, span in self.extent.globals[table.topic].items():
-            read = _left(files.batches(inputs, partition, span), skips.get(partition, ()))
+            read = left_of(files.batches(inputs, partition, span), skips.get(partition, ()))
             logs[partition] = GlobalLog((batch for batch, _ in read), span.end)
         return logs
 
@@ -101,24 +124,45 @@ class MergedFiles:
             for partition in numbers.column(0).to_pylist():
                 yield from self.fold(partition)
 
-    def _recorded(self, partition: int) -> Iterator[Choice]:
-        """Yield the choices of a partition; raises LakeError when the table ends before the last that was landed."""
-        read = self.choices.batches(("value",), partition, self.extent.choices[partition])
-        values = (value for batch, _ in read for value in batch.columns[0])
-        where, number = f"{self.choices.uri} partition {partition}", first_choice(self.plan, partition)
-        upto = self.extent.upto.get(partition)
-        for choice in choices_upto(values, upto, where, number):
+
+class RecordedChoices:
+    """The choices of a partition from the number *first* on, which lie at the offset *start* or behind it; LakeError when the table ends before the last that was
+    landed.
+    """
+
+    def __init__(self, files: MergedFiles, partition: int, first: int, start: int = 0) -> None:
+        self._files, self._partition, self._first, self._start = files, partition, first, start
+        self._read = deque[tuple[int, int]](maxlen=PULLED)
+        self._offset = start
+
+    def __iter__(self) -> Iterator[Choice]:
+        files, partition, number = self._files, self._partition, self._first
+        where, upto = f"{files.choices.uri} partition {partition}", files.extent.upto.get(partition)
+        for choice in choices_upto(self._values(), upto, where, number):
             number = choice.number + 1
+            self._read.append((number, self._offset + 1))
             yield choice
-        wanted = self.numbers.get(partition, 0) if upto is None else 0
+        wanted = files.numbers.get(partition, 0) if upto is None else 0
         if number < wanted:
             raise LakeError(
                 f"{where} ends before choice {number}, though {wanted} were landed: without them the order of the sources is "
                 "not known. Restore the table, or land the processor in another lake"
             )
 
+    def _values(self) -> Iterator[bytes | None]:
+        span = self._files.extent.choices[self._partition]
+        rest = Span(first=min(max(span.first, self._start), span.end), end=span.end)
+        for batch, _ in self._files.choices.batches(("value",), self._partition, rest):
+            for self._offset, value in zip(batch.offsets, batch.columns[0], strict=True):
+                yield value
 
-def _left(read: Iterator[tuple[Batch, int]], skips: OffsetRanges) -> Iterator[tuple[Batch, int]]:
+    def behind(self, number: int) -> int:
+        """Return an offset at which or behind which all choices from *number* on lie, once those before it were read."""
+        return next((offset for each, offset in self._read if each == number), self._start)
+
+
+def left_of(read: Iterable[tuple[Batch, int]], skips: OffsetRanges) -> Iterator[tuple[Batch, int]]:
+    """Yield what is not skipped."""
     for batch, size_bytes in read:
         left = without(batch, skips) if skips else batch
         if left.offsets:
@@ -132,22 +176,33 @@ def open_several(
     upto: Mapping[int, VectorMarker],
     wanted: Iterable[int] | None,
     until: Until | None,
+    begin: Mapping[int, Position] = MappingProxyType({}),
 ) -> MergedFiles:
     """Return what of the lake to fold: up to the positions in *upto*, or *until*, else as far as the sources had been
-    landed when the choices were.
+    landed when the choices were. What lies before the positions in *begin*, by partition, is not needed.
 
     Raises LakeError for tables that do not hold that, LostRecordsError when choices were lost.
     """
     processor = plan.processor
     path = bronze_path(lake, processor.choices(app))
     choices, landed = open_bronze(path)
-    cut = _cut_of(landed, path, processor.name)
+    cut = cut_of(landed, path, processor.name)
     extent = extent_of_bronze(landed, None, path, {}, app)
     if extent.holes:
         raise _choices_lost(extent.holes)
-    sources = {topic: _source(bronze_path(lake, topic), topic, cut, app) for topic in processor.topics}
+    sources = {
+        topic: _source(bronze_path(lake, topic), topic, cut, app, firsts_behind(begin, number))
+        for number, topic in enumerate(processor.topics)
+    }
     tables = {topic: _table(bronze_path(lake, topic), app) for topic in _global_topics(plan)}
-    return _merged(plan, sources, tables, choices, extent.spans, cut.numbers, upto, wanted, until)
+    found = _merged(plan, sources, tables, choices, extent.spans, cut.numbers, upto, wanted, until)
+    assert landed is not None, "cut_of() refuses what was never landed"
+    return replace(found, ids={**found.ids, processor.choices(app): landed.topic_id})
+
+
+def firsts_behind(positions: Mapping[int, Position], source: int) -> dict[int, int]:
+    """Return the first offset of the source with that number behind each position."""
+    return {at: offsets_of(each)[source] + 1 for at, each in positions.items()}
 
 
 def open_joined(
@@ -212,6 +267,7 @@ def _merged(
         numbers=numbers,
         skips={topic: each.skips for topic, each in {**tables, **sources}.items()},
         tables={topic: each.files for topic, each in tables.items()},
+        ids={topic: each.topic_id for topic, each in {**tables, **sources}.items()},
     )
 
 
@@ -221,7 +277,7 @@ def _global_topics(plan: FoldPlan) -> list[str]:
 
 def _joined(settings: Settings, topic: str, lake: str, skips: Mapping[int, OffsetRanges]) -> _Source:
     found = join(settings, topic, lake, skips)
-    return _Source(found.log, dict(found.whole.spans), dict(skips), found.whole.holes)
+    return _Source(found.log, dict(found.whole.spans), dict(skips), found.whole.holes, found.topic_id)
 
 
 def _choices_lost(holes: Iterable[str]) -> LostRecordsError:
@@ -230,7 +286,8 @@ def _choices_lost(holes: Iterable[str]) -> LostRecordsError:
     )
 
 
-def _cut_of(landed: Landed | None, path: str, name: str) -> Cut:
+def cut_of(landed: Landed | None, path: str, name: str) -> Cut:
+    """Return how far the sources of processor *name* were when its choices were landed."""
     if landed is None or landed.cut is None:
         raise LakeError(
             f"{path} does not tell how far the sources were landed: land them together with the choices "
@@ -246,12 +303,13 @@ class _Source(NamedTuple):
     spans: dict[int, Span]
     skips: dict[int, OffsetRanges]
     holes: tuple[str, ...]
+    topic_id: str
 
 
-def _source(path: str, topic: str, cut: Cut, app: str) -> _Source:
-    """Return the table of a source, up to *cut*."""
+def _source(path: str, topic: str, cut: Cut, app: str, begin: Mapping[int, int]) -> _Source:
+    """Return the table of a source, up to *cut*; what lies before the offsets in *begin* is not needed."""
     files, landed = open_bronze(path)
-    extent = extent_of_bronze(landed, None, path, {}, app)
+    extent = extent_of_bronze(landed, None, path, {}, app, begin=begin)
     assert landed is not None, "extent_of_bronze() refuses what was never landed"
     ends = cut.sources.get(topic)
     if ends is None:
@@ -268,7 +326,7 @@ def _source(path: str, topic: str, cut: Cut, app: str) -> _Source:
                 "when the choices were: it was put back to an older state; land the processor again"
             )
         spans[partition] = Span(first=min(reached.first, end), end=end)
-    return _Source(files, spans, landed.skips(app), extent.holes)
+    return _Source(files, spans, landed.skips(app), extent.holes, landed.topic_id)
 
 
 def _table(path: str, app: str) -> _Source:
@@ -276,4 +334,4 @@ def _table(path: str, app: str) -> _Source:
     files, landed = open_bronze(path)
     extent = extent_of_bronze(landed, None, path, {}, app)
     assert landed is not None, "extent_of_bronze() refuses what was never landed"
-    return _Source(files, dict(extent.spans), landed.skips(app), extent.holes)
+    return _Source(files, dict(extent.spans), landed.skips(app), extent.holes, landed.topic_id)

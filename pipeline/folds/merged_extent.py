@@ -94,6 +94,10 @@ def merged_extent(
         choices = log.spans()
     check_partitions(choices, spans, processor.choices(settings.app))
     partitions = set(choices) if wanted is None else set(wanted)
+    if unknown := sorted(partitions - set(choices)):
+        raise PipelineError(
+            f"processor {processor.name} has no partition {unknown[0]}; its sources have {len(choices)}"
+        )
     for partition in sorted(partitions):
         if choices[partition].first > 0:
             raise LostRecordsError(

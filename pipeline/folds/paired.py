@@ -1,14 +1,18 @@
 """One partition folded by two versions at once: each change of a row is held against what the other made of the same record.
 
-Only rows that ever differed are held here; those that never did are in the stores of the two folds, and either tells. Spark's tasks run this as it is.
+Only rows that ever differed are held here, in a file when they become many; those that never did are in the stores of the two folds, and either tells.
+Spark's tasks run this as it is.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from heapq import merge
-from itertools import groupby
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from heapq import merge, nsmallest
+from itertools import count, groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -16,27 +20,44 @@ import pyarrow as pa
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.sources import Input
 from holdfast.core.engine.fold.stepping import Transition
+from holdfast.core.engine.merge.choices import VectorMarker
+from holdfast.core.engine.merge.merging import Portion, Stretch
+from holdfast.core.engine.merge.positions import stored_format
 from holdfast.pipeline.folds.folding import (
     OUT_ROWS,
     SUMMARY,
+    FoldedState,
     FoldPlan,
     PartitionFold,
     Results,
     readable,
     result_batch,
 )
+from holdfast.pipeline.folds.merged_fold import MergedFold, OpenGlobal
+from holdfast.pipeline.folds.spilling import SpillingStore
 
-PARTED, OTHER = "parted", "other"
-"""Kinds of results: a key of which the rows differed, and the summary of the other version."""
+PARTED, COUNTED, OTHER = "parted", "counted", "other"
+"""Kinds of results: a key of which the rows differed, what was counted of all such keys, and the summary of the other version."""
+ONLY_HERE, ONLY_THERE, WHOLE = "(row only in this version)", "(row only in the other)", "(row)"
+"""What stands for a field where there is no row to compare, or no row with fields."""
+SETTLE_KEYS = 10_000
+"""So many keys that differ are looked at before they are stored."""
 
 Place = tuple[str, str]
 """The name of a row's table, "" for the processor's own, and its key."""
+Numbered = tuple[int, Transition[Any]]
+"""A change, and the number of the record that made it in the order in which both fold."""
 
 
-class Parted(msgspec.Struct):
-    """The rows of one key, as JSON, since they first differed: at *offset*, of *at_ms*. *apart* tells whether they do now; None is no row."""
+class Parted(msgspec.Struct, array_like=True):
+    """The rows of one key, as JSON, since they first differed: at *offset* (of *topic*, where there are several sources), of *at_ms*, with the record *number*
+    in the order. *apart* tells whether they do now; None is no row.
+    """
 
+    number: int
+    topic: str
     offset: int
     at_ms: int
     mine: str | None
@@ -44,77 +65,58 @@ class Parted(msgspec.Struct):
     apart: bool = True
 
 
-class _Changes(Results):
-    """Keeps the changes of rows, and nothing else."""
+class PartedCounts(msgspec.Struct, frozen=True):
+    """How many keys of a partition differ at the end, *met_again* only did in between, and *fields* counts keys by the fields in which they differ. The first of all
+    did at *offset* of *topic*.
+    """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.changes = list[Transition[Any]]()
-
-    def transition(self, partition: int, each: Transition[Any]) -> None:
-        self.changes.append(each)
-
-    def refused(self, partition: int, each: object) -> None:
-        """Refusals are counted in the summary."""
+    apart: int = 0
+    met_again: int = 0
+    offset: int | None = None
+    topic: str = ""
+    fields: dict[str, int] = {}
 
 
-class PairedFold:
-    """The two folds of one partition. *other* reads what the plan's processor does."""
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Parted).decode
+_decode_place = msgspec.msgpack.Decoder(Place).decode
+_PLACE = b"p"
 
-    def __init__(self, other: Processor[Any, Any], plan: FoldPlan, partition: int, results: Results) -> None:
-        self._partition, self._changes = partition, (_Changes(), _Changes())
-        plans = (_traced(plan, plan.processor), _traced(plan, other))
-        self._folds = [
-            PartitionFold(each, partition, into) for each, into in zip(plans, self._changes, strict=True)
-        ]
-        self._parted = dict[Place, Parted]()
 
-    def feed(self, batch: Batch, size_bytes: int) -> None:
-        """Take records that follow the last ones, for both."""
-        for fold in self._folds:
-            fold.feed(batch, size_bytes)
-        self._compare()
+class RowsApart:
+    """The rows of one partition that ever differed between two folds; about *memory_bytes* of them are in memory. Close it when done."""
 
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield the keys that ever differed, and a summary of each version."""
-        mine, theirs = ([*fold.finish()] for fold in self._folds)
-        self._compare()
-        yield from self._told()
-        for batch in theirs:
-            assert set(batch.column("kind").to_pylist()) == {SUMMARY}, "its rows are left out"
-            kinds = pa.array([OTHER] * batch.num_rows, pa.string())
-            yield batch.set_column(0, "kind", kinds)
-        yield from mine
+    def __init__(self, partition: int, memory_bytes: int) -> None:
+        self._partition = partition
+        self._stored = SpillingStore(memory_bytes)
+        self._fresh = dict[Place, Parted]()
 
-    def _compare(self) -> None:
-        """Take the changes since the last time. Both folds take the same records into the same transactions."""
-        mine, theirs = (
-            [(each.offset, side, each) for each in changes.changes]
-            for side, changes in enumerate(self._changes)
-        )
-        for changes in self._changes:
-            changes.changes = []
-        for offset, changed in groupby(merge(mine, theirs, key=lambda each: each[0]), lambda each: each[0]):
-            self._at_offset(offset, [(side, each) for _, side, each in changed])
+    def compare(self, mine: Iterable[Numbered], theirs: Iterable[Numbered]) -> None:
+        """Take the changes that follow the last ones: those that each version made of the same records, in their order."""
+        sides = [[(number, side, each) for number, each in one] for side, one in enumerate((mine, theirs))]
+        for number, changed in groupby(merge(*sides, key=itemgetter(0)), itemgetter(0)):
+            self._at(number, [(side, each) for _, side, each in changed])
+        if len(self._fresh) >= SETTLE_KEYS:
+            self._settle()
 
-    def _at_offset(self, offset: int, changed: Sequence[tuple[int, Transition[Any]]]) -> None:
+    def _at(self, number: int, changed: Sequence[tuple[int, Transition[Any]]]) -> None:
         sides: tuple[dict[Place, Transition[Any]], ...] = ({}, {})
         first = dict[Place, Transition[Any]]()
         for side, each in changed:
-            sides[side][each.table, each.key] = each  # the last change of a row at this offset counts
+            sides[side][each.table, each.key] = each  # the last change of a row at this record counts
             first.setdefault((each.table, each.key), each)
         for place, each in first.items():
-            self._of_row(place, offset, each, sides[0].get(place), sides[1].get(place))
+            self._of_row(place, number, each, sides[0].get(place), sides[1].get(place))
 
     def _of_row(
         self,
         place: Place,
-        offset: int,
+        number: int,
         first: Transition[Any],
         mine: Transition[Any] | None,
         theirs: Transition[Any] | None,
     ) -> None:
-        known = self._parted.get(place)
+        known = self._known(place)
         # A row that never differed is the same in both, so either tells what it was.
         before = (readable(first.before),) * 2 if known is None else (known.mine, known.theirs)
         now = (
@@ -124,37 +126,259 @@ class PairedFold:
         apart = now[0] != now[1]
         if known is not None:
             known.mine, known.theirs, known.apart = *now, apart
+            self._fresh[place] = known
         elif apart:
-            self._parted[place] = Parted(offset, first.at_ms, *now)
+            self._fresh[place] = Parted(number, first.topic, first.offset, first.at_ms, *now)
 
-    def _told(self) -> Iterator[pa.RecordBatch]:
-        rows = [
-            (
-                PARTED,
-                self._partition,
-                each.offset,
-                each.at_ms,
-                key,
-                each.mine,
-                each.theirs,
-                table.encode(),
-                flag,
-            )
-            for (table, key), each in sorted(self._parted.items())
-            for flag in (b"1" if each.apart else b"",)
-        ]
+    def _known(self, place: Place) -> Parted | None:
+        if (fresh := self._fresh.get(place)) is not None:
+            return fresh
+        stored = self._stored.get(_PLACE + _encode(place))
+        return None if stored is None else _decode(stored)
+
+    def _settle(self) -> None:
+        fresh, self._fresh = self._fresh, {}
+        self._stored.apply((_PLACE + _encode(place), _encode(each)) for place, each in fresh.items())
+
+    def told(self, limit: int) -> Iterator[pa.RecordBatch]:
+        """Yield at most *limit* keys, those that differ at the end first and of these the earliest, and what was counted of all."""
+        self._settle()
+        rows = [self._row(place, each) for place, each in sorted(nsmallest(limit, self._all(), key=_rank))]
         for start in range(0, len(rows), OUT_ROWS):
             yield result_batch(rows[start : start + OUT_ROWS])
+        counts = msgspec.json.encode(self._counts()).decode()
+        yield result_batch([(COUNTED, self._partition, None, None, None, None, counts)])
+
+    def _all(self) -> Iterator[tuple[Place, Parted]]:
+        for place, each in self._stored.scan(_PLACE):
+            yield _decode_place(place[len(_PLACE) :]), _decode(each)
+
+    def _row(self, place: Place, each: Parted) -> tuple[Any, ...]:
+        what = (each.offset, each.at_ms, place[1], each.mine, each.theirs, place[0].encode())
+        return PARTED, self._partition, *what, (b"+" if each.apart else b"=") + each.topic.encode()
+
+    def _counts(self) -> PartedCounts:
+        apart = met_again = 0
+        fields, first = Counter[str](), None
+        for _, each in self._all():
+            first = each if first is None or each.number < first.number else first
+            if each.apart:
+                apart += 1
+                fields.update(fields_apart(each.mine, each.theirs))
+            else:
+                met_again += 1
+        if first is None:
+            return PartedCounts()
+        return PartedCounts(apart, met_again, first.offset, first.topic, dict(fields))
+
+    def close(self) -> None:
+        self._stored.close()
 
 
-def _traced(plan: FoldPlan, processor: Processor[Any, Any]) -> FoldPlan:
-    return replace(plan, processor=processor, begin=None, rows=False, transitions=True)
+def _rank(each: tuple[Place, Parted]) -> tuple[Any, ...]:
+    place, parted = each
+    return not parted.apart, parted.number, place
+
+
+def fields_apart(mine: str | None, theirs: str | None) -> tuple[str, ...]:
+    """Return the names of the fields in which two rows differ.
+
+    >>> fields_apart('{"a":1,"b":2}', '{"a":1,"b":3,"c":4}'), fields_apart(None, '{"a":1}'), fields_apart("1", "2")
+    (('b', 'c'), ('(row only in the other)',), ('(row)',))
+    """
+    if mine is None or theirs is None:
+        return (ONLY_THERE if mine is None else ONLY_HERE,)
+    one, other = _fields(mine), _fields(theirs)
+    if one is None or other is None:
+        return (WHOLE,)
+    missing = object()
+    return tuple(
+        sorted(name for name in {*one, *other} if one.get(name, missing) != other.get(name, missing))
+    )
+
+
+def _fields(row: str) -> dict[str, Any] | None:
+    try:
+        found = msgspec.json.decode(row)
+    except msgspec.DecodeError:  # what JSON cannot write is told otherwise
+        return None
+    return found if isinstance(found, dict) else None
+
+
+class _Changes(Results):
+    """Keeps the changes of rows, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changes = list[Transition[Any]]()
+
+    def transition(self, partition: int, each: Transition[Any]) -> None:
+        self._changes.append(each)
+
+    def refused(self, partition: int, each: object) -> None:
+        """Refusals are counted in the summary."""
+
+    def all(self) -> list[Transition[Any]]:
+        """Return the changes since the last time."""
+        changes, self._changes = self._changes, []
+        return changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionBeside:
+    """The version *other*, folded beside the one of a plan. About *memory_bytes* of the state of each, and of what differs, are in memory, and all of it in temporary
+    files where there is more; at most *limit_keys* keys of a partition are told.
+    """
+
+    other: Processor[Any, Any]
+    memory_bytes: int
+    limit_keys: int
+
+    def of_one(self, plan: FoldPlan, partition: int, results: Results) -> PairedFold:
+        return PairedFold(self, plan, partition)
+
+    def of_several(
+        self, plan: FoldPlan, partition: int, results: Results, open_global: OpenGlobal
+    ) -> PairedStretches:
+        return PairedStretches(self, plan, partition, open_global)
+
+    def source_inputs(self, plan: FoldPlan) -> list[tuple[Input, ...]]:
+        """Return the columns of each source that either version takes."""
+        both = zip(plan.processor.folds, self.other.folds, strict=True)
+        return [tuple(dict.fromkeys((*one.inputs, *two.inputs))) for one, two in both]
+
+
+class _TwoFolds:
+    """What two folds of a partition share: *stack* closes their stores, and *apart* what differs."""
+
+    def __init__(self, beside: VersionBeside, plan: FoldPlan, partition: int) -> None:
+        self._limit_keys, self._stack = beside.limit_keys, ExitStack()
+        self._apart = RowsApart(partition, beside.memory_bytes)
+        self._stack.callback(self._apart.close)
+        self._changes = (_Changes(), _Changes())
+        processors = (plan.processor, beside.other)
+        self._plans = [
+            replace(plan, processor=each, beside=None, rows=False, transitions=True) for each in processors
+        ]
+        self._states = [self._beginning(each, beside.memory_bytes) for each in processors]
+
+    def _beginning(self, processor: Processor[Any, Any], memory_bytes: int) -> FoldedState:
+        store = SpillingStore(memory_bytes)
+        self._stack.callback(store.close)
+        return FoldedState(store, stored_format(processor).start)
+
+    def _told(self, summaries: Sequence[Sequence[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        mine, theirs = summaries
+        yield from self._apart.told(self._limit_keys)
+        for batch in theirs:
+            assert set(batch.column("kind").to_pylist()) == {SUMMARY}, "its rows are left out"
+            kinds = pa.array([OTHER] * batch.num_rows, pa.string())
+            yield batch.set_column(0, "kind", kinds)
+        yield from mine
+
+    def close(self) -> None:
+        """Remove what is in files."""
+        self._stack.close()
+
+
+class PairedFold(_TwoFolds):
+    """The two folds of one partition of one source. The other reads what the plan's processor does."""
+
+    def __init__(self, beside: VersionBeside, plan: FoldPlan, partition: int) -> None:
+        super().__init__(beside, plan, partition)
+        each = zip(self._plans, self._changes, self._states, strict=True)
+        self._folds = [PartitionFold(made, partition, into, state) for made, into, state in each]
+
+    def feed(self, batch: Batch, size_bytes: int) -> None:
+        """Take records that follow the last ones, for both. They end their transactions at the same ones."""
+        for fold in self._folds:
+            fold.feed(batch, size_bytes)
+        self._compare()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Yield the keys that ever differed, and a summary of each version."""
+        summaries = [[*fold.finish()] for fold in self._folds]
+        self._compare()
+        yield from self._told(summaries)
+
+    def _compare(self) -> None:
+        self._apart.compare(*([(each.offset, each) for each in one.all()] for one in self._changes))
+
+
+class PairedStretches(_TwoFolds):
+    """The two folds of one partition of several sources, each with globals of its own."""
+
+    def __init__(
+        self, beside: VersionBeside, plan: FoldPlan, partition: int, open_global: OpenGlobal
+    ) -> None:
+        super().__init__(beside, plan, partition)
+        self._topics, self._number, inputs = plan.processor.topics, 0, beside.source_inputs(plan)
+        self._folds = list[MergedFold]()
+        self._columns = list[list[list[int] | None]]()
+        for each, into, state in zip(self._plans, self._changes, self._states, strict=True):
+            fold = MergedFold(each, partition, into, open_global, state)
+            self._stack.callback(fold.close)
+            self._folds.append(fold)
+            self._columns.append(
+                [_chosen(a, b.inputs) for a, b in zip(inputs, each.processor.folds, strict=True)]
+            )
+
+    @property
+    def marker(self) -> VectorMarker:
+        return self._folds[0].marker
+
+    def transact(self, taken: Sequence[Stretch], *, is_due: bool) -> None:
+        """Fold stretches that follow the position, in a transaction of each version."""
+        for fold, columns in zip(self._folds, self._columns, strict=True):
+            fold.transact([_with_columns(each, columns) for each in taken], is_due=is_due)
+        order = dict(zip(_places(self._topics, taken), count(self._number), strict=False))
+        self._number += len(order)
+        self._apart.compare(
+            *([(order[each.topic, each.offset], each) for each in one.all()] for one in self._changes)
+        )
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Yield the keys that ever differed, and a summary of each version."""
+        yield from self._told([[*fold.finish()] for fold in self._folds])
+
+
+def _places(topics: Sequence[str], stretches: Iterable[Stretch]) -> Iterator[tuple[str, int]]:
+    """Yield topic and offset of each record in its order, and of each choice "" and its number, as changes tell them."""
+    for stretch in stretches:
+        if stretch.choice is not None:
+            yield "", stretch.choice.number
+            continue
+        offsets = [iter(() if each is None else each.batch.offsets) for each in stretch.portions]
+        for source in stretch.order:
+            yield topics[source], next(offsets[source])
+
+
+def _chosen(inputs: Sequence[Input], wanted: Sequence[Input]) -> list[int] | None:
+    """Return where the columns *wanted* are among *inputs*; None where they are the same."""
+    return None if tuple(inputs) == tuple(wanted) else [inputs.index(name) for name in wanted]
+
+
+def _with_columns(stretch: Stretch, columns: Sequence[list[int] | None]) -> Stretch:
+    """Return a stretch with those columns of each source that a fold takes."""
+    if stretch.choice is not None or not any(columns):
+        return stretch
+    portions = tuple(
+        each if each is None or at is None else _portion(each, at)
+        for each, at in zip(stretch.portions, columns, strict=True)
+    )
+    return Stretch(portions, stretch.order, stretch.reached_ms)
+
+
+def _portion(portion: Portion, columns: Sequence[int]) -> Portion:
+    batch = portion.batch
+    chosen = tuple(batch.columns[at] for at in columns)
+    return Portion(Batch(batch.offsets, batch.times_ms, chosen), portion.reached_ms)
 
 
 def widened(
     one: Processor[Any, Any], other: Processor[Any, Any]
 ) -> tuple[Processor[Any, Any], Processor[Any, Any]]:
-    """Return both, each given all inputs that either of them decodes."""
+    """Return both processors of one source, each given all inputs that either of them decodes."""
     inputs = tuple(dict.fromkeys((*one.inputs, *other.inputs)))
     return _with_inputs(one, inputs), _with_inputs(other, inputs)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -11,16 +12,22 @@ from pyarrow import compute, dataset
 
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.codec import RowCodec, key_in_table
 from holdfast.errors import ConfigError, LakeError
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.bronze.files import filesystem_of
 from holdfast.pipeline.bronze.lake import bronze_path
+from holdfast.pipeline.folds.bases import read_bases
+from holdfast.pipeline.folds.folding import TRANSITION, FoldSummary, readable, result_batch
 from holdfast.pipeline.folds.local import open_bronze
+from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 
 LIMIT_CHANGES = 20
+TOTAL = "total"
+"""A kind of results: how many changes a partition had."""
 CHANGES = pa.schema(
     [
         ("partition", pa.int32()),
@@ -63,9 +70,12 @@ class MadeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAsOf:
-    """The row of one partition, as JSON, None for no row; *changes* are the last of *total* that it had by then, in their order."""
+    """The row of one partition *at* a place (in words), as JSON, None for no row; *changes* are the last of *total* that it had by then, in their order: none where the
+    table's version began with that row.
+    """
 
     partition: int
+    at: str
     row: str | None
     total: int
     changes: tuple[MadeChange, ...]
@@ -144,8 +154,10 @@ def row_as_of(
         transitions=True,
         of_key=(table, key),
         out=None,
+        through=LastChanges(options.limit),
     )
     replayed = replay(processor, settings, asked)
+    totals = _totals(replayed)
     found: dict[int, list[MadeChange]] = {}
     for each in replayed.table("transitions", processor).to_pylist():
         topic = each["topic"] if processor.on is not None else str(processor.topics[0])
@@ -158,6 +170,10 @@ def row_as_of(
         )
         found.setdefault(each["partition"], []).append(change)
     finder = _Finder(settings, options.replay)
+    begun = _begun(
+        processor, settings, replayed, [at for at in replayed.applied if at not in found], table, key
+    )
+    places = {each.partition: _place(each) for each in replayed.partitions}
     return RowsAsOf(
         processor=processor.name,
         version=processor.version,
@@ -168,13 +184,64 @@ def row_as_of(
         rows=tuple(
             RowAsOf(
                 partition=partition,
-                row=changes[-1].after,
-                total=len(changes),
-                changes=finder.with_records(partition, changes[-options.limit :]),
+                at=places[partition],
+                row=found[partition][-1].after if partition in found else begun[partition],
+                total=totals.get(partition, 0),
+                changes=finder.with_records(partition, found.get(partition, ())),
             )
-            for partition, changes in sorted(found.items())
+            for partition in sorted({*found, *begun})
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LastChanges:
+    """Lets the last *limit* changes of each partition through, and how many there were: a key may have changed more often than memory holds."""
+
+    limit: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        counts, last = Counter[int](), dict[int, deque[pa.RecordBatch]]()
+        for batch in batches:
+            is_change = compute.equal(batch.column("kind"), TRANSITION)
+            yield batch.filter(compute.invert(is_change))
+            changes = batch.filter(is_change)
+            for at, row in enumerate(changes.column("partition").to_pylist()):
+                counts[row] += 1
+                last.setdefault(row, deque(maxlen=self.limit)).append(changes.slice(at, 1))
+        for rows in last.values():
+            yield from rows
+        if counts:
+            yield result_batch([(TOTAL, partition, count) for partition, count in counts.items()])
+
+
+def _totals(replayed: Replayed) -> dict[int, int]:
+    assert replayed.results is not None, "nothing is written to a folder"
+    told = replayed.results.filter(compute.equal(replayed.results["kind"], TOTAL))
+    return dict(zip(told["partition"].to_pylist(), told["offset"].to_pylist(), strict=True))
+
+
+def _place(reached: FoldSummary) -> str:
+    """Return in words up to where a partition was folded."""
+    if isinstance(reached.sources, dict):
+        return ", ".join(f"{topic} {offset}" for topic, offset in reached.sources.items())
+    return f"offset {reached.applied}"
+
+
+def _begun(
+    processor: Processor[Any, Any],
+    settings: Settings,
+    replayed: Replayed,
+    unchanged: Collection[int],
+    table: str,
+    key: str,
+) -> dict[int, str | None]:
+    """Return the row with which *unchanged* partitions began, of those that did with one: a version may begin with the rows of the one before it."""
+    wanted = [at for at in unchanged if at in replayed.bases]
+    bases = read_bases(processor, settings, wanted) if wanted else {}
+    stored_key, codec = key_in_table(table, key), RowCodec[Any](processor.row_of(table))
+    rows = {at: next((v for k, v in each.stored if k == stored_key), None) for at, each in bases.items()}
+    return {at: readable(codec.decode(row)) for at, row in rows.items() if row is not None}
 
 
 def _partitions(

@@ -81,6 +81,7 @@ class RowChanges(Results):
                 "valid_from_ms": change.at_ms,
                 "valid_to_ms": until.at_ms,
                 "until_offset": until.offset,
+                "until_topic": until.topic or None,
                 "before": self._row(until.table, change.before),
                 "after": after,
             }

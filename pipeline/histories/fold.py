@@ -21,15 +21,14 @@ import msgspec
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.skips import OffsetRanges
-from holdfast.core.engine.merge.positions import offsets_of, stored_format
+from holdfast.core.engine.merge.positions import Position, counted, offsets_of, stored_format
 from holdfast.core.engine.state.codec import combine_digests, digest
 from holdfast.errors import ConfigError, LakeError
-from holdfast.pipeline.bronze.extent import check_holes, extent_of_bronze
+from holdfast.pipeline.bronze.extent import check_holes
 from holdfast.pipeline.bronze.files import File
-from holdfast.pipeline.bronze.lake import bronze_path, share
-from holdfast.pipeline.folds.bases import first_behind, read_bases
+from holdfast.pipeline.bronze.lake import share
+from holdfast.pipeline.folds.bases import read_bases
 from holdfast.pipeline.folds.folding import FoldPlan, all_emits
-from holdfast.pipeline.folds.local import open_bronze
 from holdfast.pipeline.histories.fold_commit import (
     FoldCommit,
     PartitionCommit,
@@ -47,18 +46,19 @@ from holdfast.pipeline.histories.fold_tables import (
     is_table,
     remove,
 )
+from holdfast.pipeline.histories.landed_history import HistoryParts, landed_history
 from holdfast.pipeline.histories.output_table import HistoryOutput, OutputTable
 from holdfast.pipeline.histories.partition_fold import PART_DDL, FoldedPart, FoldWork
 from holdfast.pipeline.progress import begin
 from holdfast.pipeline.replay import ReplayEngine, choose_engine
 from holdfast.pipeline.spark.pickling import modules_of
 from holdfast.pipeline.spark.session import SparkOptions, cores_of, import_pyspark, open_session
-from holdfast.pipeline.topic import Span
 from holdfast.schemas import registry
 
 FoldEngine = Literal["local", "spark"]
 LOOKS = 3
 """How often both tables are read: another fold may extend both in between."""
+_NOTHING = PartitionCommit(position="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +140,6 @@ def fold(
     Both engines write the same tables. *output* is the table beside the state, without it the history of the rows. *told* hears of each step. Raises ConfigError for the tables of another fold or version, LostRecordsError for a lake
     with holes, LakeError where something else has changed lake or tables, or another fold has extended them first: nothing was written then.
     """
-    if processor.on is not None:
-        raise ConfigError(
-            f"processor {processor.name} folds {len(processor.topics)} sources; tables are folded of processors of one source: `holdfast replay "
-            f"{processor.name} --from bronze --out FOLDER` writes the state of the others"
-        )
     registry.use(settings)
     with ExitStack() as opened:
         beside = output or HistoryOutput(processor)
@@ -155,11 +150,10 @@ def fold(
 
 
 class _Target(NamedTuple):
-    """What to fold of each partition, and what the commit says besides what comes of it."""
+    """At most how many records to fold of each partition that has any, of how many offsets, and what the commit says besides what comes of it."""
 
-    spans: Mapping[int, Span]
-    wanted: list[int]
-    skips: Mapping[int, OffsetRanges]
+    limits: Mapping[int, int]
+    offsets: int
     holes: tuple[str, ...]
 
 
@@ -178,10 +172,8 @@ class _TableFold:
         self._processor, self._settings, self._options = processor, settings, options
         self._opened, self._beside, self._told, self._anew = opened, beside, told, options.rebuild
         self._identity = identity_of(processor, settings, beside.parameters)
-        self._topic = str(processor.topics[0])
         self._bases = read_bases(processor, settings) if processor.migrate else {}
-        self._path = bronze_path(options.lake, self._topic)
-        self._read_lake()
+        self._landed = landed_history(processor, settings, options.lake)
         folder = (options.into or folds_path(options.lake, processor.name)).rstrip("/")
         if is_table(folder):
             raise ConfigError(
@@ -200,16 +192,10 @@ class _TableFold:
         for table in (self._state, self._output):
             before = None if self._anew else table.last()
             if before is not None:
-                check_identity(table.path, before, self._identity, {self._topic: self._landed.topic_id})
+                check_identity(table.path, before, self._identity, self._landed.ids)
                 noted_types(processor, before)
         self._state.widen(columns.state, rebuild=self._anew)
         self._output.widen(beside.schema, rebuild=self._anew)
-
-    def _read_lake(self) -> None:
-        self._bronze, landed = open_bronze(self._path)
-        extent_of_bronze(landed, None, self._path, {}, self._settings.app)  # refuses what was never landed
-        assert landed is not None
-        self._landed = landed
 
     # -- one commit of each table
 
@@ -220,10 +206,15 @@ class _TableFold:
             self._finish(base, ahead)
             return True
         target = self._target(base)
-        if base is not None and not target.wanted:
+        if base is not None and not target.limits:
             self._report(base)
             return False
-        parts = self._parts(base, target.spans, target.wanted, writes_output=True)
+        left = self._landed.parts(self._plan(base), target.limits)
+        parts = self._parts(base, target, left, writes_output=True)
+        if base is not None and not any(each.records or _moved(each, base) for each in parts):
+            self._drop(parts)  # all that was there is skipped
+            self._report(base)
+            return False
         self._told(FoldStep.FOLDED)
         told = self._commit(base, target, parts)
         self._extend(self._output, told, base, parts)
@@ -255,11 +246,16 @@ class _TableFold:
 
     def _finish(self, base: FoldCommit | None, ahead: FoldCommit) -> None:
         """Bring the state to where the output is: a fold was killed between both."""
-        ends = {at: offsets_of(each)[0] + 1 for at, each in ahead.positions(self._processor).items()}
-        began = self._begins(base)
-        spans = {at: Span(first=began[at], end=max(began[at], end)) for at, end in ends.items()}
-        wanted = [at for at, span in spans.items() if self._has_rows(at, span)]
-        parts = self._parts(base, spans, wanted, writes_output=False)
+        before = {} if base is None else base.partitions
+        upto = ahead.positions(self._processor)
+        moved = {
+            at: 0
+            for at, each in ahead.partitions.items()
+            if before.get(at, _NOTHING).position != each.position
+        }
+        target = _Target(moved, sum(counted(offsets_of(upto[at])) for at in moved), ())
+        left = self._landed.parts(self._plan(base), {}, upto)
+        parts = self._parts(base, target, left, writes_output=False)
         for part in parts:
             if part.commit != ahead.partitions[part.partition]:
                 self._drop(parts)
@@ -300,101 +296,88 @@ class _TableFold:
         nothing = PartitionCommit(
             position=told_position(self._processor, stored_format(self._processor).start), digest=digest(())
         )
-        partitions = dict.fromkeys(target.spans, nothing) | ({} if base is None else base.partitions)
+        there = {} if base is None else base.partitions
+        partitions = dict.fromkeys(self._landed.partitions, nothing) | there
         return FoldCommit(
             batch=uuid.uuid4().hex,
             start="" if base is None else base.batch,
             identity=self._identity,
             partitions=partitions | {part.partition: part.commit for part in parts},
-            topic_ids={self._topic: self._landed.topic_id},
-            skips={self._topic: {at: [*ranges] for at, ranges in target.skips.items()}},
+            topic_ids=dict(self._landed.ids),
+            skips={
+                topic: {at: [*each] for at, each in skips.items()}
+                for topic, skips in self._landed.skips.items()
+            },
             holes=target.holes,
             row_types=noted_types(self._processor, base),
         )
 
     # -- what to fold
 
-    def _begins(self, base: FoldCommit | None) -> dict[int, int]:
-        """Return the first offset of each partition that is not folded yet."""
-        begins = dict.fromkeys(self._landed.end, 0)
-        begins |= first_behind(self._bases)
-        if base is not None:
-            begins |= {at: offsets_of(each)[0] + 1 for at, each in base.positions(self._processor).items()}
-        return begins
-
-    def _is_short(self, base: FoldCommit) -> int | None:
-        """Return a partition whose table ends before what was folded, None where there is none."""
-        begins, end = self._begins(base), self._landed.end
-        return next((at for at, first in begins.items() if end.get(at, 0) < first), None)
+    def _begins(self, base: FoldCommit | None) -> dict[int, Position]:
+        """Return up to where each partition is folded."""
+        begins = dict.fromkeys(self._landed.partitions, stored_format(self._processor).start)
+        begins |= {at: each.position for at, each in self._bases.items()}
+        return begins if base is None else begins | base.positions(self._processor)
 
     def _target(self, base: FoldCommit | None) -> _Target:
-        if base is not None and self._is_short(base) is not None:
-            self._read_lake()  # another fold has come further meanwhile
-            if (short := self._is_short(base)) is not None:
+        begins = self._begins(base)
+        if base is not None and self._landed.short(begins) is not None:
+            self._landed = landed_history(self._processor, self._settings, self._options.lake)
+            if (
+                short := self._landed.short(begins)
+            ) is not None:  # no other fold that has come further meanwhile
                 raise LakeError(
-                    f"{self._path} partition {short} ends at offset {self._landed.end.get(short, 0)}, and was folded up to {self._begins(base)[short]}: the lake was put "
-                    "back to an older state. Land again, or fold anew (--rebuild)"
+                    f"{short}: the lake was put back to an older state. Land again, or fold anew (--rebuild)"
                 )
-        begins, landed = self._begins(base), self._landed
-        skips = landed.skips(self._settings.app)
-        self._check_skips(base, skips, begins)
-        found = extent_of_bronze(landed, None, self._path, {}, self._settings.app, begin=begins)
-        check_holes(found.holes, allow_holes=self._options.allow_holes)
-        starts = {at: max(begins[at], span.first) for at, span in found.spans.items()}
-        ends = share(starts, landed.end, self._options.max_records)
-        spans = {at: Span(first=first, end=max(first, ends[at])) for at, first in starts.items()}
-        wanted = [at for at, span in spans.items() if self._has_rows(at, span)]
-        noted = {at: _upto(ranges, spans[at].end) for at, ranges in skips.items() if at in spans}
-        holes = tuple(dict.fromkeys((*(base.holes if base else ()), *found.holes)))
-        return _Target(spans, wanted, noted, holes)
+        if base is not None:
+            self._check_skips(base, begins)
+        holes = self._landed.holes(begins)
+        check_holes(holes, allow_holes=self._options.allow_holes)
+        left = self._landed.left(begins)
+        limits = share(dict.fromkeys(left, 0), left, self._options.max_records)
+        told = tuple(dict.fromkeys((*(base.holes if base else ()), *holes)))
+        return _Target(limits, sum(limits.values()), told)
 
-    def _check_skips(
-        self, base: FoldCommit | None, skips: Mapping[int, OffsetRanges], begins: Mapping[int, int]
-    ) -> None:
+    def _check_skips(self, base: FoldCommit, begins: Mapping[int, Position]) -> None:
         """Refuse to go on where offsets that were folded are skipped by now, or the other way round: a replay would come to another state."""
-        noted = {} if base is None else base.skips.get(self._topic, {})
-        for at, end in begins.items() if base is not None else ():
-            was, now = _upto(noted.get(at, ()), end), _upto(skips.get(at, ()), end)
-            if was != now:
-                raise ConfigError(
-                    f"{self._state.path} partition {at}: of the offsets that were folded {was or 'none'} were skipped, and {now or 'none'} are by now: fold anew "
-                    "(--rebuild)"
-                )
-
-    def _has_rows(self, partition: int, span: Span) -> bool:
-        files = self._bronze.files.get(partition, ())
-        return span.end > span.first and any(file.touches(span) for file in files)
+        for number, topic in enumerate(self._processor.topics):
+            noted, now = base.skips.get(topic, {}), self._landed.skips[topic]
+            for at, each in begins.items():
+                end = offsets_of(each)[number] + 1
+                was, is_ = _upto(noted.get(at, ()), end), _upto(now.get(at, ()), end)
+                if was != is_:
+                    raise ConfigError(
+                        f"{self._state.path} partition {at}: of the offsets of {topic} that were folded {was or 'none'} were skipped, and {is_ or 'none'} are by "
+                        "now: fold anew (--rebuild)"
+                    )
 
     # -- folding
 
+    def _plan(self, base: FoldCommit | None) -> FoldPlan:
+        every = all_emits(self._processor, self._landed.partitions, internal_alone=False)
+        return FoldPlan(
+            processor=self._processor,
+            rows=False,
+            transitions=not self._beside.takes_emits,
+            emits=every if self._beside.takes_emits else None,
+            later_timeout_s=self._settings.later_timeout_s,
+            bases=self._bases if base is None else {},
+        )
+
     def _parts(
-        self,
-        base: FoldCommit | None,
-        spans: Mapping[int, Span],
-        wanted: Sequence[int],
-        *,
-        writes_output: bool,
+        self, base: FoldCommit | None, target: _Target, left: HistoryParts, *, writes_output: bool
     ) -> list[FoldedPart]:
+        wanted = sorted(target.limits)
         if not wanted:
             return []
         states: dict[int, list[File]] = {}
         for partition, file, _ in self._state.files() if base is not None else ():
             states.setdefault(partition, []).append(file)
         work = FoldWork(
-            plan=FoldPlan(
-                processor=self._processor,
-                rows=False,
-                transitions=not self._beside.takes_emits,
-                emits=all_emits(self._processor, wanted, internal_alone=False)
-                if self._beside.takes_emits
-                else None,
-                skips=self._landed.skips(self._settings.app),
-                later_timeout_s=self._settings.later_timeout_s,
-                bases=self._bases if base is None else {},
-            ),
+            plan=self._plan(base),
             output=self._beside,
-            bronze=self._bronze,
-            spans=spans,
+            parts=left,
             state_uri=str(self._state.handle.table_uri),
             output_uri=str(self._output.handle.table_uri),
             states=states,
@@ -402,11 +385,10 @@ class _TableFold:
             memory_bytes=self._options.memory_bytes,
             writes_output=writes_output,
         )
-        offsets = sum(spans[at].end - spans[at].first for at in wanted)
-        self.report.engine = self._engine(offsets, len(wanted))
+        self.report.engine = self._engine(target.offsets, len(wanted))
         if self.report.engine == "spark":
             return self._on_spark(work, wanted)
-        begin(f"fold of {self._processor.name}", offsets)
+        begin(f"fold of {self._processor.name}", target.offsets)
         parts: list[FoldedPart] = []
         try:
             for partition in wanted:
@@ -434,7 +416,7 @@ class _TableFold:
         rows = on_spark.run(
             session,
             work.plan,
-            self._path,
+            self._landed.path,
             lambda sort: on_spark.fold_each(session, wanted, work.fold_named, PART_DDL),
             lambda results: results.collect(),
         )
@@ -442,7 +424,13 @@ class _TableFold:
 
     def _report(self, now: FoldCommit) -> None:
         self.report.partitions = dict(now.partitions)
-        self.report.applied = {at: offsets_of(each)[0] for at, each in now.positions(self._processor).items()}
+        positions = now.positions(self._processor)
+        self.report.applied = {at: counted(offsets_of(each)) for at, each in positions.items()}
+
+
+def _moved(part: FoldedPart, base: FoldCommit) -> bool:
+    """Tell whether a partition has another position than before."""
+    return base.partitions.get(part.partition, _NOTHING).position != part.commit.position
 
 
 def _upto(ranges: Iterable[tuple[int, int]], end: int) -> OffsetRanges:

@@ -10,13 +10,15 @@ import hashlib
 import inspect
 import textwrap
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.sources import FoldColumns, FoldWith
 from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.state.evolution import RowTypes, decode_row_types, encode_row_types, evolved
 from holdfast.errors import ConfigError, LakeError
@@ -64,19 +66,37 @@ def _code_of(processor: Processor[Any, Any], parameters: str) -> str:
     """Return the digest of what the functions of a processor are written as, whatever their comments and layout. What they call is not looked at, nor
     is what holdfast itself brings.
     """
-    folds = processor.folds if processor.on is not None else (processor,)
-    functions = [getattr(each, name, None) for each in folds for name in ("decode", "fold", "time")]
-    functions += [processor.on_wake, processor.on_tick, processor.on_event]
     sha = hashlib.sha256()
-    for each in functions:
+    for each in _functions(processor):
         sha.update(_written(each).encode() + b"\x00")
     sha.update(parameters.encode())
     return sha.hexdigest()[:16]
 
 
+def _functions(processor: Processor[Any, Any]) -> Iterator[Callable[..., Any] | None]:
+    """Yield the functions that make a state: decoders, folds and times of what is read, and what timers call."""
+    if processor.on is None:
+        yield from (processor.decode, processor.fold, processor.time)
+    for source, fold in (processor.on or {}).items():
+        yield from (source.serde.decode, source.time, *_parts_of(fold))
+    for table in processor.reads:
+        yield from (table.source.serde.decode, *_parts_of(table.fold))
+    yield from (processor.on_wake, processor.on_tick, processor.on_event)
+
+
+def _parts_of(fold: Any) -> Iterator[Callable[..., Any]]:
+    """Yield the functions of a fold as `on=` takes it."""
+    if isinstance(fold, FoldColumns):
+        yield fold.decode
+    yield fold.fold if isinstance(fold, FoldWith | FoldColumns) else fold
+
+
 def _written(function: Callable[..., Any] | None) -> str:
     if function is None:
         return ""
+    if isinstance(function, partial):
+        bound = [("", each) for each in function.args] + sorted(function.keywords.items())
+        return f"{_written(function.func)}({', '.join(f'{name}={_bound(each)}' for name, each in bound)})"
     function = inspect.unwrap(function)
     kind = function if hasattr(function, "__qualname__") else type(function)
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -88,12 +108,20 @@ def _written(function: Callable[..., Any] | None) -> str:
         return name
 
 
+def _bound(value: Any) -> str:
+    """Return what a function is bound to, where that reads the same in every process; else its type."""
+    if isinstance(value, str | int | float | bytes | None):
+        return repr(value)
+    return _written(value) if callable(value) else type(value).__qualname__
+
+
 class PartitionCommit(msgspec.Struct, frozen=True, kw_only=True):
     """Up to where a partition was folded, and what is in its state. *position* is the marker as stored, in base64; *records* and *refused* count from
-    the beginning, *digest* is that of a replay up to there.
+    the beginning, *digest* is that of a replay up to there. Of several sources, choices are read on from the offset *choices_from*.
     """
 
     position: str
+    choices_from: int = 0
     records: int = 0
     refused: int = 0
     rows: int = 0
@@ -176,7 +204,7 @@ def check_identity(where: str, before: FoldCommit, now: FoldIdentity, ids: Mappi
             f"{where} is of {why}. Fold into tables of its own (--into FOLDER), or anew (--rebuild); a fold that changes needs another version"
         )
     for topic, noted in before.topic_ids.items():
-        if ids[topic] != noted:
+        if ids.get(topic, noted) != noted:
             raise LakeError(
                 f"{where}: topic {topic} was deleted and made again (its id was {noted}, is {ids[topic]}): fold anew (--rebuild)"
             )

@@ -27,7 +27,12 @@ UTC = pa.timestamp("us", "UTC")
 STATE_BY, HISTORY_BY = ["partition"], ["partition", "is_current"]
 _KEYS = [("table", pa.string()), ("key", pa.string())]
 _CHANGE = [("offset", pa.int64()), ("topic", pa.string()), ("valid_from", UTC), ("valid_from_ms", pa.int64())]
-_END = [("valid_to", UTC), ("valid_to_ms", pa.int64()), ("until_offset", pa.int64())]
+_END = [
+    ("valid_to", UTC),
+    ("valid_to_ms", pa.int64()),
+    ("until_offset", pa.int64()),
+    ("until_topic", pa.string()),
+]
 STATE = [
     ("kind", pa.string()),
     *_KEYS,

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from holdfast.core.engine.merge.positions import stored_format
+from holdfast.core.engine.merge.positions import counted, offsets_of, stored_format
 from holdfast.core.engine.state.codec import (
     EVENT,
     ROW_KINDS,
@@ -32,17 +32,15 @@ from holdfast.pipeline.folds.folding import (
     FoldPlan,
     FoldSummary,
     beginning_of,
-    fold_partition,
 )
-from holdfast.pipeline.folds.local import BronzeFiles
 from holdfast.pipeline.folds.positions import position_of
 from holdfast.pipeline.folds.results import decode_summary
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.histories.changes import Change, change_of, noted_change
 from holdfast.pipeline.histories.fold_commit import PartitionCommit, told_position
 from holdfast.pipeline.histories.fold_tables import AddedFile, FoldTableColumns, PartFile, remove
+from holdfast.pipeline.histories.landed_history import HistoryPart, HistoryParts
 from holdfast.pipeline.histories.output_table import OutputTable, ToldRows
-from holdfast.pipeline.topic import Span
 
 PART_DDL = "part binary"
 _PART = pa.schema([("part", pa.binary())])
@@ -64,7 +62,7 @@ class FoldedPart(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldWork:
-    """What to fold of each partition: *spans* of *bronze*, on from what the files *states* hold and *before* says. Can be pickled.
+    """What to fold of each partition: *parts*, on from what the files *states* hold and *before* says. Can be pickled.
 
     *memory_bytes* of the state of a partition are in memory, about; all of it in a temporary file where there are more. Without *writes_output* only the
     state is written.
@@ -72,8 +70,7 @@ class FoldWork:
 
     plan: FoldPlan
     output: OutputTable
-    bronze: BronzeFiles
-    spans: Mapping[int, Span]
+    parts: HistoryParts
     state_uri: str
     output_uri: str
     states: Mapping[int, Sequence[File]]
@@ -114,7 +111,8 @@ class FoldWork:
                 written.append((filesystem, made))
             return 0 if made is None else made.rows
 
-        over = self._over(partition, state, rows, summaries)
+        part = self.parts.part(partition, self._choices_from(partition))
+        over = _over(part, state, rows, summaries)
         told = 0
         if self.writes_output:
             schema = self.output.schema
@@ -127,7 +125,7 @@ class FoldWork:
         [summary] = summaries
         return FoldedPart(
             partition=partition,
-            commit=self._commit(partition, summary),
+            commit=self._commit(partition, summary, part),
             records=summary.records,
             changes=told,
             state=tuple(file for _, file in written if "is_current" not in file.values),
@@ -135,24 +133,15 @@ class FoldWork:
             spilled=store.has_spilled,
         )
 
-    def _over(
-        self, partition: int, state: FoldedState, rows: ToldRows, summaries: list[FoldSummary]
-    ) -> Iterator[pa.RecordBatch]:
-        """Fold, and yield the rows that are over; the summary is put in *summaries*."""
-        plan, span = self.plan, self.spans[partition]
-        read = self.bronze.batches(plan.processor.columns, partition, span)
-        for batch in fold_partition(plan, partition, read, state, rows.results):
-            if batch.schema is RESULT or batch.schema.equals(RESULT):
-                summaries += [
-                    decode_summary(row["after"]) for row in batch.to_pylist() if row["kind"] == SUMMARY
-                ]
-            else:
-                yield batch
-
-    def _commit(self, partition: int, summary: FoldSummary) -> PartitionCommit:
+    def _choices_from(self, partition: int) -> int:
         before = self.before.get(partition)
+        return 0 if before is None else before.choices_from
+
+    def _commit(self, partition: int, summary: FoldSummary, part: HistoryPart) -> PartitionCommit:
+        before, position = self.before.get(partition), position_of(self.plan.processor, summary)
         return PartitionCommit(
-            position=told_position(self.plan.processor, position_of(self.plan.processor, summary)),
+            position=told_position(self.plan.processor, position),
+            choices_from=part.choices_from(position),
             records=summary.records + (0 if before is None else before.records),
             refused=summary.refused + (0 if before is None else before.refused),
             rows=summary.rows,
@@ -180,11 +169,22 @@ class FoldWork:
         """Return what a table begins with: rows of an earlier version where it migrated, which were there before its first record."""
         begun = beginning_of(self.plan, partition)
         at = begun.position
-        assert isinstance(at.applied, int), "a fold of one source"
+        made = Change(counted(offsets_of(at)), at.stream_ms, "", None)
         for key, value in begun.store.everything():
-            change = Change(at.applied, at.stream_ms, "", None) if key[:1] in ROW_KINDS else None
+            change = made if key[:1] in ROW_KINDS else None
             store.apply([(key, value), noted_change(key, change)])
         return FoldedState(store, at)
+
+
+def _over(
+    part: HistoryPart, state: FoldedState, rows: ToldRows, summaries: list[FoldSummary]
+) -> Iterator[pa.RecordBatch]:
+    """Fold, and yield the rows that are over; the summary is put in *summaries*."""
+    for batch in part.fold(state, rows.results):
+        if batch.schema is RESULT or batch.schema.equals(RESULT):
+            summaries += [decode_summary(row["after"]) for row in batch.to_pylist() if row["kind"] == SUMMARY]
+        else:
+            yield batch
 
 
 def _puts(rows: pa.RecordBatch) -> Iterator[tuple[bytes, bytes | None]]:

@@ -10,6 +10,7 @@ from functools import partial
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.errors import SparkError
+from holdfast.pipeline.bronze.files import is_local, is_s3
 from holdfast.pipeline.bronze.lake import bronze_path
 from holdfast.pipeline.landing.landing import BronzeTable, Landing
 from holdfast.pipeline.landing.options import LandOptions, LandReport, Progress, chosen_engine
@@ -31,9 +32,11 @@ def tables_of(
         yield partial(LocalTable, settings)
         return
     from holdfast.pipeline.landing.spark_table import SparkTable
+    from holdfast.pipeline.landing.task_table import TaskTable
 
+    made = TaskTable if is_local(lake) or is_s3(lake) else SparkTable
     with open_session(spark) as session:
-        yield partial(SparkTable, session, settings)
+        yield partial(made, session, settings)
 
 
 def land(

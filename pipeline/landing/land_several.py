@@ -3,7 +3,8 @@ how they were folded.
 
 Each round notes where the sources end, then reads the choices: whatever was folded of the sources by then is in the
 order that these tell. The sources are landed as far as noted, then the choices. The last commit of the choices says how
-far the sources are, and a replay reads no further: so it never finds records whose order is still to be landed.
+far the sources are, and a replay reads no further: so it never finds records whose order is still to be landed. It says
+as well where the table stood before all that was read: what a worker had folded keeps its order for ever.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import threading
 from contextlib import ExitStack
 from typing import Any
 
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.chain_state import last_positions
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.choices import decode_choice
-from holdfast.errors import SparkError
-from holdfast.pipeline.bronze.lake import Cut, bronze_path
+from holdfast.core.engine.merge.choices import VectorMarker, decode_choice, decode_vector_marker
+from holdfast.core.engine.merge.positions import counted
+from holdfast.core.engine.upgrades import in_version, versions_on
+from holdfast.errors import ChangelogError, SparkError
+from holdfast.pipeline.bronze.lake import Cut, TablePosition, bronze_path
 from holdfast.pipeline.folds.merged_extent import check_partitions, settled
 from holdfast.pipeline.landing.land import land, tables_of
 from holdfast.pipeline.landing.landing import POLL_S, Landing
@@ -27,6 +32,8 @@ from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 
 SETTLE_S = 5.0
 """How long a round waits for transactions to end. What is open then was not folded: the next round tells of it."""
+POSITIONS_S = 10.0
+"""How often a following landing looks where the table is, when nothing else is new."""
 _LOOK_BACK = 64
 
 
@@ -58,7 +65,7 @@ def land_processor(
         table_at = stack.enter_context(tables_of(settings, lake, options, spark))
         landings = [Landing(table_at(bronze_path(lake, log.topic)), settings, log, options) for log in logs]
         numbers = ChoiceNumbers(stack.enter_context(TopicReader(settings, topics[-1])))
-        rounds = _Rounds(landings, logs, numbers, processor)
+        rounds = _Rounds(settings, landings, logs, numbers, processor)
         while not stop.is_set():
             started_s = system_clock.monotonic_s()
             try:
@@ -74,9 +81,10 @@ def land_processor(
 
 
 def _wait(landings: list[Landing], stop: threading.Event, until_s: float) -> None:
-    """Wait for the time between two rounds, and for something to land."""
+    """Wait for the time between two rounds, and for something to land; not for long, since the table may have gone on."""
+    latest_s = until_s + POSITIONS_S
     while not stop.wait(max(POLL_S, until_s - system_clock.monotonic_s())):
-        if any(landing.is_behind(landing.ends()) for landing in landings):
+        if system_clock.monotonic_s() >= latest_s or any(each.is_behind(each.ends()) for each in landings):
             return
 
 
@@ -87,17 +95,20 @@ class _Rounds:
 
     def __init__(
         self,
+        settings: Settings,
         landings: list[Landing],
         logs: list[TopicLog],
         numbers: ChoiceNumbers,
         processor: Processor[Any, Any],
     ) -> None:
+        self._settings, self._processor = settings, processor
         (*self._sources, self._choices), self._log, self._numbers = landings, logs[-1], numbers
         self._topics = [log.topic for log in logs[:-1]]
         self._folded, self._tables = set(processor.topics), {each.topic for each in processor.reads}
 
     def land(self, stop: threading.Event, progress: Progress | None) -> None:
         found = dict(zip(self._topics, self._sources, strict=True))
+        positions = table_positions(self._settings, self._processor)  # before the ends: they lie behind
         ends = {topic: each.ends() for topic, each in found.items() if topic in self._folded}
         settled(self._log, SETTLE_S)
         spans = self._log.spans()
@@ -106,8 +117,43 @@ class _Rounds:
         for topic, each in found.items():
             if not _reach(each, tables.get(topic) or ends[topic], None, stop, progress):
                 return
-        cut = Cut(sources=ends, numbers={at: self._numbers.up_to(at, span) for at, span in spans.items()})
+        numbered = {at: self._numbers.up_to(at, span) for at, span in spans.items()}
+        cut = Cut(sources=ends, numbers=numbered, positions=positions)
         _reach(self._choices, {at: span.end for at, span in spans.items()}, cut, stop, progress)
+
+
+def table_positions(settings: Settings, processor: Processor[Any, Any]) -> dict[int, TablePosition]:
+    """Return where each partition of the table of a processor of several sources stands, by the version that has come furthest of those that obey the same choices;
+    none of a table that is not there, or stood in other sources.
+    """
+    app, counts = settings.app, Admin(settings).partition_counts()
+    choices = processor.choices(app)
+    found: dict[int, VectorMarker] = {}
+    for version in sorted(
+        {processor.version, *versions_on(app, processor.name, counts, counts.get(choices, 0))}
+    ):
+        each = in_version(processor, version)
+        changelog = each.changelog(app)
+        places = [(changelog, at) for at in range(counts.get(changelog, 0))]
+        for (_, at), value in last_positions(
+            settings, places if each.choices(app) == choices else ()
+        ).items():
+            position = None if value is None else _vector(value)
+            if position is None or position.sources != processor.signature:
+                continue
+            if at not in found or counted(position.applied) > counted(found[at].applied):
+                found[at] = position
+    return {
+        at: TablePosition(dict(zip(processor.topics, each.applied, strict=True)), each.choices)
+        for at, each in found.items()
+    }
+
+
+def _vector(value: bytes) -> VectorMarker | None:
+    try:
+        return decode_vector_marker(value)
+    except ChangelogError:  # of one source
+        return None
 
 
 def _reach(

@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -183,28 +184,44 @@ class LocalTable:
         try:
             with TopicReader(self._settings, topic, skips) as reader:
                 for partition, span in sorted(spans.items()):
-                    lots = (records for records, _ in reader.records(partition, span))
-                    if (first := next(lots, None)) is not None:
-                        files.append(BronzeFile.new(topic, partition))
-                        batches = _columns(files[-1], chain((first,), lots), landed_at_ms)
-                        files[-1].write(self._filesystem, batches)
-        except LostRecordsError as error:
-            self._remove(files)
-            raise LostRecordsError(
-                f"{topic}: records were deleted while they were read: {error.__cause__}. Raise retention.ms; `land --accept-loss` goes on without"
-            ) from error
-        except OSError as error:
-            self._remove(files)
-            raise LakeError(f"{self.path}: a file cannot be written: {error}") from error
+                    made = write_partition(reader, self._filesystem, topic, partition, span, landed_at_ms)
+                    files += [] if made is None else [made]
         except BaseException:
-            self._remove(files)
+            for file in files:
+                _remove(self._filesystem, file)
             raise
         return files
 
-    def _remove(self, files: Sequence[BronzeFile]) -> None:
-        for file in files:
-            with contextlib.suppress(OSError):
-                self._filesystem.delete_file(file.path)
+
+def write_partition(
+    reader: TopicReader, filesystem: Any, topic: str, partition: int, span: Span, landed_at_ms: int
+) -> BronzeFile | None:
+    """Write a file of the records of *span*; None where there are none. Where that fails, no file is left."""
+    lots = (records for records, _ in reader.records(partition, span))
+    file = BronzeFile.new(topic, partition)
+    try:
+        if (first := next(lots, None)) is None:
+            return None
+        file.write(filesystem, _columns(file, chain((first,), lots), landed_at_ms))
+    except LostRecordsError as error:
+        _remove(filesystem, file)
+        raise LostRecordsError(
+            f"{topic}: records were deleted while they were read: {error.__cause__}. Raise retention.ms; `land --accept-loss` goes on without"
+        ) from error
+    except OSError as error:
+        _remove(filesystem, file)
+        raise LakeError(
+            f"{topic} partition {partition}: file {file.path} cannot be written: {error}"
+        ) from error
+    except BaseException:
+        _remove(filesystem, file)
+        raise
+    return file
+
+
+def _remove(filesystem: Any, file: BronzeFile) -> None:
+    with contextlib.suppress(OSError):
+        filesystem.delete_file(file.path)
 
 
 def _columns(file: BronzeFile, lots: Iterable[Records], landed_at_ms: int) -> Iterator[pa.RecordBatch]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from holdfast.pipeline.bronze.files import is_s3
 from holdfast.pipeline.bronze.lake import Landed
 from holdfast.pipeline.spark.session import SparkOptions, active_session, under_spark_submit
 
@@ -22,7 +23,7 @@ class LandOptions:
     *max_records* bounds one commit, *every_s* is the shortest time between two commits when following; before that a commit is
     made when about *every_bytes* (as the table stores them) wait for it. *accept_loss* goes on where records were deleted before they were
     landed, and notes the hole in the commit. *rebuild* reads the vector from the rows. *engine* "auto" is this process for lakes in
-    its own file system, and Spark for others, for a master elsewhere, and where a session is active.
+    its own file system and in S3, and Spark for others, for a master elsewhere, and where a session is active.
     """
 
     engine: LandEngine = "auto"
@@ -74,7 +75,9 @@ def engine_for(
     ('spark', 'a session is active')
     >>> engine_for("auto", "/data/lake", SparkOptions(master="spark://host:7077"), in_session=False)
     ('spark', 'the master is spark://host:7077')
-    >>> engine_for("auto", "s3a://lake", None, in_session=False)[0], engine_for("local", "s3a://lake", None, in_session=True)
+    >>> engine_for("auto", "s3a://lake", None, in_session=False)
+    ('local', 'this process reaches the lake')
+    >>> engine_for("auto", "hdfs://lake", None, in_session=False)[0], engine_for("local", "s3a://lake", None, in_session=True)
     ('spark', ('local', 'it was asked for'))
     """
     if engine != "auto":
@@ -83,6 +86,8 @@ def engine_for(
         return "spark", "a session is active"
     if spark is not None and not spark.in_one_jvm:
         return "spark", f"the master is {spark.master}"
+    if is_s3(lake):
+        return "local", "this process reaches the lake"
     if "://" in lake and not lake.startswith("file://"):
         return "spark", "the lake is not in the file system of this machine"
     return "local", "the lake is in the file system of this machine"

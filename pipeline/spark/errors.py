@@ -19,6 +19,7 @@ _GIVEN_UP = (
 )
 _ERRORS = (" ERROR ", " FATAL ", "Exception in thread ")
 GONE = "Py4JNetworkError"
+_LOST = f"{LostRecordsError.__module__}.{LostRecordsError.__qualname__}: "
 _CUT_OFF = "An error occurred while calling "
 """How py4j's plain error begins when the JVM has ended in the middle of a call; an answer has a trace with it."""
 _RACES = (
@@ -82,6 +83,8 @@ def failed(error: Exception, what: str) -> PipelineError:
             return LostRecordsError(
                 f"{what}: records were deleted while they were read: {message[:300]}. Raise retention.ms; `land --accept-loss` goes on without"
             )
+        if (told := _telling(message)).startswith(_LOST):  # by a task of ours
+            return LostRecordsError(told.removeprefix(_LOST))
         if name.rpartition(".")[2] in _RACES:
             return LakeError(
                 f"{what}: another writer changed this table at the same time; run one landing per topic and lake"

@@ -88,7 +88,7 @@ def expire(topic: str, lake: str, *, before_ms: int, dry_run: bool = False) -> E
     """Remove, of each partition of *topic*'s table, all records before the first one whose time is *before_ms* (ms since the epoch) or
     later. Records without a time go with their neighbours; a file without any by when it was landed.
 
-    Older versions can still be read until a vacuum. Raises ConfigError for a time that is not in the past, LakeError for a table that
+    Older versions can still be read until a vacuum. Raises ConfigError for a time that is not in the past and for a table of choices, LakeError for a table that
     is not sound, and where another commit removed the same files first: nothing was changed then.
     """
     if not 0 <= before_ms <= min(LAST_TIME_MS, system_clock.now_ms()):
@@ -99,6 +99,10 @@ def expire(topic: str, lake: str, *, before_ms: int, dry_run: bool = False) -> E
     sound = open_sound(path)
     if not sound.chain:
         raise LakeError(f"{path}: nothing was landed yet (`holdfast pipeline land`)")
+    if sound.chain[0].landed.cut is not None:
+        raise ConfigError(
+            f"{path} holds the choices of a processor of several sources, and none expire: without one of them nobody could fold what is left of the sources"
+        )
     goes = dict(_beginnings(path, sound, before_ms))
     told = tuple(
         ExpiredRows(topic=topic, partition=p, first=each.first, begins=each.begins, rows=each.rows)
@@ -108,6 +112,13 @@ def expire(topic: str, lake: str, *, before_ms: int, dry_run: bool = False) -> E
     return ExpireReport(
         topic=topic, table=path, before_ms=before_ms, dry_run=dry_run, expired=told, version=version
     )
+
+
+def holds_choices(topic: str, lake: str) -> bool:
+    """Tell whether the table of *topic* is one of choices, none of which expire."""
+    path = bronze_path(lake, topic)
+    chain = open_sound(path).chain
+    return bool(chain) and chain[0].landed.cut is not None
 
 
 # -- what goes

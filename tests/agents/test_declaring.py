@@ -12,7 +12,7 @@ import faust
 import pytest
 
 from holdfast.agents.app import App, create_app
-from holdfast.agents.faust.options import INSTEAD, TAKEN
+from holdfast.agents.faust.declared.options import INSTEAD, TAKEN
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError

@@ -20,7 +20,7 @@ from aiokafka.errors import KafkaError as AioKafkaError
 from confluent_kafka import Consumer, Producer
 from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth
 
-from holdfast.agents.faust.credentials import broker_credentials
+from holdfast.agents.faust.transport.credentials import broker_credentials
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.types import CreateTopic, TopicRole, TopicSpec
 from holdfast.config import Settings

@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from holdfast.cli.__main__ import main
+from holdfast.clock import system_clock
 from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.support.harness import wait_for
@@ -144,15 +145,18 @@ def last_of(broker: SessionBroker, group: str, run: Run) -> Any:
 def test_groups_that_keep_up_stopped_and_went_back_are_told(
     broker: SessionBroker, fresh_topic: FreshTopic, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    topic, name = fresh_topic("events", partitions=1), f"shop-{uuid.uuid4().hex[:8]}"
+    name, now_ms = f"shop-{uuid.uuid4().hex[:8]}", system_clock.now_ms()
+    old, new = fresh_topic("events", partitions=1), fresh_topic("events", partitions=1)
     filler = Producer(broker.client_config())
-    for _ in range(10):
-        filler.produce(topic, b"x", partition=0)
+    for topic, at_ms in ((old, now_ms - 3_600_000), (new, now_ms)):
+        for _ in range(10):
+            filler.produce(topic, b"x", partition=0, timestamp=at_ms)
     filler.flush(DEADLINE_S)
     history = {"done": (4, 10), "stopped": (3, 4), "back": (8, 2)}
     for group, offsets in history.items():
         consumer = Consumer(broker.client_config(**{"group.id": f"{name}-{group}"}))
         for offset in offsets:
+            topic = new if group == "back" else old  # in the old one, all have had time to commit
             consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
         consumer.close()
 

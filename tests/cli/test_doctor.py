@@ -42,6 +42,10 @@ def unwell(found: Iterator[Diagnosis]) -> dict[str, str]:
 # The machine
 
 
+def test_every_extra_that_brings_packages_is_looked_for() -> None:
+    assert {*machine.PURPOSES} == {*EXTRAS.values()}
+
+
 def test_a_machine_that_lacks_something_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> Path:
         raise JavaMissingError("no java in PATH; install a JDK 17 or newer")

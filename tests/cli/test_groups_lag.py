@@ -7,15 +7,15 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from holdfast.cli.groups import lag
 from holdfast.cli.groups.lag_page import LagPage
 from holdfast.cli.groups.partition_lag import PartitionLag
 from holdfast.clients.topics.admin import Admin
-from holdfast.clock import ManualClock
+from holdfast.clock import ManualClock, system_clock
 from holdfast.config import Settings
-from holdfast.core.broker_logs.lag import LagStanding
+from holdfast.core.broker_logs.lag import RECENT_MS, LagStanding
 from holdfast.dev.ports import free_ports
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import BrokerError
@@ -39,6 +39,32 @@ def test_a_topic_that_is_deleted_meanwhile_is_left_out(monkeypatch: pytest.Monke
         Admin(settings).delete(["gone"])
         monkeypatch.setattr(Admin, "partition_counts", lambda admin: counts)  # what it was a moment before
         assert [each.place for each in lag.lags(settings)] == [("kept", 0)]
+
+
+def test_a_group_that_was_level_and_is_silent_since_has_stopped() -> None:
+    """Each of its commits left no lag, so that only its silence tells that it has died."""
+    with EmbeddedKafka() as kafka:
+        kafka.create_topic("orders")
+        settings = Settings(
+            kafka={"bootstrap.servers": kafka.bootstrap}, session_timeout_s=3, request_timeout_s=3
+        )
+        producer = Producer(kafka.client_config())
+        now_ms = system_clock.now_ms()
+        consumer = Consumer(kafka.client_config(**{"group.id": "billing"}))
+        for number in range(1, 4):
+            producer.produce("orders", b"x", timestamp=now_ms - 600_000 + number)
+            assert producer.flush(10) == 0
+            consumer.commit(offsets=[TopicPartition("orders", 0, number)], asynchronous=False)
+        consumer.close()
+        producer.produce("orders", b"x", timestamp=now_ms)
+        assert producer.flush(10) == 0
+
+        def standings(after_ms: int) -> list[LagStanding]:
+            clock = ManualClock(now_ms=system_clock.now_ms() + after_ms)
+            return [each.standing for each in lag.lags(settings, clock=clock)]
+
+        assert standings(1_000) == [LagStanding.OK], "a minute ago there was nothing to commit"
+        assert standings(RECENT_MS + 60_000) == [LagStanding.STOP]
 
 
 def told(group: str, partition: int, standing: LagStanding, behind: int) -> PartitionLag:

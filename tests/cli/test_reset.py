@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from holdfast.cli.__main__ import main
+from holdfast.cli.topics.resetting import ApplicationReset
 from holdfast.clients.topics.application import create_topics
 from holdfast.clients.topics.committed import CommittedOffsets
 from holdfast.config import Settings
@@ -74,14 +75,6 @@ def test_agents_go_on_at_their_offsets_since_what_they_keep_stays(
     assert ("delete  group" in told.out) != stays
 
 
-SEVERAL = """
-from holdfast import Processor, Source, Text
-
-both = Processor(name="both", on={Source("orders", Text()): lambda rows, event, at_ms: None}, row=int)
-processors = [both]
-"""
-
-
 def test_a_time_is_where_the_sources_are_folded_from(
     module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,10 +114,69 @@ def test_a_time_is_where_the_sources_are_folded_from(
         assert replay(totals, settings, ReplayOptions(engine="local")).records == 2 + ORDERS
         assert reset("--yes") == 0
         assert [(each.applied, each.base) for each in read_live(totals, settings)] == [(-1, None)] * 3
-        (tmp_path / f"{module}.py").write_text(SEVERAL)
-        sys.modules.pop(module)
-        capsys.readouterr()
-        assert reset(*time) == 2
-        assert "--to-datetime: both may fold several sources" in capsys.readouterr().err
         assert reset("--to-datetime", "yesterday") == 2
         assert "'yesterday' is not a valid time" in capsys.readouterr().err
+
+
+GOES_ON = """
+from holdfast import Processor, create_app
+
+def fold(rows, event, at_ms):
+    pass
+
+totals = Processor(name="totals", source="orders", decode=bytes, fold=fold, row=int, version=2, {how})
+app = create_app([totals])
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "cure"),
+    [
+        ('emits=("out",), emits_from="handover"', 'totals: write emits_from="beginning"'),
+        ("migrate={1: lambda rows, key, row: None}", "totals: leave out migrate="),
+    ],
+)
+def test_a_version_that_goes_on_from_an_earlier_one_is_not_reset_since_it_could_not_begin(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, cure: str
+) -> None:
+    (tmp_path / f"{module}.py").write_text(GOES_ON.format(how=how))
+    with EmbeddedKafka() as kafka:
+        for topic in ("orders", "out", f"{module}-totals.v1-changelog"):
+            kafka.create_topic(topic, partitions=1, config={"retention.ms": "-1"})
+        with pytest.raises(SystemExit) as ended:
+            main(["-A", module, "--set", f"app={module}", "--bootstrap", kafka.bootstrap, "reset"])
+        assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert (
+        "a reset takes away all earlier versions, and a version that goes on from one could not begin" in told
+    )
+    assert cure in told
+
+
+def test_a_bootstrap_that_is_frozen_while_its_application_is_reset_writes_nothing_when_it_thaws(
+    tmp_path: Path,
+) -> None:
+    with EmbeddedKafka() as kafka:
+        settings = Settings(app="thawed", kafka=kafka.client_config(), data_dir=tmp_path / "data")
+        emitting: Processor[Any, Any] = Processor(
+            name="totals",
+            source="orders",
+            decode=bytes,
+            fold=lambda *_: None,
+            row=int,
+            version=2,
+            emits=("out",),
+        )
+        create_topics(settings, [emitting], partitions=1)
+        builder = {"transactional.id": emitting.builder_id(settings.app, 0)}
+        frozen = Producer(kafka.client_config(**builder))
+        frozen.init_transactions(10)
+        frozen.begin_transaction()
+        frozen.produce("orders", b"{}")  # which stays: as would a changelog that is made anew
+        frozen.flush(10)
+        reset = ApplicationReset(settings, [emitting], empty_outputs=True)
+        for step in reset.steps():
+            step.do()
+        with pytest.raises(KafkaException) as refused:
+            frozen.commit_transaction(10)
+        assert refused.value.args[0].code() in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.merge.choices import Choice
 from holdfast.core.engine.merge.global_copies import GlobalLog, folded_by
@@ -37,10 +38,11 @@ class RecordedRun:
         if self.processor.on is None:
             return fold_partition(plan, number, logs[0])
         ends = [len(batch.offsets) for batch in self.sources]
-        return fold_merged(plan, number, logs, self.choices, ends, open_logs=self._open_logs)
+        return fold_merged(plan, number, logs, self.choices, ends, open_global=self._open_global)
 
-    def _open_logs(self, table: int) -> dict[int, GlobalLog]:
-        return {at: GlobalLog([batch], len(batch.offsets)) for at, batch in self.tables[table].items()}
+    def _open_global(self, table: Global[Any]) -> dict[int, GlobalLog]:
+        number = [each.name for each in self.processor.reads].index(table.name)
+        return {at: GlobalLog([batch], len(batch.offsets)) for at, batch in self.tables[number].items()}
 
 
 def recorded_runs(topology: Topology) -> Iterator[RecordedRun]:

@@ -17,11 +17,14 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import ConfigError, LostRecordsError, PipelineError
+from holdfast.pipeline.bootstrap.bootstrap import bootstrap
 from holdfast.pipeline.bronze.extent import Until
-from holdfast.pipeline.histories.as_of import AsOfOptions, row_as_of
+from holdfast.pipeline.folds.folding import TRANSITION, result_batch
+from holdfast.pipeline.histories.as_of import TOTAL, AsOfOptions, LastChanges, row_as_of
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions, replay
-from tests.support.books_app import PARTITIONS, Books
+from tests.pipeline.folds import doubled
+from tests.support.books_app import MIGRATE, PARTITIONS, Books
 
 LOCAL = ReplayOptions(engine="local")
 Cmd = Callable[..., tuple[int, str, str]]
@@ -105,6 +108,37 @@ def test_the_records_are_those_of_the_changes_wherever_they_lie(books: Books, la
     assert few.rows[0].total == alone.rows[0].total > 2
 
 
+def test_a_row_with_which_a_version_began_is_there_though_no_record_made_it(kafka: EmbeddedKafka) -> None:
+    books = Books(kafka).begun()
+    second = books.version(2, migrate={1: doubled})
+    bootstrap(second, books.settings, MIGRATE)
+    books.write(2, first=120)
+    at = Until(offsets={0: 120})
+    rows = replay(second, books.settings, replace(LOCAL, until=at)).table("rows", second).to_pylist()
+    known = {each["key"]: each["row"] for each in rows if each["partition"] == 0}
+    kept = 0
+    for key, row in known.items():
+        [found] = row_as_of(second, books.settings, key, at, AsOfOptions(replay=LOCAL)).rows
+        assert (found.row, found.at, found.total) == (row, "offset 120", len(found.changes))
+        kept += not found.changes
+    assert 0 < kept < len(known)
+    assert row_as_of(second, books.settings, "ghost", at, AsOfOptions(replay=LOCAL)).rows == ()
+
+
+def test_of_many_changes_the_last_are_kept_and_all_are_counted() -> None:
+    through, changes = LastChanges(2), [(TRANSITION, at % 2, at, None, "k") for at in range(10)]
+    told = [result_batch([("other", 0, 7)]), result_batch(changes[:7]), result_batch(changes[7:])]
+    rows = [row for batch in through(iter(told)) for row in batch.to_pylist()]
+    assert [(row["kind"], row["partition"], row["offset"]) for row in rows] == [
+        ("other", 0, 7),
+        *((TRANSITION, 0, at) for at in (6, 8)),
+        *((TRANSITION, 1, at) for at in (7, 9)),
+        (TOTAL, 0, 5),
+        (TOTAL, 1, 5),
+    ]
+    assert [*LastChanges(2)(iter(()))] == []
+
+
 def test_what_does_not_say_enough_is_refused(books: Books, lake: Path) -> None:
     land(books.settings, books.source, str(lake))
     bronze = AsOfOptions(
@@ -119,6 +153,9 @@ def test_what_does_not_say_enough_is_refused(books: Books, lake: Path) -> None:
     with pytest.raises(PipelineError, match="cannot be replayed up to and with 9999"):
         row_as_of(routed(books), books.settings, "k1", 9_999, bronze)
     assert row_as_of(routed(books), books.settings, "ghost", 119, bronze).rows == ()
+    for options in (bronze, AsOfOptions(replay=LOCAL)):
+        with pytest.raises(PipelineError, match="has no partition 9"):
+            row_as_of(books.first, books.settings, "k1", Until(offsets={9: 5}), options)
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from holdfast.clients.topics.application import create_topics
 from holdfast.clients.topics.committed import CommittedOffsets
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.state.codec import digest
 from holdfast.core.engine.state.handover import Handover
 from holdfast.embedded.kafka import EmbeddedKafka
@@ -315,3 +317,28 @@ def run(*arguments: str) -> int:
     with pytest.raises(SystemExit) as ended:
         main([*arguments])
     return int(ended.value.code or 0)
+
+
+def test_where_an_earlier_version_stood_in_another_internal_topic_is_no_place_in_this_one(
+    books: Books,
+) -> None:
+    def loud(version: int) -> Processor[Any, int]:
+        words = Internal(f"{books.name}-words", Text(), version=version)
+        made: Processor[Any, int] = Processor(
+            name="loud",
+            source=words,
+            decode=bytes,
+            fold=lambda *_: None,
+            row=int,
+            version=version,
+            emits=(f"{books.name}-loud",),
+        )
+        create_topics(books.settings, [made], partitions=PARTITIONS)
+        return made
+
+    loud(1)
+    with pytest.raises(
+        ConfigError, match=r"words\.v2, an internal topic: its earlier version stood in another"
+    ):
+        bootstrap(loud(2), books.settings, BootstrapOptions(replay=LOCAL))
+    assert outcomes(bootstrap(loud(2), books.settings, SEND)) == [Outcome.EMPTY] * PARTITIONS

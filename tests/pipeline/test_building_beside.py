@@ -233,3 +233,18 @@ def test_workers_have_to_stop_where_all_is_sent_or_everything_is_emitted_again(
         with pytest.raises(GroupError):
             bootstrap(version, books.settings, options)
     assert outcomes(bootstrap(second, books.settings, SILENT)) == [Outcome.WRITTEN] * 2
+
+
+def test_a_bootstrap_that_sends_shuts_out_one_that_builds_beside_as_well(
+    books: Books, second: Processor[Op, Account]
+) -> None:
+    async def raced() -> None:
+        async with fenced_writer(second, books.settings, 0, beside=True) as frozen:
+            done = await asyncio.to_thread(bootstrap, second, books.settings, SEND)
+            assert outcomes(done) == [Outcome.WRITTEN] * 2
+            row = [(row_key("stale"), b"\x90")]
+            await frozen.write(Changes(marker=Marker(3, 9, 2), records=1, puts=[*row]), [], TIMEOUT_S)
+
+    with pytest.raises(FencedError):
+        asyncio.run(raced())
+    assert verify(second, books.settings, LOCAL).equal

@@ -19,9 +19,10 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.sources import Source
 from holdfast.errors import ConfigError
-from holdfast.pipeline.comparing.compare import ONLY_HERE, ONLY_THERE, Comparison, compare
+from holdfast.pipeline.comparing.compare import Comparison, compare
 from holdfast.pipeline.comparing.page import comparison_page
 from holdfast.pipeline.folds import folding
+from holdfast.pipeline.folds.paired import ONLY_HERE, ONLY_THERE
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.spark.session import SparkOptions
 from tests.pipeline.compared import second
@@ -155,7 +156,7 @@ def test_what_cannot_be_compared_is_refused(some: Path) -> None:
     joined: Any = Processor(
         name="accounts", on={Source("t", serde=Text()): lambda rows, value, at_ms: ()}, row=int
     )
-    with pytest.raises(ConfigError, match="declares its sources with on="):
+    with pytest.raises(ConfigError, match=r"folds t \(on=\), and accounts folds t: there is no one history"):
         compare(joined, second("t"), NO_KAFKA, bronze(some))
     with pytest.raises(ConfigError, match="there is no one history"):
         compare(accounts("t"), second("u"), NO_KAFKA, bronze(some))

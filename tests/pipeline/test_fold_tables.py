@@ -136,7 +136,7 @@ def test_after_any_number_of_folds_the_tables_are_those_of_one_replay(
 def test_many_commits_in_one_run_and_one_are_the_same(topic: TopicInMemory, lake: Path) -> None:
     some(topic, 200, seed=1)
     land(topic, lake)
-    report = run(lake, max_records=100)
+    report = run(lake, max_records=60)
     assert report.commits > 5
     check(lake, report)
     once = run(lake, into=str(lake / "once"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -20,15 +20,17 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import LakeError, LostRecordsError
 from holdfast.pipeline.bronze.commits import history_of, last_landed
 from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path, open_table
+from holdfast.pipeline.comparing.compare import compare
 from holdfast.pipeline.folds import on_spark
 from holdfast.pipeline.folds.folding import FoldPlan
 from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
 from holdfast.pipeline.folds.results import Replayed
+from holdfast.pipeline.histories.fold import FoldOptions, fold
+from holdfast.pipeline.landing import local_table
 from holdfast.pipeline.landing.land_several import ChoiceNumbers, land_processor
 from holdfast.pipeline.landing.landing import Landing
 from holdfast.pipeline.landing.options import LandOptions
-from holdfast.pipeline.landing.spark_table import SparkTable
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 from holdfast.pipeline.verify import verify
@@ -103,10 +105,17 @@ def test_live_restored_local_and_spark_are_one_table(
     verdict = verify(app.joined, app.settings, from_lake)
     assert verdict.equal, [each.explain() for each in verdict.partitions]
 
+    # The table stood where the lake ends, so that is how far the tables of its fold come.
+    folding = FoldOptions(lake=str(lake), engine="local")
+    assert fold(app.joined, app.settings, folding).digest == lived
+    second = replace(app.joined, version=2)
+    assert compare(app.joined, second, app.settings, replace(from_lake, engine="local")).equal
+
     # More is lived and not landed: the lake tells of what it has.
     app.write(200, seed=6)
     app.prove()
     assert replayed(app, lake).digest == lived
+    assert fold(app.joined, app.settings, folding).records == 0
     assert replayed(app, None).digest != lived
 
     # Both are one history, and prove the live table once the topics have forgotten their beginnings.
@@ -165,7 +174,7 @@ def test_a_landing_that_ends_between_sources_and_choices_tells_of_the_one_before
 
 
 def test_a_landing_counts_the_choices_and_misses_one_that_it_did_not_land(
-    spark: SparkSession, app: JoinApplication, lake: Path, monkeypatch: pytest.MonkeyPatch
+    app: JoinApplication, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app.worker(source_wait_ms=0).start(JOIN_LIE="1").wait_ready()
     app.write_late_orders(4)
@@ -179,14 +188,15 @@ def test_a_landing_counts_the_choices_and_misses_one_that_it_did_not_land(
         counted = ChoiceNumbers(reader)
         assert {at: counted.up_to(at, span) for at, span in spans.items()} == choices
         assert {at: counted.up_to(at, span) for at, span in spans.items()} == choices
-    read = SparkTable._read
+    write = local_table.write_partition
 
-    def short(self: SparkTable, topic: str, spans: Mapping[int, Span], skips: Any) -> Any:
-        found = read(self, topic, spans, skips)
-        return found if topic != log.topic else found.where(f"offset < {spans[0].end - 4}")
+    def short(reader: TopicReader, files: Any, topic: str, partition: int, span: Span, at_ms: int) -> Any:
+        last = max(span.first, min(span.end, spans[0].end - 4))
+        cut = span if topic != log.topic else Span(first=span.first, end=last)
+        return write(reader, files, topic, partition, cut, at_ms)
 
-    monkeypatch.setattr(SparkTable, "_read", short)
-    land_processor(app.settings, app.joined, str(lake))
+    monkeypatch.setattr(local_table, "write_partition", short)
+    land_processor(app.settings, app.joined, str(lake), options=HERE)
     with pytest.raises(LakeError, match=f"though {choices[0]} were landed"):
         replayed(app, lake)
 
@@ -224,6 +234,10 @@ def test_globals_are_landed_and_read_by_each_task_as_they_were(
             == verify(app.joined, app.settings).live_digest
             != lived
         )
+        folded = fold(app.joined, app.settings, FoldOptions(lake=str(lake), engine="local", max_records=300))
+        assert (folded.digest, folded.commits > 1) == (replayed(app, lake, engine="local").digest, True)
+        bronze = ReplayOptions(source="bronze", lake=str(lake), engine="local")
+        assert compare(app.joined, replace(app.joined, version=2), app.settings, bronze).equal
 
 
 def test_the_command_lands_a_processor_and_replays_it(

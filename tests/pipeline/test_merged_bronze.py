@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 from msgspec.structs import replace
 
+from holdfast.cli.__main__ import main
 from holdfast.config import Settings
 from holdfast.core.engine.merge.choices import VectorMarker, decode_vector_marker
 from holdfast.core.engine.state.codec import APPLIED
-from holdfast.errors import ChoicesError, LakeError, LostRecordsError, PipelineError, SparkError
+from holdfast.errors import ChoicesError, ConfigError, LakeError, LostRecordsError, PipelineError, SparkError
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.bronze.lake import Cut
 from holdfast.pipeline.folds import on_spark
@@ -24,6 +25,7 @@ from holdfast.pipeline.folds.merged_bronze import open_several
 from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.histories.as_of import AsOfOptions, row_as_of
 from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.upkeep.expire import expire
 from tests.choices.world import TOPICS, Journal, logs_of, processor_of
 from tests.choices.world import Log as SourceLog
 from tests.pipeline.folds import Log, Record
@@ -248,3 +250,16 @@ def test_a_row_as_of_the_end_is_the_replays_and_tells_records_of_every_source(la
         assert all((each.topic is None) == (each.record is None) for each in found.changes)
         topics |= {each.topic for each in found.changes}
     assert topics > {None} or len(topics) > 1, "a toy"
+
+
+def test_choices_do_not_expire(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(lake)
+    with pytest.raises(
+        ConfigError, match="holds the choices of a processor of several sources, and none expire"
+    ):
+        expire(CHOICES, str(lake), before_ms=2_000)
+    with pytest.raises(SystemExit) as ended:
+        main(["pipeline", "expire", "--lake", str(lake), "--all-topics", "--before", "1000000000000"])
+    assert (ended.value.code or 0) == 0
+    assert CHOICES not in capsys.readouterr().out
+    assert replayed(lake, allow_holes=True).records == 0

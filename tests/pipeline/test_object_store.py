@@ -1,7 +1,8 @@
-"""A lake in an object store, through delta-rs: the same tables, and as exact when landings race, or are killed."""
+"""A lake in an object store, through delta-rs, by either engine: the same tables, and as exact when landings race, or are killed."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -15,9 +16,11 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
+from confluent_kafka import Producer
 from deltalake import DeltaTable
 
 from holdfast.config import Settings
+from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import LakeError
 from holdfast.pipeline.bronze.lake import bronze_path
 from holdfast.pipeline.checks.check import check_table
@@ -192,3 +195,68 @@ def test_a_lake_that_is_not_there_is_told(lake: str) -> None:
         check_table(Settings(), "t", "s3a://no-bucket/lake")
     with pytest.raises(LakeError, match=r"cannot .* s3a://no-bucket/"):
         LocalTable(Settings(), "s3a://no-bucket/lake/bronze/t")
+
+
+# -- by tasks of Spark
+
+
+@pytest.fixture
+def kafka() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka(seed=53) as running:
+        running.create_topic("t", partitions=2, config={"retention.ms": "-1"})
+        yield running
+
+
+def on_spark(what: str, lake: str, kafka: EmbeddedKafka) -> subprocess.Popen[bytes]:
+    """Start a process with Spark, and its JVM in a group with it."""
+    command = [sys.executable, "-P", "-m", "tests.support.s3_spark", what, lake, "t"]
+    return subprocess.Popen(
+        [*command, str(kafka.client_config()["bootstrap.servers"])],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+
+
+def checked(kafka: EmbeddedKafka, lake: str) -> list[str]:
+    settings = Settings(
+        app="s3", kafka={"bootstrap.servers": str(kafka.client_config()["bootstrap.servers"])}
+    )
+    return [each.told for each in check_table(settings, "t", lake, deep=True, against_topic=True).faults]
+
+
+@pytest.mark.spark
+def test_tasks_of_spark_and_a_process_race_there_and_one_wins(kafka: EmbeddedKafka, lake: str) -> None:
+    with on_spark("race", lake, kafka) as child:
+        out, _ = child.communicate(timeout=400)
+    assert child.returncode == 0
+    told = json.loads(out.splitlines()[-1])
+    assert places(lake) == [(partition, offset) for partition in (0, 1) for offset in range(60)]
+    assert (told["lost"] > 0, told["engines"], told["records"]) == (True, ["local", "spark"], 120)
+    assert len({*told["digests"]}) == 1
+    assert checked(kafka, lake) == []
+
+
+@pytest.mark.spark
+def test_landings_of_spark_that_are_killed_lose_and_double_nothing(kafka: EmbeddedKafka, lake: str) -> None:
+    producer, chance, kills = Producer(kafka.client_config()), random.Random(7), 0
+    for at in range(1_200):
+        producer.produce("t", b"v%d" % at, partition=at % 2)
+    assert producer.flush(30) == 0
+    for _ in range(8):
+        with on_spark("land", lake, kafka) as child:
+            assert child.stdout is not None
+            if kills < 3:
+                for _ in range(chance.randrange(1, 4)):
+                    child.stdout.readline()
+                time.sleep(chance.random() * 0.5)
+                os.killpg(child.pid, signal.SIGKILL)
+            child.stdout.read()
+            code = child.wait(240)
+        kills += code == -signal.SIGKILL
+        if code == 0:
+            break
+    assert kills >= 2
+    assert places(lake) == [(partition, offset) for partition in (0, 1) for offset in range(600)]
+    assert checked(kafka, lake) == []

@@ -40,7 +40,7 @@ from tests.support.places import ROOT
 
 PRELOADED = (
     "holdfast.agents.app",
-    "holdfast.agents.faust.transport",
+    "holdfast.agents.faust.transport.transport",
     "faust.cli.faust",
     "faust.fixups.django",
     "faust.stores.memory",

@@ -1,7 +1,8 @@
 """An S3-compatible server on loopback: Adobe's S3Mock, behind a door that lets conditional puts through one at a time.
 
 S3Mock looks whether a key is there, and then writes it. Two that do so at once both win, where S3 lets one of them win; the door makes that
-so. Nothing else is changed, and what is asked without a condition goes through side by side.
+so. Nothing else is changed, and what is asked without a condition goes through side by side. S3Mock's plain port is on all interfaces, which it has no setting for: it holds
+nothing but what the tests write, and is gone with them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from shutil import rmtree
 
 from holdfast import jars
 from holdfast.dev.waits import wait_until
@@ -29,6 +31,8 @@ def object_store(folder: Path) -> Iterator[dict[str, str]]:
     """Run a server that keeps its objects in *folder*, and give the environment in which delta-rs reaches it."""
     (jar,) = jars.resolve(Path(__file__).with_name("s3mock.lock"))
     port = _free_port()
+    scratch = folder / "scratch"
+    scratch.mkdir()
     options = {
         "server.address": "127.0.0.1",
         "server.port": str(_free_port()),
@@ -36,7 +40,9 @@ def object_store(folder: Path) -> Iterator[dict[str, str]]:
         "com.adobe.testing.s3mock.store.root": str(folder / "objects"),
         "com.adobe.testing.s3mock.store.initialBuckets": BUCKET,
     }
-    command = [str(jars.find_java()), "-XX:TieredStopAtLevel=1", "-Xmx256m", "-jar", str(jar)]
+    # It writes what comes in to a temporary file first, and leaves that where it is killed.
+    flags = ["-XX:TieredStopAtLevel=1", "-Xmx256m", f"-Djava.io.tmpdir={scratch}"]
+    command = [str(jars.find_java()), *flags, "-jar", str(jar)]
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(
             [*command, *(f"--{name}={value}" for name, value in options.items())],
@@ -61,6 +67,7 @@ def object_store(folder: Path) -> Iterator[dict[str, str]]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait(20)
+        rmtree(scratch, ignore_errors=True)
 
 
 def _free_port() -> int:

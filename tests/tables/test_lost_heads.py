@@ -39,7 +39,12 @@ def nowhere(_: str) -> Any:
     raise AssertionError("nothing here connects")
 
 
-def opened(folder: Path, processor: Processor[Any, int] = ONE, heads: Mapping[str, int] = {}) -> Partition:
+def opened(
+    folder: Path,
+    processor: Processor[Any, int] = ONE,
+    heads: Mapping[str, int] = {},
+    landed: frozenset[str] = frozenset(),
+) -> Partition:
     environment = Environment(
         app="a",
         data_dir=folder,
@@ -49,6 +54,7 @@ def opened(folder: Path, processor: Processor[Any, int] = ONE, heads: Mapping[st
         changelog_ids={},
         cache_rows=10,
         tombstones_kept_ms=0,
+        landed=landed,
     )
     part = Partition(processor, 0, environment, lambda part: None, lambda: True)
 
@@ -90,6 +96,23 @@ def test_the_first_transaction_behind_a_hole_says_so_and_no_other(tmp_path: Path
     reopened.rebuild("gone")
     assert reopened.partial == {}
     reopened.close()
+
+
+def test_a_table_does_not_begin_behind_what_is_in_the_lake(tmp_path: Path) -> None:
+    part = opened(tmp_path, heads={"in": 700}, landed=frozenset({"in"}))
+    with pytest.raises(
+        OutOfRangeError, match=r"in partition 0 begins at offset 700, .* bootstrap p --version 1"
+    ):
+        part.noted(changes(700))
+    part.close()
+    elsewhere = opened(tmp_path / "other", heads={"in": 700}, landed=frozenset({"others"}))
+    assert LOST_HEADS in folded(elsewhere, changes(700), 3)
+    elsewhere.close()
+    begun = opened(tmp_path / "begun", landed=frozenset({"in"}))
+    folded(begun, changes(699), 3)
+    begun.head_of = lambda place: 700
+    assert LOST_HEADS not in folded(begun, changes(700), 6), "what it has is in the lake as well"
+    begun.close()
 
 
 def test_a_table_of_a_whole_log_is_not_partial_though_another_table_is(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -91,6 +92,47 @@ def test_without_a_sampled_trace_there_is_no_span(carriers: Any, exported: InMem
     with handling("work", "CONSUMER", carriers):
         assert outgoing() == {}
     assert exported.get_finished_spans() == ()
+
+
+HOSTILE = (
+    ("tracestate", b"a=1," * 225_000),
+    ("tracestate", b"a=" + b"x" * 900_000),
+    ("tracestate", b"a=1" + b" \t" * 100_000 + b"!"),
+    ("tracestate", b"\xff\xfe=1"),
+    ("tracestate", b"a=\x00"),
+    ("tracestate", b",".join(b"k%d=1" % at for at in range(40))),
+    ("baggage", b"a=1," * 225_000),
+    ("baggage", b"a=" + b"%41" * 300_000),
+    ("baggage", b",".join(b"k%d=v" % at for at in range(100_000))),
+    ("baggage", b"a\x00=b\r\nWARNING all is lost"),
+    ("baggage", b"a=%ff%00%0a"),
+    ("baggage", b"user"),
+)
+
+
+@pytest.mark.parametrize("header", HOSTILE, ids=lambda header: f"{header[0]} {header[1][:20]!r}")
+def test_what_a_stranger_writes_in_headers_is_neither_carried_on_nor_logged(
+    header: tuple[str, bytes], exported: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenTelemetry quotes in its warnings, in full, what it cannot read."""
+    with handling("work", "CONSUMER", [(*carrying(7), header)]):
+        assert header[1].decode(errors="replace") not in outgoing().values()
+    assert linked(exported.get_finished_spans()[0]) == [7]
+    assert caplog.records == []
+
+
+def test_no_bytes_in_headers_make_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    draws = Random(7)
+    for _ in range(2_000):
+        pieces = draws.choices(
+            [b"a", b"k1", b"=", b",", b";", b" ", b"%41", b"%ff", b"@", b"\n", b"\x80", b'"', b"\\", b"/"],
+            k=9,
+        )
+        with handling(
+            "work", "CONSUMER", [(*carrying(7), (draws.choice(["tracestate", "baggage"]), b"".join(pieces)))]
+        ):
+            outgoing()
+    assert caplog.records == []
 
 
 def test_a_span_has_a_limit_of_links(exported: InMemorySpanExporter) -> None:

@@ -39,7 +39,7 @@ def doctor(
     )
     errors = sum(each.fitness is Fitness.ERROR for each in found)
     if errors:
-        note(f"{errors} error(s): a worker cannot do its work here")
+        note(f"{errors} {'error' if errors == 1 else 'errors'}: a worker cannot do its work here")
         raise typer.Exit(1)
 
 

@@ -25,6 +25,8 @@ PURPOSES = {
     "outbox": "the outbox's commands and harvesters",
     "lake": "replays, verify and the lake",
     "spark": "the same on Spark",
+    "console": "the console",
+    "otel": "traces of OpenTelemetry",
     "sketches": "approximate distinct counts",
     "tls": "a certificate for the embedded Kafka",
     "avro": "Avro with a schema registry",

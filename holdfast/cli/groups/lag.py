@@ -19,6 +19,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.broker_logs.folds import place_of_key
 from holdfast.core.broker_logs.lag import (
+    RECENT_MS,
     CommitMade,
     LaggingCommit,
     LagStanding,
@@ -72,11 +73,18 @@ def _judged(admin: Admin, found: Committed, clock: Clock) -> list[PartitionLag]:
     ends = admin.stable_offsets({place for _, place in found})
     before = _lags_then(admin, found, ends)
     now_ms = clock.now_ms()
+    behind = {place for (_, place), commits in found.items() if commits[-1].offset < ends[place]}
+    recent = _recent_ends(admin, behind, now_ms)
     return [
         PartitionLag(
             group=group,
             place=place,
-            standing=standing(before[group, place], lag=ends[place] - commits[-1].offset, now_ms=now_ms),
+            standing=standing(
+                before[group, place],
+                lag=ends[place] - commits[-1].offset,
+                now_ms=now_ms,
+                recently_level=recent.get(place, ends[place]) <= commits[-1].offset,
+            ),
             committed=commits[-1].offset,
             end=ends[place],
             commits=len(commits),
@@ -84,6 +92,14 @@ def _judged(admin: Admin, found: Committed, clock: Clock) -> list[PartitionLag]:
         )
         for (group, place), commits in sorted(found.items())
     ]
+
+
+def _recent_ends(admin: Admin, places: set[Place], now_ms: int) -> dict[Place, int]:
+    """Return where partitions ended a short while ago, of those that have gone on since."""
+    if not places:
+        return {}
+    then = admin.ends_at(dict.fromkeys(places, now_ms - RECENT_MS))
+    return {place: end for place, end in then.items() if end is not None}
 
 
 def _rows(settings: Settings) -> Iterator[tuple[str, str, int, RecentCommits]]:

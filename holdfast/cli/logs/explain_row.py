@@ -92,7 +92,8 @@ def _show(found: RowsAsOf, output: Output) -> None:
     for row in found.rows:
         earlier = row.total - len(row.changes)
         note(
-            f"partition {row.partition}, after offset {found.applied[row.partition]}: {row.row or 'no row'}"
+            f"partition {row.partition}, after {row.at}: {row.row or 'no row'}"
+            + ("" if row.total else "; its version began with it")
             + (f"; {earlier} earlier changes are not shown (--changes)" if earlier else "")
         )
     if not found.rows:

@@ -9,14 +9,7 @@ import typer
 
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.output import Output, note, show, show_json
-from holdfast.cli.pipeline.engines import (
-    ConfOption,
-    EngineName,
-    EngineOption,
-    MasterOption,
-    MemoryOption,
-    spark_options,
-)
+from holdfast.cli.pipeline.engines import EngineName, EngineOption, takes_spark
 from holdfast.cli.pipeline.lakes import absolute
 from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.cli.pipeline.replay import LakeOption
@@ -24,6 +17,7 @@ from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.pipeline.audit import AuditReport
+    from holdfast.pipeline.spark.session import SparkOptions
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -70,8 +64,10 @@ def audit() -> None: ...  # `holdfast audit` is a noun, though it has one verb a
     help="Audit the topics of an outbox, or their bronze tables. Each row must be there once and unchanged, in its key's order and "
     "partition; numbers must have no gap, epochs no zombie. Exit code 1 on any finding."
 )
+@takes_spark()
 def outbox(
     context: typer.Context,
+    spark: SparkOptions,
     name: Annotated[
         str | None,
         typer.Option(
@@ -121,9 +117,6 @@ def outbox(
         typer.Option("--from", help="Read the topics, or the bronze tables that `pipeline land` keeps."),
     ] = AuditSource.TOPIC,
     lake: LakeOption = None,
-    master: MasterOption = None,
-    memory: MemoryOption = None,
-    conf: ConfOption = None,
 ) -> None:
     from holdfast.core.producers.audit import Rules
     from holdfast.pipeline.audit import AuditOptions
@@ -141,7 +134,7 @@ def outbox(
         lake=None if lake is None else absolute(lake),
         ends=ends,
         by_key=by_key,
-        spark=spark_options(settings_of(context), master, memory, conf),
+        spark=spark,
     )
     with shown_progress():
         report = run(settings_of(context), options)

@@ -11,14 +11,7 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, note, show, show_json
-from holdfast.cli.pipeline.engines import (
-    ConfOption,
-    EngineName,
-    EngineOption,
-    MasterOption,
-    MemoryOption,
-    spark_options,
-)
+from holdfast.cli.pipeline.engines import EngineName, EngineOption, takes_spark
 from holdfast.cli.pipeline.lakes import absolute
 from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.cli.pipeline.replay import LakeOption, SourceName, chosen_source
@@ -27,6 +20,7 @@ from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.pipeline.bootstrap.sink import BootstrapStep
+    from holdfast.pipeline.spark.session import SparkOptions
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -53,8 +47,10 @@ class BeginName(StrEnum):
     help="Fold a processor over history and write the state of each partition as the changelog of its version, in one transaction: "
     "workers restore it and go on with the next record. A partition that has a state is left alone."
 )
+@takes_spark()
 def bootstrap(
     context: typer.Context,
+    spark: SparkOptions,
     name: Annotated[str, typer.Argument(help="The processor.")],
     version: Annotated[
         int | None,
@@ -85,9 +81,6 @@ def bootstrap(
             "send all of it.",
         ),
     ] = EmitsName.SUPPRESS,
-    master: MasterOption = None,
-    memory: MemoryOption = None,
-    conf: ConfOption = None,
 ) -> None:
     from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions
     from holdfast.pipeline.bootstrap.bootstrap import bootstrap as run
@@ -116,7 +109,7 @@ def bootstrap(
         else chosen_source(None if source is None else SourceName(source.value), lake),
         lake=None if lake is None else absolute(lake),
         until=None if until is None else parse_until(until),
-        spark=spark_options(chosen.settings(), master, memory, conf),
+        spark=spark,
     )
     with shown_progress():
         done = run(

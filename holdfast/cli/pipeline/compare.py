@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, note, show, show_json
-from holdfast.cli.pipeline.engines import (
-    ConfOption,
-    EngineName,
-    EngineOption,
-    MasterOption,
-    MemoryOption,
-    spark_options,
-)
+from holdfast.cli.pipeline.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
 from holdfast.cli.pipeline.lakes import absolute
+from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.cli.pipeline.replay import LakeOption, SourceOption, chosen_source
 from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.spark.session import SparkOptions
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -29,8 +26,10 @@ app = typer.Typer(rich_markup_mode=None)
 @app.command(
     help="Fold two versions of a processor over one history, in one pass, and tell which keys they keep other rows of. Exit code 1 if there are any."
 )
+@takes_spark()
 def compare(
     context: typer.Context,
+    spark: SparkOptions,
     name: Annotated[str, typer.Argument(help="The processor.")],
     other: Annotated[
         str,
@@ -45,7 +44,9 @@ def compare(
     lake: LakeOption = None,
     until: Annotated[
         str | None,
-        typer.Option(help="Stop after these offsets (0:1500,1:20), or before what was appended later."),
+        typer.Option(
+            help="Stop after these offsets (0:1500,1:20; of several sources 0:orders:17), or before what was appended later."
+        ),
     ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Also write a page with plots and keys to this file.")
@@ -54,9 +55,7 @@ def compare(
     allow_holes: Annotated[
         bool, typer.Option("--allow-holes", help="Fold the rest of a log whose beginning was deleted.")
     ] = False,
-    master: MasterOption = None,
-    memory: MemoryOption = None,
-    conf: ConfOption = None,
+    state_memory_mb: StateMemoryOption = 256,
 ) -> None:
     from holdfast.pipeline.bronze.extent import parse_until
     from holdfast.pipeline.comparing.compare import compare as run
@@ -74,10 +73,17 @@ def compare(
         lake=None if lake is None else absolute(lake),
         until=None if until is None else parse_until(until),
         allow_holes=allow_holes,
-        spark=spark_options(chosen.settings(), master, memory, conf),
+        spark=spark,
     )
     theirs = load_application(module, chosen.settings()).processor(processor)
-    found = run(application.processor(name), theirs, application.settings, options)
+    with shown_progress():
+        found = run(
+            application.processor(name),
+            theirs,
+            application.settings,
+            options,
+            memory_bytes=state_memory_mb << 20,
+        )
     if html is not None:
         try:
             html.write_text(comparison_page(found))
@@ -99,10 +105,12 @@ def compare(
         show([asdict(each) for each in found.partitions], columns, Output.TABLE)
         if found.keys and keys:
             listed = sorted(found.keys, key=lambda each: (not each.apart, each.at_ms, each.offset))[:keys]
-            shown = ("partition", "key", "offset", "apart", "fields", "mine", "theirs")
+            shown = ("partition", "key", "topic", "offset", "apart", "fields", "mine", "theirs")
             show([{**asdict(each), "fields": [*each.fields]} for each in listed], shown, Output.TABLE)
         for field, count in found.fields.items():
             note(f"{count} keys differ in {field}")
+        if found.left_out:
+            note(f"{found.left_out} more keys differ, or did, than are told; all are counted")
         same = "equal" if found.equal else f"DIFFERENT, {found.apart} keys at the end"
         note(f"{name} and {other}: {same}, after {found.records} records on {found.engine}")
     if html is not None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from holdfast.cli.context import settings_of
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
@@ -48,6 +52,15 @@ EngineOption = Annotated[
     ),
 ]
 
+StateMemoryOption = Annotated[
+    int,
+    typer.Option(
+        "--state-memory-mb",
+        min=1,
+        help="Of the state of a partition about so much is in memory; where there is more, all of it is in a temporary file.",
+    ),
+]
+
 
 def spark_options(
     settings: Settings, master: str | None, memory: str | None, conf: list[str] | None, *, quick: bool = False
@@ -70,3 +83,32 @@ def assignments(given: list[str] | None) -> dict[str, str]:
         if not sign or not name:
             raise ConfigError(f"--conf {name}: write NAME=VALUE, for example --conf spark.executor.memory=2g")
     return {name: value for name, _, value in pairs}
+
+
+def takes_spark(*, quick: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return what gives a command the options of Spark: its parameter *spark* gets how to start that, as they and the settings say."""
+    options = {"master": MasterOption, "memory": MemoryOption, "conf": ConfOption}
+
+    def given(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(context: typer.Context, **told: Any) -> None:
+            master, memory, conf = (told.pop(name) for name in options)
+            spark = spark_options(settings_of(context), master, memory, conf, quick=quick)
+            command(context, spark=spark, **told)
+
+        # Typer reads signatures as they are: what is only imported for type checkers must not be named there.
+        hints = get_type_hints(command, localns={"SparkOptions": Any}, include_extras=True)
+        kept = [
+            each.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name])
+            for name, each in signature(command).parameters.items()
+            if name != "spark"
+        ]
+        more = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in options.items()
+        ]
+        run.__signature__ = Signature([*kept, *more])  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in (*kept, *more)}
+        return run
+
+    return given

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, note, show, show_json
-from holdfast.cli.pipeline.engines import (
-    ConfOption,
-    EngineName,
-    EngineOption,
-    MasterOption,
-    MemoryOption,
-    spark_options,
-)
+from holdfast.cli.pipeline.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
 from holdfast.cli.pipeline.lakes import absolute
 from holdfast.cli.pipeline.progress import shown_progress
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.spark.session import SparkOptions
 
 COLUMNS = ("partition", "applied", "records", "refused", "rows", "timers", "digest")
 
 
+@takes_spark()
 def fold(
     context: typer.Context,
+    spark: SparkOptions,
     name: Annotated[str, typer.Argument(help="The processor.")],
     lake: Annotated[str, typer.Option(help="Folder or address of the lake.")],
     engine: EngineOption = EngineName.AUTO,
@@ -41,17 +39,7 @@ def fold(
     max_records: Annotated[
         int, typer.Option(min=1, help="At most so many offsets in a commit.")
     ] = 10_000_000,
-    state_memory_mb: Annotated[
-        int,
-        typer.Option(
-            "--state-memory-mb",
-            min=1,
-            help="Of the state of a partition about so much is in memory; where there is more, all of it is in a temporary file.",
-        ),
-    ] = 256,
-    master: MasterOption = None,
-    memory: MemoryOption = None,
-    conf: ConfOption = None,
+    state_memory_mb: StateMemoryOption = 256,
 ) -> None:
     from holdfast.pipeline.histories.fold import FoldOptions
     from holdfast.pipeline.histories.fold import fold as run
@@ -66,7 +54,7 @@ def fold(
         rebuild=rebuild,
         max_records=max_records,
         memory_bytes=state_memory_mb << 20,
-        spark=spark_options(chosen.settings(), master, memory, conf),
+        spark=spark,
     )
     with shown_progress():
         report = run(application.processor(name), application.settings, options)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from holdfast.cli.application import load_application
+from holdfast.cli.application import Application, load_application
 from holdfast.cli.asked import stopped_by_signals
 from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show
@@ -22,7 +23,7 @@ from holdfast.cli.pipeline.upkeep import compact, expire, vacuum
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.landing.options import LandEngine, LandReport
+    from holdfast.pipeline.landing.options import LandEngine, LandOptions, LandReport
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -53,7 +54,7 @@ app.command(
 
 @app.command(
     help="Land topics in a lake, or every topic that a processor folds. Each committed record becomes one row of a Delta table, "
-    "exactly once, also after a crash."
+    "exactly once, also after a crash. With -A, what has landed of topics that the application declares with retention landed is deleted from them."
 )
 def land(
     context: typer.Context,
@@ -102,11 +103,18 @@ def land(
         bool,
         typer.Option("--rebuild", help="Read the table's offsets from its rows, if its history lacks them."),
     ] = False,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group",
+            help="Keep what this consumer group has not committed of topics with retention landed; may be repeated.",
+        ),
+    ] = None,
     engine: Annotated[
         EngineName,
         typer.Option(
-            help="local: this process, no JVM. spark: tasks of Spark. auto: local where the lake is on this machine and no option of "
-            "Spark is given."
+            help="local: this process, no JVM. spark: tasks of Spark. auto: local where the lake is on this machine or in S3, and no "
+            "option of Spark is given."
         ),
     ] = EngineName.AUTO,
     master: MasterOption = None,
@@ -138,6 +146,8 @@ def land(
 
     where, spark = absolute(lake), spark_options(settings, master, memory, conf)
     note("landing with {}: {}".format(*chosen_engine(options.engine, where, spark)))
+    asked = globals_of(context).application
+    application = None if asked is None and processor is None else load_application(asked, settings)
     with stopped_by_signals() as stop:
         if topics is not None and processor is None:
             landing = TopicsLanding(
@@ -145,17 +155,50 @@ def land(
             )
             if metrics_port is not None:
                 serve(landing.reports, metrics_port)
-            with landing_line(landing.reports):
+            with (
+                landing_line(landing.reports),
+                _trimmed(application, where, group or (), landing.reports, options),
+            ):
                 reports = landing.run(stop)
-        elif processor is not None and topics is None:
-            application = load_application(globals_of(context).application, settings)
+        elif application is not None and processor is not None and topics is None:
             folded = application.processor(processor)
-            reports = land_processor(
-                application.settings, folded, where, options=options, spark=spark, stop=stop, progress=log
-            )
+            with _trimmed(application, where, group or (), folded.topics, options):
+                reports = land_processor(
+                    application.settings, folded, where, options=options, spark=spark, stop=stop, progress=log
+                )
         else:
             raise ConfigError("say what to land: --topics TOPIC,... or --processor NAME")
     _show(reports, output)
+
+
+@contextmanager
+def _trimmed(
+    application: Application | None,
+    lake: str,
+    groups: Sequence[str],
+    topics: Collection[str],
+    options: LandOptions,
+) -> Iterator[None]:
+    """Delete what the block lands of those of *topics* that are declared with retention landed: meanwhile when it follows, else afterwards."""
+    from holdfast.pipeline.landed_trimming import LandedTopics, trim_told
+
+    if application is None:
+        yield
+        return
+    trims = LandedTopics(
+        application.settings,
+        application.processors,
+        lake,
+        groups=groups,
+        agents_read=application.faust.read,
+    )
+    if options.follow and trims.declared:
+        with trims.trimmed(lambda: [*topics], note):
+            yield
+        return
+    yield
+    for each in trims.trim(topics):
+        note(trim_told(each))
 
 
 def asked_engine(

@@ -10,20 +10,14 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, left_out, note, show, show_json
-from holdfast.cli.pipeline.engines import (
-    ConfOption,
-    EngineName,
-    EngineOption,
-    MasterOption,
-    MemoryOption,
-    spark_options,
-)
+from holdfast.cli.pipeline.engines import EngineName, EngineOption, takes_spark
 from holdfast.cli.pipeline.lakes import absolute
 from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.pipeline.replay import Source
+    from holdfast.pipeline.spark.session import SparkOptions
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -65,8 +59,10 @@ def chosen_source(source: SourceName | None, lake: str | None) -> Source:
 @app.command(
     help="Fold a processor over its source's history: final rows, digests, refused records, transitions."
 )
+@takes_spark()
 def replay(
     context: typer.Context,
+    spark: SparkOptions,
     name: Annotated[str, typer.Argument(help="The processor.")],
     engine: EngineOption = EngineName.AUTO,
     source: SourceOption = None,
@@ -91,9 +87,6 @@ def replay(
     allow_holes: Annotated[
         bool, typer.Option("--allow-holes", help="Fold the rest of a log whose beginning was deleted.")
     ] = False,
-    master: MasterOption = None,
-    memory: MemoryOption = None,
-    conf: ConfOption = None,
 ) -> None:
     from holdfast.pipeline.bronze.extent import parse_until
     from holdfast.pipeline.replay import ReplayOptions
@@ -113,7 +106,7 @@ def replay(
         out=None if out is None else absolute(out),
         format=form.value,
         allow_holes=allow_holes,
-        spark=spark_options(chosen.settings(), master, memory, conf),
+        spark=spark,
     )
     with shown_progress():
         replayed = run(application.processor(name), application.settings, options)

@@ -63,16 +63,22 @@ def expire(
         ),
     ] = None,
     all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="In place of --topics: all of a lake on this machine.")
+        bool,
+        typer.Option(
+            "--all-topics", help="In place of --topics: all of a lake on this machine, but for choices."
+        ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be removed.")] = False,
 ) -> None:
     from holdfast.pipeline.upkeep.expire import expire as remove
+    from holdfast.pipeline.upkeep.expire import holds_choices
 
     where, before_ms = absolute(lake), _before_ms(days, before)
     if (topics is None) != all_topics:
         raise ConfigError("say whose records expire: --topics TOPIC,... or --all-topics")
-    names = tables_in(where) if topics is None else names_of(topics)
+    names = names_of(topics or "")
+    if topics is None:
+        names = [each for each in tables_in(where) if not holds_choices(each, where)]
     reports = [remove(each, where, before_ms=before_ms, dry_run=dry_run) for each in names]
     columns = ("topic", "partition", "first", "begins", "rows", "version")
     rows = [{**asdict(each), "version": report.version} for report in reports for each in report.expired]

@@ -13,14 +13,7 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, left_out, note, show, show_json
-from holdfast.cli.pipeline.engines import (
-    ConfOption,
-    EngineName,
-    EngineOption,
-    MasterOption,
-    MemoryOption,
-    spark_options,
-)
+from holdfast.cli.pipeline.engines import EngineName, EngineOption, takes_spark
 from holdfast.cli.pipeline.lakes import absolute
 from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.cli.pipeline.replay import LakeOption, SourceOption, chosen_source
@@ -33,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.core.engine.declared.processor import Processor
     from holdfast.core.engine.query_wire import InspectReply
     from holdfast.pipeline.replay import ReplayOptions
+    from holdfast.pipeline.spark.session import SparkOptions
     from holdfast.pipeline.verify import TableVerdict
     from holdfast.pipeline.verify_store import StoreVerdict
 
@@ -42,15 +36,14 @@ app = typer.Typer(rich_markup_mode=None)
 @app.command(
     help="Replay a processor up to the position its live table has reached and compare by hash. Exit code 1 when they differ."
 )
+@takes_spark(quick=True)
 def verify(
     context: typer.Context,
+    spark: SparkOptions,
     name: Annotated[str, typer.Argument(help="The processor.")],
     engine: EngineOption = EngineName.AUTO,
     source: SourceOption = None,
     lake: LakeOption = None,
-    master: MasterOption = None,
-    memory: MemoryOption = None,
-    conf: ConfOption = None,
     store: Annotated[
         bool,
         typer.Option(
@@ -89,7 +82,7 @@ def verify(
         engine=engine.value,
         source=chosen_source(source, lake),
         lake=None if lake is None else absolute(lake),
-        spark=spark_options(chosen.settings(), master, memory, conf, quick=True),
+        spark=spark,
     )
     if emits:
         return _of_emits(context, application.processor(name), application.settings, options)

@@ -36,7 +36,7 @@ def new(
     chosen = Path(name) if folder is None else folder
     for path in lay_out(name, chosen):
         note(f"made {path}")
-    note(f"next: cd {chosen} && python -m pytest; README.md there says how to run it")
+    note(f"next: cd {chosen}; its README.md says how to test and run it")
 
 
 def require_free_name(name: str) -> None:

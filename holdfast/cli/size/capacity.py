@@ -12,7 +12,7 @@ from enum import StrEnum
 from math import ceil, isfinite
 
 from holdfast.agents.descriptors import needed
-from holdfast.agents.faust.telling import LIMIT_TOLD_BYTES
+from holdfast.agents.faust.rebalancing.telling import LIMIT_TOLD_BYTES
 from holdfast.clients.topics.specs import DEFAULT_MESSAGE_BYTES, HOUR_MS
 from holdfast.config import Settings
 from holdfast.core.outbox.pacing import SHARE

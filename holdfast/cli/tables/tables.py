@@ -153,7 +153,7 @@ def take_over(
         {
             "partition": each.partition,
             "rows": len(each.beginning.stored),
-            "applied": each.beginning.position.applied,
+            "applied": each.beginning.base.place,
         }
         for each in taken
     ]

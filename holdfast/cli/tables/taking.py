@@ -4,15 +4,17 @@ group had counted, become the first transaction of a processor's changelog, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.migrating import Beginning
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, Marker, RowCodec, row_key
 from holdfast.errors import ChangelogError, ConfigError
@@ -57,6 +59,13 @@ class TakenPartition:
     done: bool
 
 
+class _Reached(NamedTuple):
+    """The last record of a partition that the old group had read, -1 for none, and the append time that it had reached."""
+
+    offset: int
+    at_ms: int
+
+
 class FaustTakeover:
     """Plans and writes the beginning of a processor's table. *group* is the old application's name; *table* None takes over its
     position alone, for a step or a table that begins empty.
@@ -67,31 +76,30 @@ class FaustTakeover:
     def __init__(
         self, processor: Processor[Any, Any], settings: Settings, *, group: str, table: OldTable | None
     ) -> None:
-        if processor.on is not None or processor.has_event_time:
+        if processor.has_event_time:
             raise ConfigError(
-                f"processor {processor.name} folds several sources, or has event time, and Faust's positions tell neither their order nor that time: take "
-                "the state over with a processor of one source without on_event=, which the other then reads"
+                f"processor {processor.name} has event time, which Faust's positions do not tell: take the state over with a processor without on_event=, which "
+                "the other then reads"
             )
         self._processor, self._settings, self._group, self._table = processor, settings, group, table
-        self._changelog, self._source = processor.changelog(settings.app), processor.topics[0]
 
     def plan(self) -> list[TakenPartition]:
         """Return what each partition is to begin with; ConfigError or ChangelogError where it must not be taken over."""
-        with TopicLog(self._settings, self._source) as log:
-            spans = log.spans()
-        markers = self._markers(spans)
-        rows = self._rows(sorted(spans))
+        positions = self._positions()
+        rows = self._rows(sorted(positions))
         return [
-            self._taken(live, self._beginning(markers[live.partition], sorted(rows[live.partition].items())))
+            self._taken(
+                live, self._beginning(positions[live.partition], sorted(rows[live.partition].items()))
+            )
             for live in read_live(self._processor, self._settings)
         ]
 
-    def _beginning(self, marker: Marker, rows: list[tuple[bytes, bytes]]) -> Beginning:
+    def _beginning(self, position: Position, rows: list[tuple[bytes, bytes]]) -> Beginning:
         what = f"table {self._table.name} of" if self._table else "no table, at the place of"
-        return beginning(self._processor, marker, rows, f"{what} Faust application {self._group}")
+        return beginning(self._processor, position, rows, f"{what} Faust application {self._group}")
 
     def _taken(self, live: LivePartition, found: Beginning) -> TakenPartition:
-        done = bool(found.stored or found.position.applied != NOTHING_APPLIED) and (
+        done = bool(found.stored or found.base.applied != NOTHING_APPLIED) and (
             (live.marker, live.stored) == (found.position, dict(found.stored))
         )
         if not done and (live.stored or live.applied != NOTHING_APPLIED):
@@ -99,7 +107,22 @@ class FaustTakeover:
                 f"table {self._processor.table} has a state already, up to offset {live.applied} of partition {live.partition}: raise the processor's "
                 f"version, or empty it with `holdfast tables repair {self._processor.name} --rebuild`"
             )
+        if not done:
+            self._require_undecided(live.partition)
         return TakenPartition(partition=live.partition, beginning=found, done=done)
+
+    def _require_undecided(self, partition: int) -> None:
+        """Raise ConfigError where the order of several sources was decided before: these choices may lie before the old application's position."""
+        if self._processor.on is None:
+            return
+        topic = self._processor.choices(self._settings.app)
+        with TopicLog(self._settings, topic) as log:
+            span = log.spans()[partition]
+        if span.first < span.end:
+            raise ConfigError(
+                f"{topic} partition {partition} has choices of an order in which processor {self._processor.name} has folded its sources already, and the old "
+                "application's position is none of that order: give the processor another name"
+            )
 
     async def write(self, taken: TakenPartition) -> None:
         """Fence earlier writers, and write the beginning of a partition in one transaction, with it what replays begin with."""
@@ -107,7 +130,7 @@ class FaustTakeover:
 
     # -- positions
 
-    def _markers(self, spans: Mapping[int, Span]) -> dict[int, Marker]:
+    def _positions(self) -> dict[int, Position]:
         """Return the position of each partition; a topic that the old group had not read begins at its beginning."""
         committed = BrokerGroups(self._settings, timeout_s=self._settings.request_timeout_s).committed(
             self._group
@@ -117,17 +140,18 @@ class FaustTakeover:
                 f"group {self._group} has no committed offsets: name the old application, with its version, as in --from-app shop-v2"
             )
         self._require_drained(committed)
-        with TopicReader(self._settings, self._source) as reader:
-            return {
-                each: self._marker(reader, each, span, committed.get((self._source, each), 0))
-                for each, span in spans.items()
-            }
+        reached = [self._reached(topic, committed) for topic in self._processor.topics]
+        if len({len(each) for each in reached}) > 1:
+            told = zip(self._processor.topics, reached, strict=True)
+            counts = ", ".join(f"{topic} has {len(each)} partitions" for topic, each in told)
+            raise ConfigError(f"{counts}: those of one table must be equal; see `holdfast topics check`")
+        start = stored_format(self._processor).start
+        return {at: _moved(start, [each[at] for each in reached]) for at in reached[0]}
 
     def _require_drained(self, committed: Mapping[tuple[str, int], int]) -> None:
         """Raise ConfigError while the old tables lack records that their sources' offsets count."""
-        for topic in sorted(
-            {topic for topic, _ in committed if topic.endswith(REPARTITIONED)} - {self._source}
-        ):
+        repartitioned = {topic for topic, _ in committed if topic.endswith(REPARTITIONED)}
+        for topic in sorted(repartitioned.difference(self._processor.topics)):
             with TopicLog(self._settings, topic) as log:
                 ends = log.ends(log.partitions())
             if left := sum(max(0, end - committed.get((topic, each), 0)) for each, end in ends.items()):
@@ -135,18 +159,15 @@ class FaustTakeover:
                     f"{left} records of {topic} are not in the old application's tables yet: run it until it has taken them, and stop it"
                 )
 
-    def _marker(self, reader: TopicReader, partition: int, span: Span, committed: int) -> Marker:
-        """Return the position of the last record before *committed*, and its time."""
-        end, version, lineage = min(committed, span.end), self._processor.version, self._processor.lineage
-        while end > span.first:
-            first = max(span.first, end - LOOK_BACK)
-            read = [records for records, _ in reader.records(partition, Span(first=first, end=end))]
-            if read:
-                return Marker(
-                    read[-1].offsets[-1], max(max(each.times_ms) for each in read), version, sources=lineage
-                )
-            end = first
-        return Marker(NOTHING_APPLIED, -1, version, sources=lineage)
+    def _reached(self, topic: str, committed: Mapping[tuple[str, int], int]) -> dict[int, _Reached]:
+        """Return the last record of each partition of a source that the old group had read."""
+        with TopicLog(self._settings, topic) as log:
+            spans = log.spans()
+        with TopicReader(self._settings, topic) as reader:
+            return {
+                each: _last_before(reader, each, span, committed.get((topic, each), 0))
+                for each, span in spans.items()
+            }
 
     # -- rows
 
@@ -180,7 +201,7 @@ class FaustTakeover:
         for partition, state in self._old(topic).items():
             if not routed and partition >= partitions:
                 raise ConfigError(
-                    f"{topic} has more partitions than {self._source}, which has {partitions}: give processor {self._processor.name} route="
+                    f"{topic} has more partitions than {self._processor.topics[0]}, which has {partitions}: give processor {self._processor.name} route="
                 )
             for key, value in state.items():
                 try:
@@ -212,3 +233,25 @@ class FaustTakeover:
                         else:
                             state[key or b""] = value
         return out
+
+
+def _last_before(reader: TopicReader, partition: int, span: Span, committed: int) -> _Reached:
+    """Return the last record of a partition before offset *committed*, and the highest append time of those near it."""
+    end = min(committed, span.end)
+    while end > span.first:
+        first = max(span.first, end - LOOK_BACK)
+        read = [records for records, _ in reader.records(partition, Span(first=first, end=end))]
+        if read:
+            return _Reached(read[-1].offsets[-1], max(max(each.times_ms) for each in read))
+        end = first
+    return _Reached(NOTHING_APPLIED, -1)
+
+
+def _moved(start: Position, reached: Sequence[_Reached]) -> Position:
+    """Return the position in sources of which each has *reached* a record. What comes next of several sources may be any: in which order the old
+    application had read them is in its rows.
+    """
+    offsets, times = tuple(each.offset for each in reached), tuple(each.at_ms for each in reached)
+    if isinstance(start, Marker):
+        return replace(start, applied=offsets[0], stream_ms=times[0])
+    return replace(start, applied=offsets, stream_ms=max(times), reached_ms=times)

@@ -87,11 +87,12 @@ class ApplicationReset:
         ]
         if wrong:
             raise TopicError("; ".join(wrong))
-        several = sorted(each.name for each in self._processors if each.on is not None)
-        if self._to_ms is not None and several:
+        later = [
+            f"{each.name}: {why}" for each in self._processors if (why := _why_not_anew(each)) is not None
+        ]
+        if later:
             raise ConfigError(
-                f"--to-datetime: {', '.join(several)} may fold several sources (on=), and nothing tells in which order they were read at that time: leave it "
-                "out, which takes the application back to the beginning"
+                f"a reset takes away all earlier versions, and a version that goes on from one could not begin: {'; '.join(later)}"
             )
 
     def require_stopped(self) -> None:
@@ -119,13 +120,16 @@ class ApplicationReset:
             action="create", kind="topics", name="that the application needs", do=self._create
         )
         for processor, firsts in self._places():
-            name = ", ".join(
-                f"{processor.topics[0]}/{at} from offset {first}" for at, first in firsts.items()
+            places = ", ".join(
+                f"{topic}/{at} from offset {first}"
+                for at, of in firsts.items()
+                for topic, first in of.items()
+                if first
             )
             yield ApplicationResetStep(
                 action="place",
                 kind="table",
-                name=f"{processor.table}: {name}",
+                name=f"{processor.table}: {places}",
                 do=self._placing(processor, firsts),
             )
         yield ApplicationResetStep(action="end", kind="topic", name=settings.reset_topic, do=self._end)
@@ -150,15 +154,18 @@ class ApplicationReset:
     def _fencing(self, name: str) -> Callable[[], None]:
         (processor,) = [each for each in self._processors if each.name == name]
         count = max((self._counts.get(str(topic), 0) for topic in processor.topics), default=0)
-        ids = [processor.transactional_id(self._settings.app, partition) for partition in range(count)]
+        app, numbers = self._settings.app, range(count)
+        ids = {processor.transactional_id(app, at) for at in numbers}
+        if processor.version > 1:  # a bootstrap is in no group
+            ids |= {processor.builder_id(app, at) for at in numbers}
 
         def do() -> None:
-            asyncio.run(self._fence(ids))
+            asyncio.run(self._fence(sorted(ids)))
 
         return do
 
     async def _fence(self, ids: list[str]) -> None:
-        """Raise the epoch of each id: a worker that is frozen, and in no group any more, writes nothing when it thaws."""
+        """Raise the epoch of each id: a worker that is frozen, and in no group any more, writes nothing when it thaws; nor does a bootstrap."""
         settings = self._settings
         make = producers(
             connector(settings, timeout_s=settings.request_timeout_s), transaction_timeout_s=TRANSACTION_S
@@ -201,25 +208,32 @@ class ApplicationReset:
         settings, processors, admin = self._settings, self._processors, self._admin
         admin.apply(plan_topics(settings, processors, partitions=None, alter=False, admin=admin))
 
-    def _places(self) -> Iterator[tuple[Processor[Any, Any], dict[int, int]]]:
-        """Yield the first offset of each partition that a table does not begin with, by processor; what this application emits itself is read
-        from its beginning.
+    def _places(self) -> Iterator[tuple[Processor[Any, Any], dict[int, dict[str, int]]]]:
+        """Yield, by processor, the first offset of each source of the partitions that a table does not begin with; what this application emits itself
+        is read from its beginning.
         """
         if self._to_ms is None:
             return
         for processor in self._processors:
-            topic = processor.topics[0]
-            if topic in self.topics.outputs or processor.internal:
-                continue
-            places = [(topic, at) for at in range(self._counts.get(topic, 0))]
-            ends, found = self._admin.stable_offsets(places), self._admin.offsets_at(places, self._to_ms)
-            firsts = {place[1]: ends[place] if (first := found[place]) is None else first for place in places}
-            if later := {at: first for at, first in firsts.items() if first}:
+            firsts: dict[int, dict[str, int]] = {}
+            for topic in processor.topics:
+                for at, first in self._firsts(processor, topic, self._to_ms).items():
+                    firsts.setdefault(at, {})[topic] = first
+            if later := {at: of for at, of in firsts.items() if any(of.values())}:
                 yield processor, later
 
-    def _placing(self, processor: Processor[Any, Any], firsts: dict[int, int]) -> Callable[[], None]:
+    def _firsts(self, processor: Processor[Any, Any], topic: str, to_ms: int) -> dict[int, int]:
+        """Return from which offset each partition of a source is to be folded."""
+        places = [(topic, at) for at in range(self._counts.get(topic, 0))]
+        if topic in self.topics.outputs or topic in map(str, processor.internal):
+            return {at: 0 for _, at in places}
+        ends, found = self._admin.stable_offsets(places), self._admin.offsets_at(places, to_ms)
+        return {place[1]: ends[place] if (first := found[place]) is None else first for place in places}
+
+    def _placing(
+        self, processor: Processor[Any, Any], firsts: dict[int, dict[str, int]]
+    ) -> Callable[[], None]:
         start = stored_format(processor).start
-        assert isinstance(start, Marker), "of one source"
 
         def do() -> None:
             from holdfast.pipeline.bootstrap.beginnings import (
@@ -227,8 +241,10 @@ class ApplicationReset:
                 write_beginning,
             )  # it needs the extra `lake`
 
-            for at, first in firsts.items():
-                position = msgspec.structs.replace(start, applied=first - 1)
+            for at, of in firsts.items():
+                lasts = tuple(of.get(topic, 0) - 1 for topic in processor.topics)
+                applied = lasts[0] if isinstance(start, Marker) else lasts
+                position = msgspec.structs.replace(start, applied=applied)
                 found = beginning(processor, position, [], f"no table, at the place of {self._told_time}")
                 asyncio.run(write_beginning(processor, self._settings, at, found))
 
@@ -241,6 +257,15 @@ class ApplicationReset:
     def _end(self) -> None:
         self.require_stopped()
         self._admin.delete([self._settings.reset_topic])
+
+
+def _why_not_anew(processor: Processor[Any, Any]) -> str | None:
+    """Return what keeps a processor from beginning where nothing of its earlier versions is left, and the cure; None where nothing does."""
+    if processor.migrate:
+        return "leave out migrate="
+    if processor.hands_over:
+        return 'write emits_from="beginning"'
+    return None
 
 
 def _removing(folder: Path) -> Callable[[], None]:

@@ -132,7 +132,8 @@ class RangeLog:
             {**self._settings.producer(**writing), "message.timeout.ms": timeout_ms}, logger=quiet
         )
         homes = self._count(
-            self._ranges_topic, "create it with message.timestamp.type=LogAppendTime and retention.ms=-1"
+            self._ranges_topic,
+            "create it with `holdfast --set ranges=true topics create --partitions N`, or name another one by ranges_topic",
         )
         self._count(self._dead_letters, "create it, or name another one by dead_letters")
         for partition in range(self._count(self.topic, "create it, or correct its name")):

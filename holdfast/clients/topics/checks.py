@@ -18,7 +18,7 @@ from holdfast.clients.topics.types import (
 )
 from holdfast.config import Settings
 from holdfast.core.engine.declared.chains import why_broken
-from holdfast.core.engine.declared.retention import is_shorter, spoken
+from holdfast.core.engine.declared.retention import configured_ms, is_shorter, spoken
 
 
 def check(specs: Sequence[TopicSpec], cluster: ClusterTopics) -> list[TopicFinding]:
@@ -215,7 +215,8 @@ def _check_retention(spec: TopicSpec, state: TopicState) -> Iterator[TopicFindin
     kept_ms = spec.kept_ms
     if kept_ms is None:
         return
-    told, declared = _warning if spec.role is TopicRole.EMIT else _error, f"declared is {spoken(kept_ms)}"
+    wanted_ms, declared = configured_ms(kept_ms), f"declared is {spoken(kept_ms)}"
+    told = _warning if spec.role is TopicRole.EMIT else _error
     lost = f"{declared}: records are gone earlier, and what is folded from them cannot be built again"
     policy = state.config.get("cleanup.policy", "delete")
     if "compact" in policy:
@@ -223,13 +224,13 @@ def _check_retention(spec: TopicSpec, state: TopicState) -> Iterator[TopicFindin
         yield told(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     if "delete" not in policy:
         return  # it keeps the last record of each key, however old
-    found_ms = int(state.config.get("retention.ms", kept_ms))
-    if is_shorter(found_ms, kept_ms):
+    found_ms = int(state.config.get("retention.ms", wanted_ms))
+    if is_shorter(found_ms, wanted_ms):
         message = f"retention.ms is {found_ms} ({spoken(found_ms)}), and {lost}"
-        yield told(spec.name, message, _alter(spec, f"retention.ms={kept_ms}"))
-    elif found_ms != kept_ms:
+        yield told(spec.name, message, _alter(spec, f"retention.ms={wanted_ms}"))
+    elif found_ms != wanted_ms:
         # Nothing of ours shortens it: that deletes records.
-        shorten = f"kafka-configs --alter --entity-type topics --entity-name {spec.name} --add-config retention.ms={kept_ms}"
+        shorten = f"kafka-configs --alter --entity-type topics --entity-name {spec.name} --add-config retention.ms={wanted_ms}"
         message = f"retention.ms is {found_ms} ({spoken(found_ms)}), and {declared}: records are kept longer than that"
         yield _warning(spec.name, message, f'declare retention="{spoken(found_ms)}", or run {shorten}')
     if (size := state.config.get("retention.bytes", "-1")) != "-1":

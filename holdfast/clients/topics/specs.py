@@ -10,7 +10,7 @@ from holdfast.clients.topics.types import ClusterTopics, Processors, TopicRole, 
 from holdfast.config import Settings
 from holdfast.core.claims.resets import RESETS_TOPIC
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.declared.retention import retentions
+from holdfast.core.engine.declared.retention import configured_ms, retentions
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.fold.folding import LIMIT_BYTES
 from holdfast.core.engine.state.rows import LIMIT_KEY_BYTES
@@ -205,9 +205,10 @@ def _whole(spec: TopicSpec) -> TopicSpec:
 
 def _kept(spec: TopicSpec, kept_ms: int) -> TopicSpec:
     """Return *spec* with a declared retention; a limit of bytes would end it earlier. What holdfast keeps for ever stays so."""
-    if int(spec.config.get("retention.ms", kept_ms)) != kept_ms:
+    wanted_ms = configured_ms(kept_ms)
+    if int(spec.config.get("retention.ms", wanted_ms)) != wanted_ms:
         return spec
-    config = {**spec.config, "retention.ms": str(kept_ms), "retention.bytes": "-1"}
+    config = {**spec.config, "retention.ms": str(wanted_ms), "retention.bytes": "-1"}
     return replace(spec, config=config, kept_ms=kept_ms)
 
 

@@ -57,7 +57,7 @@ class TopicSpec:
     place.
     """
     kept_ms: int | None = None
-    """How long its records are declared to be kept; FOREVER_MS for ever, None where no declaration tells."""
+    """How long its records are declared to be kept; FOREVER_MS for ever, LANDED_MS until they are landed, None where no declaration tells."""
     beside: Mapping[str, str] = field(default_factory=dict)
     """Topics that must have as many partitions, since a processor folds both, and the names of the processors."""
 

@@ -3,13 +3,15 @@
 A threshold of lag says nothing without the traffic of the topic. These rules look at the last commits of a group in a partition,
 oldest first, with the lag that each left:
 
-1. A lag of 0, now or at one of them: OK.
-2. An offset before the one committed earlier: REWIND.
-3. Nothing committed for longer than the commits span: STOP.
-4. The same offset each time: STALL.
-5. A lag that never falls from one to the next: WARN.
+1. No lag now: OK.
+2. Nothing committed for longer than the commits span, nor was the group level a short while ago: STOP. Before the rest, for a group that was
+   level at each commit may have died since.
+3. An offset before the one committed earlier, not reached again since: REWIND.
+4. A lag of 0 at one of them: OK.
+5. The same offset each time: STALL.
+6. A lag that never falls from one to the next: WARN.
 
-The first that holds counts. Source: LinkedIn's Burrow, "Consumer Lag Evaluation Rules" (`core/internal/evaluator/caching.go`).
+The first that holds counts. Source: LinkedIn's Burrow, `core/internal/evaluator/caching.go`.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from holdfast.core.engine.state.rows import Rows
 
 LIMIT_COMMITS = 10
 """How many commits are looked at, as Burrow does by default."""
+RECENT_MS = 120_000
+"""How long ago a group must have been level to count as alive, whatever it commits: an idle group has no reason to commit."""
 RECENT_COMMITS = "recent-commits"
 
 
@@ -70,26 +74,40 @@ class LaggingCommit:
     lag: int
 
 
-def standing(commits: Sequence[LaggingCommit], *, lag: int, now_ms: int) -> LagStanding:
+def standing(
+    commits: Sequence[LaggingCommit], *, lag: int, now_ms: int, recently_level: bool = False
+) -> LagStanding:
     """Return how a group stands that left these commits, oldest first, and is *lag* records behind at *now_ms*.
+
+    *recently_level*: what it committed last was the end of the log RECENT_MS ago.
 
     >>> steps = [LaggingCommit(offset, at_ms, 5) for offset, at_ms in ((10, 0), (20, 1_000))]
     >>> standing(steps, lag=5, now_ms=1_500), standing(steps, lag=5, now_ms=2_500)
     (<LagStanding.WARN: 'WARN'>, <LagStanding.STOP: 'STOP'>)
     """
-    if lag <= 0 or not commits or any(commit.lag <= 0 for commit in commits):
+    if lag <= 0 or not commits:
+        return LagStanding.OK
+    first_ms, last_ms = commits[0].at_ms, commits[-1].at_ms
+    if now_ms - last_ms > last_ms - first_ms and not recently_level:
+        return LagStanding.STOP
+    if _has_gone_back(commits):
+        return LagStanding.REWIND
+    if any(commit.lag <= 0 for commit in commits):
         return LagStanding.OK
     steps = list(pairwise(commits))
-    if any(after.offset < before.offset for before, after in steps):
-        return LagStanding.REWIND
-    first_ms, last_ms = commits[0].at_ms, commits[-1].at_ms
-    if now_ms - last_ms > last_ms - first_ms:
-        return LagStanding.STOP
     if all(after.offset == before.offset for before, after in steps):
         return LagStanding.STALL
     if all(after.lag >= before.lag for before, after in steps):
         return LagStanding.WARN
     return LagStanding.OK
+
+
+def _has_gone_back(commits: Sequence[LaggingCommit]) -> bool:
+    """Tell whether an offset went back, and none since has reached what was committed before: a rebalance may repeat a few."""
+    for number, (before, after) in enumerate(pairwise(commits), 1):
+        if after.offset < before.offset:
+            return all(commit.offset < before.offset for commit in commits[number:])
+    return False
 
 
 def of_group(standings: Iterable[LagStanding]) -> LagStanding:

@@ -88,7 +88,7 @@ def migrated(processor: Processor[Any, Any], earlier: EarlierState) -> Beginning
         entries=len(found),
         digest=digest(found),
         before=earlier.base,
-        sources=_sources(processor, position),
+        sources=told_sources(processor, position),
     )
     return Beginning(base=base, position=position, stored=found, lost=earlier.lost)
 
@@ -106,7 +106,8 @@ def taken_up(
     return Beginning(base=base, position=position, stored=stored, lost={})
 
 
-def _sources(processor: Processor[Any, Any], position: Position) -> tuple[tuple[str, int], ...]:
+def told_sources(processor: Processor[Any, Any], position: Position) -> tuple[tuple[str, int], ...]:
+    """Return topic and last offset of each of several sources; nothing of one, of which *applied* tells."""
     return () if processor.on is None else tuple(zip(processor.topics, offsets_of(position), strict=True))
 
 

@@ -18,6 +18,36 @@ ROOM_BYTES: Final = 900_000
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
+_MEMBER = re.compile(
+    rb"(?:[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})"
+    rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
+_ENTRY = re.compile(
+    rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+[ \t]*=[ \t]*[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*[ \t]*(?:;[\x20-\x2b\x2d-\x7e]*)?"
+)
+_LISTS: Final = {"tracestate": (_MEMBER, 32), "baggage": (_ENTRY, 180)}
+"""How the members of the lists are written, and how many W3C allows."""
+
+
+def is_readable(name: str, value: bytes) -> bool:
+    """Return whether *value* is a header *name* of W3C's trace context or baggage as it must be written.
+
+    What is not, a producer of others may have made to be quoted in full by whoever reads it: it is not read.
+
+    >>> [is_readable("tracestate", value) for value in (b"a=1, t@v=2", b"a=1," * 200, b"A=1")]
+    [True, False, False]
+    >>> [is_readable("baggage", value) for value in (b"user=ada;seen, plan=%41", b"user", bytes([97, 61, 13, 10]))]
+    [True, False, False]
+    """
+    if len(value) > TRACE_LIMITS[name]:
+        return False
+    if name == TRACEPARENT:
+        return is_traceparent(value)
+    pattern, limit = _LISTS[name]
+    members = [stripped for each in value.split(b",") if (stripped := each.strip(b" \t"))]
+    return len(members) <= limit and all(map(pattern.fullmatch, members))
+
+
 def is_traceparent(value: bytes | None) -> bool:
     """Return whether *value* is a W3C traceparent.
 

@@ -10,10 +10,10 @@ import pytest
 from faust.types import TP
 
 from holdfast.agents.app import App, create_app
-from holdfast.agents.faust import telling
-from holdfast.agents.faust.assignor import BY_WRITER
-from holdfast.agents.faust.group import FaustGroup
-from holdfast.agents.faust.recovery import share_of
+from holdfast.agents.faust.rebalancing import telling
+from holdfast.agents.faust.rebalancing.assignor import BY_WRITER
+from holdfast.agents.faust.rebalancing.group import FaustGroup
+from holdfast.agents.faust.rebalancing.recovery import share_of
 from holdfast.config import Settings
 from tests.agents.versioned import versioned
 

@@ -1,8 +1,8 @@
 """What we rely on inside faust-streaming 0.15.3, mode 0.7.1 and aiokafka 0.14.0, where no public interface
 promises it.
 
-`agents/faust/transport.py`, `holdfast/kafka/fetching/fetcher.py`, `agents/faust/group_watch.py`,
-`agents/faust/assignor.py`, `agents/faust/leaving.py` and `agents/faust/recovery.py` override and touch
+`agents/faust/transport/transport.py`, `holdfast/kafka/fetching/fetcher.py`, `agents/faust/transport/group_watch.py`,
+`agents/faust/rebalancing/assignor.py`, `agents/faust/process/leaving.py` and `agents/faust/rebalancing/recovery.py` override and touch
 private names; `holdfast/kafka/requests/raw_request.py` stands in for aiokafka's requests. Here every function that
 they replace, call or count on is pinned by its source: when one of these tests fails after an upgrade, read
 that function again, then the override, and only then renew the fingerprint (the failure prints it). The other
@@ -41,16 +41,10 @@ from faust.types import EventT
 from mode import Service
 
 from holdfast.agents.app import Boot
-from holdfast.agents.faust import (
-    assignor,
-    conductor,
-    declared_topics,
-    leaving,
-    parts,
-    recovery,
-    stock_tables,
-    transport,
-)
+from holdfast.agents.faust.declared import parts, stock_tables
+from holdfast.agents.faust.process import leaving
+from holdfast.agents.faust.rebalancing import assignor, recovery
+from holdfast.agents.faust.transport import conductor, declared_topics, transport
 from holdfast.agents.partitions.types import FoldEvent
 from tests.support.places import ROOT
 
@@ -246,7 +240,7 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
 }
 
 PRIVATE: dict[str, set[str]] = {
-    "agents/faust/transport.py": {
+    "agents/faust/transport/transport.py": {
         "_acked",
         "_acked_index",
         "_client",
@@ -264,8 +258,13 @@ PRIVATE: dict[str, set[str]] = {
         "_topics",
         "_unacked_messages",
     },
-    "agents/faust/group_watch.py": {"_closing", "_coordination_task", "_push_error_to_user", "_send_req"},
-    "agents/faust/assignor.py": {
+    "agents/faust/transport/group_watch.py": {
+        "_closing",
+        "_coordination_task",
+        "_push_error_to_user",
+        "_send_req",
+    },
+    "agents/faust/rebalancing/assignor.py": {
         "_assignment",
         "_compress",
         "_decompress",
@@ -278,7 +277,7 @@ PRIVATE: dict[str, set[str]] = {
         "_update_member_urls",
         "_url",
     },
-    "agents/faust/recovery.py": {
+    "agents/faust/rebalancing/recovery.py": {
         "_fetcher",
         "_generation_id",
         "_recovery",
@@ -288,13 +287,13 @@ PRIVATE: dict[str, set[str]] = {
         "_wait",
     },
     "agents/app.py": {"_on_partitions_revoked"},
-    "agents/faust/conductor.py": {
+    "agents/faust/transport/conductor.py": {
         "_build_handler",
         "_tp_index",
         "_tp_to_callback",
         "_update_indices",
     },
-    "agents/faust/stock_tables.py": {
+    "agents/faust/declared/stock_tables.py": {
         "_db_for_partition",
         "_dbs",
         "_decode_key",
@@ -307,13 +306,13 @@ PRIVATE: dict[str, set[str]] = {
         "_to_key",
         "_visible_keys",
     },
-    "agents/faust/parts.py": {
+    "agents/faust/declared/parts.py": {
         "_changelog_topic_name",
         "_enable_leader_topic",
         "_enabled",
         "_get_supervisor_strategy",
     },
-    "agents/faust/declared_topics.py": {"_ensure_producer", "_topic_config"},
+    "agents/faust/transport/declared_topics.py": {"_ensure_producer", "_topic_config"},
     "holdfast/kafka/fetching/fetcher.py": {"_conns", "_limit", "_reader"},
 }
 """The private names of others that each module mentions."""
@@ -465,7 +464,9 @@ def test_mode_takes_a_timeout_for_a_stop() -> None:
         return (await service.wait_first(asyncio.Event().wait(), timeout=0.01)).stopped
 
     assert asyncio.run(waits())
-    assert "self._wait(lived.wait_for(" in (ROOT / "agents/faust/recovery.py").read_text(encoding="utf-8")
+    assert "self._wait(lived.wait_for(" in (ROOT / "agents/faust/rebalancing/recovery.py").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_commit_that_crosses_a_rebalance_is_not_recognised_by_its_text() -> None:

@@ -14,7 +14,7 @@ from aiohttp import web
 from faust.auth import GSSAPICredentials, OAuthCredentials, SASLCredentials, SSLCredentials
 from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth
 
-from holdfast.agents.faust.credentials import broker_credentials
+from holdfast.agents.faust.transport.credentials import broker_credentials
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka.errors import KafkaError, UnknownError
 from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
 
-from holdfast.agents.faust import group_watch
-from holdfast.agents.faust.group_watch import watch_group
+from holdfast.agents.faust.transport import group_watch
+from holdfast.agents.faust.transport.group_watch import watch_group
 from holdfast.agents.partitions.membership import Membership
 from holdfast.clock import ManualClock
 
@@ -221,6 +222,13 @@ def test_a_coordinator_that_dies_ends_the_worker_and_says_why(monkeypatch: pytes
         ]
 
     asyncio.run(dies())
+
+
+def test_a_group_that_is_too_large_for_the_broker_is_told_with_its_cure() -> None:
+    """Kafka answers a Sync with an unknown error where its record of the group exceeds the topic's limit."""
+    crashes: list[BaseException] = []
+    group_watch._end(SimpleNamespace(crash_soon=crashes.append), KafkaError(repr(UnknownError())))  # type: ignore[arg-type]
+    assert "max.message.bytes of __consumer_offsets" in str(crashes[0])
 
 
 def test_an_error_that_aiokafka_keeps_for_its_user_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:

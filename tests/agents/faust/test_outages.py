@@ -8,7 +8,7 @@ from pathlib import Path
 import aiokafka
 import pytest
 
-from holdfast.agents.faust.outages import LATE, PASSING, QUIET_S, UNREACHABLE, Outages
+from holdfast.agents.faust.process.outages import LATE, PASSING, QUIET_S, UNREACHABLE, Outages
 from holdfast.clock import ManualClock
 from holdfast.kafka.fetching import fetcher
 

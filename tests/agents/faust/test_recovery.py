@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from faust.types import TP
 
-from holdfast.agents.faust.recovery import Share, require_known, share_of
+from holdfast.agents.faust.rebalancing.recovery import Share, require_known, share_of
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.sources import Source

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from faust.assignor.client_assignment import ClientAssignment
 
-from holdfast.agents.faust.sharing import Tables, are_alike, share_by_writer
+from holdfast.agents.faust.rebalancing.sharing import Tables, are_alike, share_by_writer
 
 PARTITIONS = 6
 OLD: Tables = {"a.v1": ["a", "orders"], "b.v1": ["b", "orders", "customers"]}

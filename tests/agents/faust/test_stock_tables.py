@@ -11,7 +11,7 @@ import pytest
 from faust.types import TP
 
 from holdfast.agents.app import create_app
-from holdfast.agents.faust.stock_tables import StockTables
+from holdfast.agents.faust.declared.stock_tables import StockTables
 from holdfast.config import Settings
 from holdfast.kafka.fetching.source_fetcher import Fetched
 

@@ -31,6 +31,8 @@ def test_a_record_that_cannot_be_decoded_is_told_by_its_place(
         await topic.decode(record)
 
     asyncio.run(decoded())
-    (line,) = [each.getMessage() for each in caplog.records if each.name == "holdfast.agents.faust.topics"]
+    (line,) = [
+        each.getMessage() for each in caplog.records if each.name == "holdfast.agents.faust.declared.topics"
+    ]
     assert line.startswith("record orders/3/41 cannot be decoded for an agent: ")
     assert "OneForOneSupervisor" in line

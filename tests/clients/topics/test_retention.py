@@ -15,7 +15,7 @@ from holdfast.clients.topics.specs import specs_for
 from holdfast.clients.topics.types import AlterConfig, Severity
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.declared.retention import declared_ms, retentions
+from holdfast.core.engine.declared.retention import LANDED_MS, declared_ms, landed_topics, retentions
 from holdfast.core.engine.declared.serdes import Json, Text
 from holdfast.core.engine.declared.sources import FoldWith, Source
 from holdfast.core.engine.declared.streams import Internal, Stream
@@ -86,6 +86,39 @@ def test_a_source_of_others_with_a_limit_is_warned_of() -> None:
     assert compacted[1].startswith("cleanup.policy is compact"), "its records go by key, not in time"
     both = found_in(totals(None), retention_ms=WEEK, cleanup_policy="compact,delete")
     assert len(both) == 2
+
+
+def test_what_is_kept_until_it_is_landed_is_kept_by_kafka_for_ever() -> None:
+    wanted = {each.name: each for each in specs_for(SETTINGS, [totals("landed")], cluster(), partitions=2)}
+    assert wanted["orders"].config["retention.ms"] == wanted["orders"].config["retention.bytes"] == "-1"
+    assert found_in(totals("landed"), retention_ms="-1") == []
+    ((severity, message, remedy),) = found_in(totals("landed"), retention_ms=WEEK)
+    assert (severity, message[:49]) == (
+        Severity.ERROR,
+        "retention.ms is 604800000 (7d), and declared is landed"[:49],
+    )
+    assert "retention.ms=-1" in remedy
+    state = cluster(topic("orders", 4, GOOD, retention_ms=WEEK))
+    (altered,) = [
+        each
+        for each in plan(specs(state, totals("landed")), state, alter=True)
+        if isinstance(each, AlterConfig)
+    ]
+    assert altered.config["retention.ms"] == "-1"
+
+
+def test_topics_that_are_kept_until_they_are_landed_are_known_by_any_of_their_declarations() -> None:
+    out = Stream("out", Text(), retention="landed")
+    assert landed_topics([totals("landed", out), totals(None, name="again")]) == {"orders", "out"}
+    assert landed_topics([totals("forever")]) == frozenset()
+    for each in (out, Source("orders", Text(), retention="landed").topic):
+        assert declared_ms(pickle.loads(pickle.dumps(each))) == LANDED_MS
+    with pytest.raises(ConfigError, match="with retention landed and 7d, by processors totals and others"):
+        landed_topics([totals("landed"), totals("7d", name="others")])
+    with pytest.raises(ConfigError, match="global rates: its topic rates is declared with retention landed"):
+        Global("rates", Source("rates", Text(), retention="landed"), fold, row=int)
+    with pytest.raises(ConfigError, match='"landed" those that no lake has yet'):
+        totals("lander")
 
 
 def test_alter_leaves_a_source_of_others_as_it_is() -> None:

@@ -56,9 +56,34 @@ def test_a_group_has_stopped_that_is_silent_for_longer_than_its_commits_span(
     assert standing(commits, lag=5, now_ms=commits[-1].at_ms + silent_s * SECOND) is expected
 
 
-def test_a_group_that_went_back_and_stopped_is_told_as_one_that_went_back() -> None:
-    commits = history((9, 5), (3, 11))
-    assert standing(commits, lag=11, now_ms=3_600 * SECOND) is LagStanding.REWIND
+@pytest.mark.parametrize(("recently_level", "expected"), [(True, LagStanding.OK), (False, LagStanding.STOP)])
+def test_a_group_that_was_level_at_each_commit_and_died_has_stopped(
+    expected: LagStanding, *, recently_level: bool
+) -> None:
+    commits = history((4, 0), (5, 0), (6, 0))
+    now_ms = commits[-1].at_ms + 3_600 * SECOND
+    assert standing(commits, lag=5, now_ms=now_ms, recently_level=recently_level) is expected
+
+
+@pytest.mark.parametrize(
+    ("offsets", "expected"),
+    [
+        ((9, 3, 4), LagStanding.REWIND),
+        ((9, 3, 9), LagStanding.OK),
+        ((9, 8, 12), LagStanding.OK),
+        ((9, 12, 1), LagStanding.REWIND),
+    ],
+)
+def test_a_group_that_is_back_where_it_was_has_not_gone_back(
+    offsets: tuple[int, ...], expected: LagStanding
+) -> None:
+    commits = history(*((offset, 20 - offset) for offset in offsets))
+    assert standing(commits, lag=5, now_ms=commits[-1].at_ms + 1) is expected
+
+
+def test_a_group_that_was_level_and_went_back_has_gone_back() -> None:
+    commits = history((8, 1), (9, 0), (2, 7))
+    assert standing(commits, lag=7, now_ms=commits[-1].at_ms + 1) is LagStanding.REWIND
 
 
 def test_the_fold_keeps_the_last_commits_of_each_partition() -> None:

@@ -87,7 +87,7 @@ class GroupLog:
         if not count:
             raise TopicError(
                 f"the topic of balanced groups, {self._topic}, does not exist at {self._settings.bootstrap_servers}: "
-                "create it with `holdfast --set groups=true topics create`, or name another one by groups_topic"
+                "create it with `holdfast --set groups=true topics create --partitions N`, or name another one by groups_topic"
             )
         self._partition = coordinator_partition(self._group_id, count)
         found, place = self._since(self._reader.consumer, since_ms), (self._topic, self._partition)

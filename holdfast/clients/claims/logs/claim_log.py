@@ -137,7 +137,7 @@ class CoordinationLog:
             if cause.code() in NO_TOPIC:
                 raise TopicError(
                     f"the coordination topic {self._topic} does not exist at {self._settings.bootstrap_servers}: "
-                    "create it with `holdfast topics create`, or name another one by the setting coordination_topic"
+                    "create it with `holdfast topics create --partitions N`, without -A, or name another one by the setting coordination_topic"
                 ) from None
             why = self.last_error or cause.str()
             raise BrokerError(

@@ -36,12 +36,12 @@ def why_broken(processors: Sequence[Processor[Any, Any]]) -> Iterator[tuple[str,
                             str(topic),
                             f"processor {each.name} names it as text, so its position would not tell the version: take the source from {writer.name}, which declares it",
                         )
-            elif readers and writer.version > 1 and not bears_version(topic, writer.version):
+            elif readers and _emits_again(writer, topic):
                 again = ", ".join(sorted(each.name for each in readers))
                 what = listed(raised(processors, {each.name for each in readers}))
                 why = (
                     f"version {writer.version} of {writer.name} emits to it what the versions before have emitted, and {again} would take that in twice: "
-                    f"declare it as Internal(..., version={writer.version}), and raise {what}"
+                    f"{_silent_or(writer)}declare the topic as Internal(..., version={writer.version}), and raise {what}"
                 )
                 yield str(topic), why
     for reader in processors:
@@ -51,6 +51,16 @@ def why_broken(processors: Sequence[Processor[Any, Any]]) -> Iterator[tuple[str,
                     str(old),
                     f"{new[1].name} emits to {new[0]} now: have {reader.name} read that, and raise {listed(raised(processors, {reader.name}))}",
                 )
+
+
+def _emits_again(writer: Processor[Any, Any], topic: str) -> bool:
+    """Return whether a version emits to a plain *topic* what the versions before it have emitted there."""
+    return writer.version > 1 and not writer.hands_over and not bears_version(topic, writer.version)
+
+
+def _silent_or(writer: Processor[Any, Any]) -> str:
+    """Return the first cure: a version that is silent up to where the one before stood emits nothing twice, and needs no other to be raised."""
+    return "" if writer.internal else f'declare {writer.name} with emits_from="handover"; or '
 
 
 def require_chains(processors: Sequence[Processor[Any, Any]]) -> None:

@@ -10,11 +10,14 @@ from holdfast.errors import ConfigError
 
 FOREVER_MS = -1
 """Kafka's `retention.ms` of a topic whose records are never deleted."""
+LANDED_MS = -2
+"""Of a topic whose records are kept until a lake and all tables have them. Kafka never deletes them by itself."""
+_NAMED = {"forever": FOREVER_MS, "landed": LANDED_MS}
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms"))
 
 
 class KeptTopic(str):
-    """The name of a topic whose records are kept for *retention_ms*, FOREVER_MS for ever."""
+    """The name of a topic whose records are kept for *retention_ms*, FOREVER_MS for ever, LANDED_MS until they are landed."""
 
     retention_ms: int
 
@@ -28,19 +31,21 @@ class KeptTopic(str):
 
 
 def retention_ms(retention: str | int | None, whose: str) -> int | None:
-    """Return *retention* in ms: a duration such as "7d", whole ms, "forever" (FOREVER_MS), or None for undeclared.
+    """Return *retention* in ms: a duration such as "7d", whole ms, "forever" (FOREVER_MS), "landed" (LANDED_MS), or None for undeclared.
 
     ConfigError, which names *whose*, for anything else.
 
-    >>> [retention_ms(each, "source 'orders'") for each in ("7d", "forever", 5_000, None)]
-    [604800000, -1, 5000, None]
+    >>> [retention_ms(each, "source 'orders'") for each in ("7d", "forever", "landed", 5_000, None)]
+    [604800000, -1, -2, 5000, None]
     """
-    if retention is None or retention == "forever":
-        return None if retention is None else FOREVER_MS
+    if retention is None or (isinstance(retention, str) and retention in _NAMED):
+        return None if retention is None else _NAMED[retention]
     try:
         return duration_ms(retention, f"retention of {whose}")
     except ConfigError as error:
-        raise ConfigError(f'{error}; "forever" keeps all records') from error
+        raise ConfigError(
+            f'{error}; "forever" keeps all records, and "landed" those that no lake has yet'
+        ) from error
 
 
 def declared_ms(topic: str) -> int | None:
@@ -64,16 +69,26 @@ def kept(topic: str, retention: str | int | None, whose: str) -> str:
 def spoken(ms: int) -> str:
     """Return a retention as it is declared.
 
-    >>> [spoken(each) for each in (FOREVER_MS, 604_800_000, 90_000, 1_500, 1)]
-    ['forever', '7d', '90s', '1500ms', '1ms']
+    >>> [spoken(each) for each in (FOREVER_MS, LANDED_MS, 604_800_000, 90_000, 1_500, 1)]
+    ['forever', 'landed', '7d', '90s', '1500ms', '1ms']
     """
-    if ms == FOREVER_MS:
-        return "forever"
+    for name, named_ms in _NAMED.items():
+        if ms == named_ms:
+            return name
     return next(f"{ms // unit}{name}" for unit, name in _UNITS if ms % unit == 0)
 
 
+def configured_ms(ms: int) -> int:
+    """Return Kafka's `retention.ms` of a topic for which *ms* is declared.
+
+    >>> configured_ms(5), configured_ms(FOREVER_MS), configured_ms(LANDED_MS)
+    (5, -1, -1)
+    """
+    return FOREVER_MS if ms == LANDED_MS else ms
+
+
 def is_shorter(one_ms: int, other_ms: int) -> bool:
-    """Return whether records kept for *one_ms* are gone before those kept for *other_ms*.
+    """Return whether records that Kafka keeps for *one_ms* are gone before those kept for *other_ms*.
 
     >>> is_shorter(5, FOREVER_MS), is_shorter(FOREVER_MS, 5), is_shorter(5, 6), is_shorter(6, 6)
     (True, False, True, False)
@@ -118,6 +133,11 @@ def retentions(processors: Iterable[_Declared]) -> dict[str, int]:
                     'which needs all records: write retention="forever", or leave it out'
                 )
     return {topic: ms for topic, (ms, _) in found.items()}
+
+
+def landed_topics(processors: Iterable[_Declared]) -> frozenset[str]:
+    """Return the topics whose records are declared to be kept until they are landed."""
+    return frozenset(topic for topic, ms in retentions(processors).items() if ms == LANDED_MS)
 
 
 def _declarations(processors: Iterable[_Declared]) -> Iterator[tuple[str, int, str]]:

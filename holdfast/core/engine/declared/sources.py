@@ -47,7 +47,7 @@ class Source(Generic[T]):
 
     *retention* tells how long the topic keeps its records: a duration such as "7d", ms, or "forever", which it also is without
     one. `holdfast topics create` makes the topic so, and `topics check` compares: a state cannot be built again from records that
-    are gone. Without one, a topic that others made with a limit is only warned of. All declarations of one topic must agree. An internal topic has none, since holdfast keeps and trims it.
+    are gone. With "landed" `holdfast -A ... pipeline land` deletes what the lake and all tables have; a table then begins by `holdfast bootstrap --lake`. Without one, a topic that others made with a limit is only warned of. All declarations of one topic must agree. An internal topic has none, since holdfast keeps and trims it.
     """
 
     topic: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 from holdfast.core.engine.declared.declaring import is_serde, is_topic
-from holdfast.core.engine.declared.retention import FOREVER_MS, retention_ms
+from holdfast.core.engine.declared.retention import retention_ms, spoken
 from holdfast.core.engine.declared.serdes import Serde, Text, of_topic
 from holdfast.core.engine.emits import Emit, Headers
 from holdfast.errors import ConfigError
@@ -17,7 +17,7 @@ class Stream(str, Generic[T]):
     """A topic to emit to, and what lies in it: `enriched = Stream("enriched", Json(Enriched))`.
 
     It is the topic's name, so it stands wherever one does: in a processor's `emits`, and in what is emitted.
-    *retention* is that of a `Source`: "7d" or "forever". Without one a stream that is folded is kept forever, and any other as the
+    *retention* is that of a `Source`: "7d", "forever" or "landed". Without one a stream that is folded is kept forever, and any other as the
     brokers say.
 
     >>> from holdfast.core.engine.declared.serdes import Json
@@ -58,7 +58,8 @@ class Stream(str, Generic[T]):
         return Emit(str(self), self.key.encode(key), self.serde.encode(value), headers, partition)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        retention = "forever" if self.retention_ms == FOREVER_MS else self.retention_ms
+        found_ms = self.retention_ms
+        retention = found_ms if found_ms is None or found_ms > 0 else spoken(found_ms)
         return Stream, (str(self), self.serde, self.key, retention)
 
 

@@ -39,6 +39,15 @@ class TableBase(msgspec.Struct, frozen=True, array_like=True):
     """Of which table the rows are where they are of no earlier version: then *version* is that of the table itself."""
     sources: tuple[tuple[str, Annotated[int, Meta(ge=-1)]], ...] = ()
 
+    @property
+    def place(self) -> int | str:
+        """Return the last offset of the source; of several, that of each for people.
+
+        >>> TableBase(1, 1, b"", 21, 3, "", sources=(("orders", 17), ("customers", 3))).place
+        'orders 17, customers 3'
+        """
+        return ", ".join(f"{topic} {offset}" for topic, offset in self.sources) or self.applied
+
     def told(self) -> str:
         """Return what the table began with, for people.
 
@@ -49,8 +58,7 @@ class TableBase(msgspec.Struct, frozen=True, array_like=True):
         '3 rows and timers of version 1 behind the offsets orders 17, customers 3'
         """
         of = self.origin or f"version {self.version}"
-        places = ", ".join(f"{topic} {offset}" for topic, offset in self.sources)
-        place = f"the offsets {places}" if places else f"offset {self.applied}"
+        place = f"the offsets {self.place}" if self.sources else f"offset {self.place}"
         own = f"{self.entries} rows and timers of {of} behind {place}"
         return own if self.before is None else f"{own}, which began with {self.before.told()}"
 

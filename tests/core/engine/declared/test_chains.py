@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,6 +60,28 @@ def test_a_raised_writer_may_not_emit_to_the_topic_that_its_last_version_emitted
     assert str(error.value).endswith("raise counts to version 2, top to version 5")
     (finding,) = check_processors(Settings(app="shop"), app)
     assert (finding.topic, finding.chain) == ("words", True)
+
+
+def test_a_writer_that_hands_over_emits_nothing_twice_and_raises_nobody() -> None:
+    silent = replace(split("words", 2), emits_from="handover")
+    require_chains([silent, counts("words")])
+    with pytest.raises(ChainError, match='twice: declare split with emits_from="handover"; or'):
+        require_chains([split("words", 2), counts("words")])
+
+
+def test_a_circle_through_plain_topics_goes_to_a_next_version_by_handover_alone() -> None:
+    def circle(**second: Any) -> list[Processor[Any, int]]:
+        return [
+            split("words", 1),
+            replace(split("words", 1), **{"name": "back", "source": "words", "emits": ("lines",), **second}),
+        ]
+
+    require_chains(circle())
+    with pytest.raises(
+        ChainError, match=r"topic lines: version 2 of back .*and split would take that in twice"
+    ):
+        require_chains(circle(version=2))
+    require_chains(circle(version=2, emits_from="handover"))
 
 
 def test_a_reader_of_the_internal_topic_of_another_version_is_told_which_to_read() -> None:

@@ -72,16 +72,22 @@ async def _look(membership: Membership) -> None:
 
 
 def _end(manager: PartitionManager, error: BaseException | None) -> None:
-    cure = (
-        "; `holdfast acls` shows what a worker needs"
-        if isinstance(error, GroupAuthorizationFailedError)
-        else ""
-    )
     manager.crash_soon(
         HoldfastError(
-            f"this worker cannot take part in its group any more, aiokafka's coordinator has failed: {error}{cure}"
+            f"this worker cannot take part in its group any more, aiokafka's coordinator has failed: {error}{_cure(error)}"
         )
     )
+
+
+def _cure(error: BaseException | None) -> str:
+    if isinstance(error, GroupAuthorizationFailedError):
+        return "; `holdfast acls` shows what a worker needs"
+    if "UnknownError" in str(error):  # all that a broker says when it cannot write its record of the group
+        return (
+            "; the broker's log tells more: a large group may exceed max.message.bytes of __consumer_offsets, raise that "
+            "(`holdfast size` estimates what is needed)"
+        )
+    return ""
 
 
 def _note(membership: Membership, request: Any, answer: Any, sent_s: float, term: int) -> None:

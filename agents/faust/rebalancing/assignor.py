@@ -19,8 +19,8 @@ from faust.assignor.partition_assignor import PartitionAssignor
 from faust.types import TP
 from faust.types.app import AppT
 
-from holdfast.agents.faust import telling
-from holdfast.agents.faust.sharing import are_alike, share_by_writer
+from holdfast.agents.faust.rebalancing import telling
+from holdfast.agents.faust.rebalancing.sharing import are_alike, share_by_writer
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from mode import Service
 
-from holdfast.agents.faust.outages import outages
+from holdfast.agents.faust.process.outages import outages
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.partitions.upkeep.checker import StoreChecker
 from holdfast.clock import system_clock

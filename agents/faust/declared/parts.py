@@ -18,7 +18,7 @@ from faust.web.base import (
 )
 from mode.supervisors import CrashingSupervisor
 
-from holdfast.agents.faust.conductor import takes_batches
+from holdfast.agents.faust.transport.conductor import takes_batches
 from holdfast.clients.topics.types import FaustTopics
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor

@@ -17,7 +17,7 @@ from faust.types import TP
 from faust.types.tables import GlobalTableT
 from mode import Service
 
-from holdfast.agents.faust.stock_tables import StockTable, StockTables
+from holdfast.agents.faust.declared.stock_tables import StockTable, StockTables
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.partitions.types import AssignmentPlan
 from holdfast.core.engine.declared.processor import Processor

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import faust
 
-from holdfast.agents.faust.watch import STUCK_EXIT_CODE, exit_within
+from holdfast.agents.faust.process.watch import STUCK_EXIT_CODE, exit_within
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 

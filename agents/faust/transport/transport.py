@@ -20,9 +20,9 @@ from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 from mode import Service
 
-from holdfast.agents.faust.conductor import BATCHES, SharingConductor, batches_of
-from holdfast.agents.faust.declared_topics import DeclaringProducer
-from holdfast.agents.faust.group_watch import watch_group
+from holdfast.agents.faust.transport.conductor import BATCHES, SharingConductor, batches_of
+from holdfast.agents.faust.transport.declared_topics import DeclaringProducer
+from holdfast.agents.faust.transport.group_watch import watch_group
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.clock import system_clock
 from holdfast.core.kafka.topic_partition import Place

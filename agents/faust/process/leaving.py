@@ -17,7 +17,7 @@ from typing import Any
 import faust
 from mode.worker import EX_FAILURE
 
-from holdfast.agents.faust.outages import outages
+from holdfast.agents.faust.process.outages import outages
 from holdfast.errors import HoldfastError
 from holdfast.logs import use_format
 

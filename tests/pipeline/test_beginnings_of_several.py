@@ -1,0 +1,153 @@
+"""A table of several sources that begins at a place in them: where a Faust application stood, or at a time. Which of them comes first from there on is
+decided and recorded as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from holdfast.cli.tables.taking import FaustTakeover, OldTable
+from holdfast.cli.topics.resetting import ApplicationReset
+from holdfast.clients.topics.committed import CommittedOffsets
+from holdfast.clock import system_clock
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Text
+from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.merge.choices import VectorMarker
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.errors import ConfigError
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.verify import TableVerdict, read_live, verify
+from tests.chaos.joining import Known
+from tests.support.harness import running
+from tests.support.joining_app import JoinApplication
+
+LOCAL = ReplayOptions(engine="local")
+RECORDS, TAKEN, DEADLINE_S = 120, 20, 30.0
+
+
+@pytest.fixture
+def app(broker: SessionBroker, tmp_path: Path) -> Iterator[JoinApplication]:
+    made = JoinApplication(broker, tmp_path, rates=True)
+    with running(made):
+        yield made.create_topics()
+
+
+def lived(app: JoinApplication) -> TableVerdict:
+    """Return what `verify` says of what a worker has made of all that was written, with guesses of the order that are wrong."""
+    worker = app.worker().start(JOIN_LIE="1").wait_ready()
+    app.write_late_orders(1)
+    app.write(RECORDS, seed=9)
+    app.wait_folded()
+    worker.stop()
+    verdict = verify(app.joined, app.settings, LOCAL)
+    assert verdict.equal, [each.explain() for each in verdict.partitions]
+    assert verdict.partial == ()
+    assert any(marker.choices for _, marker in app.states().values()), "a toy: no order was decided"
+    return verdict
+
+
+class OldJoins:
+    """What a Faust application has left behind: a table that counts, and where it stood in each source."""
+
+    def __init__(self, app: JoinApplication) -> None:
+        self._app = app
+        changelog = f"{app.name}-met-changelog"
+        app.broker.create_topic(changelog, partitions=app.partitions, exact=True)
+        producer = Producer(app.broker.client_config())
+        for partition in range(app.partitions):
+            producer.produce(changelog, b"%d" % (40 + partition), b'"k%d"' % partition, partition)
+        assert producer.flush(DEADLINE_S) == 0
+        self.stood = {
+            (topic, at): TAKEN + 5 * number
+            for number, topic in enumerate(app.joined.topics)
+            for at in range(app.partitions)
+        }
+        CommittedOffsets(app.settings, app.name, timeout_s=DEADLINE_S).commit(self.stood)
+
+    def takeover(self, processor: Processor[Any, Any]) -> FaustTakeover:
+        def known(key: str, count: int) -> tuple[str, Known]:
+            return key, Known(0, count)
+
+        table = OldTable(name="met", rows=known)
+        return FaustTakeover(processor, self._app.settings, group=self._app.name, table=table)
+
+
+def test_a_table_taken_over_goes_on_in_each_source_and_is_a_function_of_what_was_taken(
+    app: JoinApplication,
+) -> None:
+    app.write(4 * RECORDS, seed=8)
+    old = OldJoins(app)
+    takeover = old.takeover(app.joined)
+    first, *_ = takeover.plan()
+    asyncio.run(takeover.write(first))
+    assert [each.done for each in takeover.plan()] == [True, False], "a take-over that was cut goes on"
+    for each in takeover.plan()[1:]:
+        asyncio.run(takeover.write(each))
+    for at, (_, marker) in app.states().items():
+        assert marker.applied == tuple(old.stood[topic, at] - 1 for topic in app.joined.topics)
+        assert all(each > 0 for each in marker.reached_ms)
+        assert (marker.stream_ms, marker.last) == (max(marker.reached_ms), -1)
+    verdict = lived(app)
+    places = ", ".join(f"{topic} {old.stood[topic, 0] - 1}" for topic in app.joined.topics)
+    of = f"table met of Faust application {app.name} behind the offsets {places}"
+    assert [re.sub("base: [0-2] rows", "base: rows", each) for each in verdict.bases] == [
+        f"partition {at} from base: rows and timers of {of}" for at in range(app.partitions)
+    ]
+    behind = sum(last + 1 for ends in app.ends().values() for last in ends) - sum(old.stood.values())
+    assert replay(app.joined, app.settings, LOCAL).records == behind
+    with pytest.raises(ConfigError, match="has a state already"):
+        takeover.plan()
+    with pytest.raises(ConfigError, match=r"has choices of an order in which .* give the processor another"):
+        old.takeover(next_version(app)).plan()
+
+
+def next_version(app: JoinApplication) -> Processor[Any, Known]:
+    app.raise_version(2)
+    return app.joined
+
+
+def test_a_reset_to_a_time_places_each_source_and_verify_says_where(app: JoinApplication) -> None:
+    app.write(2 * RECORDS, seed=8)
+    before = app.ends()
+    time.sleep(0.01)  # else the last batch may have been appended within the same ms
+    middle_ms = system_clock.now_ms()
+    app.write(RECORDS, seed=10)
+    settings = replace(app.settings, data_dir=app.worker().data)
+    reset = ApplicationReset(settings, app.processors, empty_outputs=True, to_ms=middle_ms)
+    reset.check()
+    (place,) = [step.name for step in reset.steps() if step.action == "place"]
+    customers = f"{app.customers}/0 from offset {before[0][0] + 1}, {app.orders}/0 from offset"
+    assert place.startswith(f"joined.v1: {customers} {before[0][1] + 1}, {app.customers}/1"), place
+    for step in reset.steps():
+        step.do()
+    assert {at: marker.applied for at, (_, marker) in app.states().items()} == before
+    verdict = lived(app)
+    assert f"no table, at the place of {reset._told_time} behind the offsets" in verdict.bases[0]
+    for each in read_live(app.joined, app.settings):
+        assert isinstance(each.marker, VectorMarker)
+        assert each.base is not None
+        assert dict(each.base.sources) == dict(zip(app.joined.topics, before[each.partition], strict=True))
+
+
+def test_sources_of_unequal_width_are_not_taken_over(app: JoinApplication) -> None:
+    app.write(RECORDS, seed=8)
+    old, wide = OldJoins(app), f"{app.name}-wide"
+    app.broker.create_topic(wide, partitions=app.partitions + 1, exact=True)
+
+    def fold(*_: Any) -> None:
+        """Nothing."""
+
+    on = {Source(topic, Text()): fold for topic in (app.orders, wide)}
+    uneven: Processor[Any, Any] = Processor(name="uneven", on=on, row=Known)
+    with pytest.raises(ConfigError, match=f"{app.orders} has 2 partitions, {wide} has 3 partitions: those"):
+        old.takeover(uneven).plan()
