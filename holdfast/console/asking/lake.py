@@ -13,7 +13,7 @@ LIMIT_FAULTS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LandedPartition:
+class LakePartitionLine:
     """One partition of a bronze table: its rows are of offsets from *begin* to before *end*; *topic_end* is where the topic ends, None where Kafka did not tell."""
 
     partition: int
@@ -32,7 +32,7 @@ class LandedPartition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LandedTopic:
+class LakeTopicLine:
     """A topic's bronze table; *trouble* is why it could not be read, and *faults* is what is wrong with it, cheaply checked, the first LIMIT_FAULTS of *faults_count*."""
 
     topic: str
@@ -40,7 +40,7 @@ class LandedTopic:
     trouble: str | None = None
     version: int = 0
     commits: int = 0
-    partitions: Sequence[LandedPartition] = ()
+    partitions: Sequence[LakePartitionLine] = ()
     faults: Sequence[str] = ()
     faults_count: int = 0
 
@@ -71,12 +71,12 @@ def _sum(parts: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(parts) else None
 
 
-def answer_landed(settings: Settings, lake: str, topics: Sequence[str]) -> list[LandedTopic]:
+def answer_landed(settings: Settings, lake: str, topics: Sequence[str]) -> list[LakeTopicLine]:
     """Return the bronze table of each of *topics*, checked without opening its files."""
     return [_landed(settings, lake, topic) for topic in topics]
 
 
-def _landed(settings: Settings, lake: str, topic: str) -> LandedTopic:
+def _landed(settings: Settings, lake: str, topic: str) -> LakeTopicLine:
     from holdfast.pipeline.bronze.commits import history_of, last_landing, listed_files
     from holdfast.pipeline.bronze.lake import bronze_path, open_table
     from holdfast.pipeline.checks.check import check_table
@@ -87,8 +87,8 @@ def _landed(settings: Settings, lake: str, topic: str) -> LandedTopic:
         table = open_table(where)
         newest = last_landing(where, history_of(table, verdict.version + 1))
     except LakeError as error:
-        return LandedTopic(topic=topic, table=where, trouble=str(error))
-    return LandedTopic(
+        return LakeTopicLine(topic=topic, table=where, trouble=str(error))
+    return LakeTopicLine(
         topic=topic,
         table=where,
         version=verdict.version,
@@ -114,9 +114,9 @@ def _ends(settings: Settings, topic: str) -> Mapping[int, int]:
 
 def _partitions(
     landed: Any, files: Mapping[int, Sequence[Any]], ends: Mapping[int, int]
-) -> list[LandedPartition]:
+) -> list[LakePartitionLine]:
     return [
-        LandedPartition(
+        LakePartitionLine(
             partition=partition,
             begin=landed.begins.get(partition, 0),
             end=end,

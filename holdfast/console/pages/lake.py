@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.console.access import RequestDenied
-from holdfast.console.asking.lake import LandedTopic, answer_landed
+from holdfast.console.asking.lake import LakeTopicLine, answer_landed
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.pages.page import ConsolePage, Query
 from holdfast.console.showing.paging import paged
@@ -35,7 +35,7 @@ async def build_view(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
     if desk.settings.console_lake is None:
         raise RequestDenied(404, "No lake is named: set console_lake.")
     found, trouble = await _ask(desk, [topic])
-    landed = found[0] if found else LandedTopic(topic=topic, table="", trouble=trouble)
+    landed = found[0] if found else LakeTopicLine(topic=topic, table="", trouble=trouble)
     return {
         "title": f"Topic {topic} in the lake",
         "landed": landed,
@@ -47,7 +47,7 @@ def _topics(desk: ConsoleDesk) -> list[str]:
     return sorted({str(topic) for each in desk.processors for topic in each.topics})
 
 
-async def _ask(desk: ConsoleDesk, topics: Sequence[str]) -> tuple[list[LandedTopic], str | None]:
+async def _ask(desk: ConsoleDesk, topics: Sequence[str]) -> tuple[list[LakeTopicLine], str | None]:
     lake = desk.settings.console_lake
     if lake is None or not topics:
         return [], None
