@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -132,30 +131,37 @@ class ChangelogWriter:
             records[self._place] = [(key, value, _NO_HEADERS) for key, value in part.puts]
         turn, emits = LoopTurn(), part.emits
         topics: dict[str, _ByPartition] = {}
+        topic, of_key, appends = None, _NOWHERE.of_key, _NOWHERE.appends
         for first in range(0, len(emits), TURN_EMITS):
             for emit in emits[first : first + TURN_EMITS]:
-                topic, key, partition, headers = emit.topic, emit.key, emit.partition, emit.headers
+                key, partition, headers = emit.key, emit.partition, emit.headers
+                # Mostly the topic is that of the emit before, and the same object.
+                if emit.topic is not topic or (partition is not None and partition >= len(appends)):
+                    topic = emit.topic
+                    found = topics.get(topic)
+                    if found is None or (partition is not None and partition >= len(found.appends)):
+                        found = topics[topic] = await self._sent_to(topic, partition or 0, found)
+                    of_key, appends = found.of_key, found.appends
                 if isinstance(key, str):
                     key = key.encode()
-                sent = topics.get(topic)
-                if sent is None or (partition is not None and partition >= sent.partitions):
-                    sent = topics[topic] = await self._sent_to(topic, partition or 0, sent)
                 if partition is None:
-                    partition = random.randrange(sent.partitions) if key is None else sent.of_key[key]
-                sent.records[partition].append((key, emit.value, list(headers) if headers else _NO_HEADERS))
-                if key is not None and len(key) > SHORT_KEY_BYTES:
+                    partition = random.randrange(len(appends)) if key is None else of_key[key]
+                appends[partition]((key, emit.value, list(headers) if headers else _NO_HEADERS))
+                if key and len(key) > SHORT_KEY_BYTES:
                     await turn.let_others()
             await turn.let_others()
         for topic, sent in topics.items():
-            for partition, there in sent.records.items():
-                records.setdefault((topic, partition), []).extend(there)
+            for partition, there in enumerate(sent.records):
+                if there:
+                    records.setdefault((topic, partition), []).extend(there)
         return (await self._producer.append(records)).get(self._place, 0)
 
     async def _sent_to(self, topic: str, partition: int, before: _ByPartition | None) -> _ByPartition:
         """Return where to put what goes to *topic*, which has *partition*; *before* is of fewer partitions."""
         partitions = await self._producer.partitions(topic, more_than=partition)
-        records = defaultdict[int, list[Written]](list) if before is None else before.records
-        return _ByPartition(partitions, _key_partitions(partitions), records)
+        records = [] if before is None else before.records
+        records += [list[Written]() for _ in range(partitions - len(records))]
+        return _ByPartition(_key_partitions(partitions), records, [each.append for each in records])
 
     async def disown(self, timeout_s: float) -> None:
         """Replace the position marker by a tombstone: what is on this changelog is not a state.
@@ -199,8 +205,11 @@ _key_partitions = lru_cache(8)(_KeyPartitions)
 
 
 class _ByPartition(NamedTuple):
-    """What a transaction sends to one topic, by partition, and where its keys belong."""
+    """What a transaction sends to one topic, by partition, what puts more there, and where its keys belong."""
 
-    partitions: int
     of_key: _KeyPartitions
-    records: dict[int, list[Written]]
+    records: list[list[Written]]
+    appends: list[Callable[[Written], None]]
+
+
+_NOWHERE = _ByPartition(_KeyPartitions(0), [], [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import UnionType
 from typing import Any, Generic, Protocol, TypeVar, get_origin, overload
 
@@ -176,3 +176,21 @@ class Text:
 
     def __repr__(self) -> str:
         return "Text()"
+
+
+def decode_all(serde: Serde[Any], values: Sequence[bytes | None]) -> Iterable[Any]:
+    """Return what *serde* decodes each of *values* to, one after another as they are taken; where it fails, the error may be another than
+    `decode` raises.
+
+    >>> list(decode_all(Json(int), [b"1", b"2"])), list(decode_all(Text(), [b"a", None]))
+    ([1, 2], ['a', None])
+    """
+    # A serde made of one of these may decode otherwise.
+    how = getattr(serde.decode, "__func__", None)
+    if how is Bytes.decode:
+        return values
+    if how is Text.decode and all(values):
+        return map(bytes.decode, values)  # type: ignore[arg-type]  # there is no None
+    if how is _Typed.decode and all(values):
+        return map(serde._decode, values)  # type: ignore[attr-defined]
+    return map(serde.decode, values)

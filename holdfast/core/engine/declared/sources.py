@@ -7,15 +7,17 @@ each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat, tee
 from typing import Any, Generic, Literal, TypeVar, get_args
 from zlib import crc32
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.declaring import is_serde, is_topic
 from holdfast.core.engine.declared.retention import kept
-from holdfast.core.engine.declared.serdes import Serde, Text, of_topic
+from holdfast.core.engine.declared.serdes import Serde, Text, decode_all, of_topic
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.state.rows import Rows
@@ -132,73 +134,62 @@ def decoder_columns(inputs: Sequence[DecoderInput], topic: str, batch: Batch) ->
 
 
 class SourceFold:
-    """A source and its fold as folders call them: `decode` of `columns` of a record, then `fold` of what that gives.
-    With *asks*, its append time follows the columns.
+    """A source and its fold as folders call them: with rows, an event, the stream time, and then what the fold asks for.
 
     *inputs* are the columns that batches of this source must have.
     """
 
-    __slots__ = ("_call", "_takes", "asks", "decode", "fold", "inputs", "number", "source")
+    __slots__ = ("_asked", "_takes", "decode", "fold", "inputs", "number", "source")
 
     def __init__(
         self, number: int, source: Source[Any], fold: Callable[..., Emits] | FoldWith | FoldColumns
     ) -> None:
         self.number, self.source = number, source
+        self._takes: tuple[DecoderInput, ...] = ()
+        self._asked: tuple[Asked, ...] = ()
         self.inputs: tuple[Input, ...] = ("value",)
-        self._takes: tuple[DecoderInput, ...] = ("value",)
         self.decode: Callable[..., Any] = source.serde.decode
-        self._call = fold.fold if isinstance(fold, FoldWith | FoldColumns) else fold
-        self.fold: Callable[[Rows[Any], Any, int], Emits] = self._call
-        self.asks = isinstance(fold, FoldWith) and bool(fold.inputs)
-        if isinstance(fold, FoldWith) and self.asks:
-            columns: list[Input] = [name for name in fold.inputs if name in INPUTS]
-            self.inputs = ("value", *dict.fromkeys(columns))
-            self.decode, self.fold = _asking(source, fold, self.inputs), self._spread
-            self._takes = self.inputs
+        self.fold: Callable[..., Emits] = fold.fold if isinstance(fold, FoldWith | FoldColumns) else fold
+        if isinstance(fold, FoldWith):
+            self._asked = tuple(fold.inputs)
+            self.inputs = ("value", *dict.fromkeys(name for name in fold.inputs if name in INPUTS))
         elif isinstance(fold, FoldColumns):
             self.inputs, self.decode, self._takes = columns_in(fold.inputs), fold.decode, tuple(fold.inputs)
 
-    def columns(self, batch: Batch) -> tuple[Sequence[Any], ...]:
-        """Return the columns that `decode` takes."""
-        columns = decoder_columns(self._takes, self.source.topic, batch)
-        return (*columns, batch.times_ms) if self.asks else columns
+    def told(self, batch: Batch, *, quickly: bool = False) -> list[Iterable[Any]]:
+        """Return the events of *batch*, then of each thing that the fold asks for the values, all in step with its records
+        and read as they are taken.
 
-    def event_ms(self, told: Any, stream_ms: int) -> int:
+        Where something cannot be read, what is read *quickly* may raise another error than the serde's own.
+        """
+        if self._takes:
+            return [map(self.decode, *decoder_columns(self._takes, self.source.topic, batch))]
+        decoded = decode_all if quickly else _decode_each
+        columns = dict(zip(self.inputs, batch.columns, strict=True))
+        events = iter(decoded(self.source.serde, columns["value"]))
+        told: list[Iterable[Any]] = [events]
+        for name in self._asked:
+            match name:
+                case "topic":  # a fold may keep it in a row: no subclass
+                    told.append(repeat(str(self.source.topic), batch.records))
+                case "timestamp":
+                    told.append(batch.times_ms)
+                case "event_ms":
+                    told[0], again = tee(told[0])
+                    told.append(map(partial(_event_ms, self.source), again, batch.times_ms))
+                case "key":
+                    told.append(decoded(self.source.key, columns[name]))
+                case _:
+                    told.append(columns[name])
+        return told
+
+    def event_ms(self, event: Any, stream_ms: int) -> int:
         """Return the event time of what was decoded, see `event_time`."""
-        return event_time(self.source.topic, self.source.time, told[0] if self.asks else told, stream_ms)
-
-    def _spread(self, rows: Rows[Any], told: tuple[Any, ...], at_ms: int) -> Emits:
-        return self._call(rows, told[0], at_ms, *told[1:])
+        return event_time(self.source.topic, self.source.time, event, stream_ms)
 
 
-def _asking(source: Source[Any], fold: FoldWith, inputs: Sequence[Input]) -> Callable[..., tuple[Any, ...]]:
-    """Return what makes of a record's columns, its append time last, all that its fold is told."""
-    decode, told = source.serde.decode, [_teller(source, name, inputs) for name in fold.inputs]
-
-    def read(*record: Any) -> tuple[Any, ...]:
-        event = decode(record[0])
-        return event, *[tell(event, record) for tell in told]
-
-    return read
-
-
-def _teller(
-    source: Source[Any], name: Asked, inputs: Sequence[Input]
-) -> Callable[[Any, tuple[Any, ...]], Any]:
-    match name:
-        case "topic":
-            topic = str(source.topic)  # a fold may keep it in a row: no subclass
-            return lambda event, record: topic
-        case "timestamp":
-            return lambda event, record: record[-1]
-        case "event_ms":
-            return lambda event, record: _event_ms(source, event, record[-1])
-        case "key":
-            at = inputs.index(name)
-            return lambda event, record: source.key.decode(record[at])
-        case _:
-            at = inputs.index(name)
-            return lambda event, record: record[at]
+def _decode_each(serde: Serde[Any], values: Sequence[bytes | None]) -> Iterable[Any]:
+    return map(serde.decode, values)
 
 
 def _event_ms(source: Source[Any], event: Any, timestamp: int) -> int:

@@ -31,6 +31,7 @@ class Stream(str, Generic[T]):
     serde: Serde[T]
     key: Serde[Any]
     retention_ms: int | None
+    _topic: str
 
     def __new__(
         cls,
@@ -46,6 +47,7 @@ class Stream(str, Generic[T]):
         return made
 
     def _take(self, serde: Serde[T], key: Serde[Any] | None) -> None:
+        self._topic = str(self)  # no subclass, and made once: each record emitted has it
         self.serde = of_topic(serde, str(self), "value")
         self.key = Text() if key is None else of_topic(key, str(self), "key")
 
@@ -55,7 +57,7 @@ class Stream(str, Generic[T]):
 
         *partition* None leaves it to murmur2 of the key.
         """
-        return Emit(str(self), self.key.encode(key), self.serde.encode(value), headers, partition)
+        return Emit(self._topic, self.key.encode(key), self.serde.encode(value), headers, partition)
 
     def __reduce__(self) -> tuple[Any, ...]:
         found_ms = self.retention_ms

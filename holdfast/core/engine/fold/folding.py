@@ -150,10 +150,8 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         decode, fold = self.processor.decode, self.processor.fold
         columns = self._columns(batch)
         for at, (offset, at_ms) in enumerate(zip(batch.offsets, batch.times_ms, strict=True)):
-            inputs = [column[at] for column in columns]
-            yield from self._careful_record(
-                rows, ("", offset), at_ms, partial(decode, *inputs), fold, self._time
-            )
+            told = partial(_decoded, decode, [column[at] for column in columns])
+            yield from self._careful_record(rows, ("", offset), at_ms, told, fold, self._time)
             yield None
 
     def unchanged(self) -> Changes:
@@ -172,6 +170,10 @@ class Folder(SteppingFolder[R, Batch, Changes]):
     def _finished(self, taken: list[Batch], records: int, puts: list[tuple[bytes, bytes | None]]) -> Changes:
         marker = self._marker(_offset_of(taken, records))
         return Changes(marker=marker, records=records, puts=puts, emits=self._heard(), refused=self._refused)
+
+
+def _decoded(decode: Callable[..., Any], inputs: list[Any]) -> tuple[Any]:
+    return (decode(*inputs),)
 
 
 def _offset_of(batches: list[Batch], records: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -131,15 +131,15 @@ class Written(ABC):
 C = TypeVar("C", bound=Written)
 
 
-_Fold: TypeAlias = Callable[[Rows[R], Any, int], Emits]
+_Fold: TypeAlias = Callable[..., Emits]
 
 WITHIN: Any = object()
 """What is yielded in the middle of a record: the transaction cannot end there."""
 
 
-def _parts_of(fold: _Fold[R], rows: Rows[R], event: Any, at_ms: int) -> Iterator[list[Emit]]:
+def _parts_of(fold: Callable[[], Emits]) -> Iterator[list[Emit]]:
     """Fold a record when the first part is taken; yield what it emits."""
-    made = fold(rows, event, at_ms)
+    made = fold()
     if isinstance(made, Paced):
         yield from made.parts
     else:
@@ -462,22 +462,22 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                     emits.extend(act(rows, key, due_ms) or ())
             yield emits
 
-    def _timed(self, fold: _Fold[R], time: EventTime) -> _Fold[R]:
+    def _timed(self, fold: _Fold, time: EventTime) -> _Fold:
         """Return *fold* with event time let pass before it: where there is none, folds are called as they are."""
         events, on_event = self._events, self.processor.on_event
         assert events is not None
         assert on_event is not None
 
-        def timed(rows: Rows[R], event: Any, at_ms: int) -> Emits:
+        def timed(rows: Rows[R], event: Any, at_ms: int, *told: Any) -> Emits:
             event_ms = time(event, at_ms)
             if event_ms > self.event_ms:
                 self.event_ms = event_ms
                 due = events.due(event_ms)
                 parts = self._firing(rows, due, events.fire, on_event)
                 if len(due) > WAKE_AT_ONCE:
-                    return Paced(chain(parts, _parts_of(fold, rows, event, at_ms)))
+                    return Paced(chain(parts, _parts_of(partial(fold, rows, event, at_ms, *told))))
                 self._emits.extend(chain.from_iterable(parts))
-            return fold(rows, event, at_ms)
+            return fold(rows, event, at_ms, *told)
 
         return timed
 
@@ -520,10 +520,11 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         rows: JournaledRows[R],
         at: TopicOffset,
         at_ms: int,
-        decode: Callable[[], Any],
-        fold: _Fold[R],
+        decode: Callable[[], Sequence[Any]],
+        fold: _Fold,
         time: EventTime,
     ) -> Iterator[object]:
+        """Fold a record; *decode* gives its event, and then what *fold* takes besides that and the time."""
         if at_ms > self.stream_ms:
             self.stream_ms = at_ms
             for number, (key, due_ms) in enumerate(rows.due(at_ms), 1):
@@ -537,7 +538,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             self._refuse(at, "decode", UnknownSchemaError("its schema was unknown when the table came to it"))
             return
         try:
-            event = _called(decode)
+            event, *told = _called(decode)
             event_ms = -NEVER if self._events is None else _called(time, event, self.stream_ms)
         except MemoryError:
             raise
@@ -549,7 +550,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             return
         if event_ms > self.event_ms:
             yield from self._pass_event_time(rows, at, event_ms)
-        yield from self._attempt(rows, at, "fold", partial(fold, rows, event, self.stream_ms))
+        yield from self._attempt(rows, at, "fold", partial(fold, rows, event, self.stream_ms, *told))
 
     def _pass_event_time(self, rows: JournaledRows[R], at: TopicOffset, event_ms: int) -> Iterator[object]:
         events, on_event = self._events, self.processor.on_event

@@ -45,8 +45,8 @@ class Portion:
 class Stretch:
     """Records of several sources in the order in which they are folded, or one choice.
 
-    *order* has the source of each record, and *reached_ms* how late that source has become with it; of a
-    source they are those of its portion, in order. With a *choice* there are no records; *decided* tells that
+    *order* has the source of each record, and *reached_ms* how late that source has become with it, which ascends; of a
+    source they are those of its portion. With a *choice* there are no records; *decided* tells that
     it is a new one, to be recorded with what is folded.
     """
 

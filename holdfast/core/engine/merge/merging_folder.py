@@ -7,13 +7,17 @@ Live, local and Spark all run this, as they do `Folder`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
+from operator import length_hint
 from typing import Any, TypeVar
 
+from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.declared.sources import SourceFold
+from holdfast.core.engine.emits import Emit, Emits
 from holdfast.core.engine.fold.paced import Paced
 from holdfast.core.engine.fold.stepping import (
     LIMIT_BYTES,
@@ -35,7 +39,7 @@ from holdfast.core.engine.merge.choices import (
     event_ms_of,
     globals_of,
 )
-from holdfast.core.engine.merge.merging import Stretch
+from holdfast.core.engine.merge.merging import Portion, Stretch
 from holdfast.core.engine.state.codec import APPLIED, TICK
 from holdfast.core.engine.state.global_rows import GlobalTables, GlobalViews
 from holdfast.core.engine.state.handover import Handover
@@ -220,27 +224,27 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             if batch.choice.tick_ms is not None:
                 self._rest, self._rest_before = self._ticking(batch.choice.tick_ms), False
             return 0
-        rows, emit, now_ms = self.rows, self._emits.extend, self.stream_ms
-        folded = 0
-        decoded: list[Iterator[Any]] = [
-            iter(()) if portion is None else map(each.decode, *each.columns(portion.batch))
-            for each, portion in zip(self._folds, batch.portions, strict=True)
+        rows, emit, before_ms = self.rows, self._emits.extend, self.stream_ms
+        times = _stream_times(batch.reached_ms, before_ms)
+        # Each record is read and folded by the next call of its source. They share the times, of which each takes one.
+        left = iter(times)
+        calls = [
+            _no_record if portion is None else self._folding(source, portion, left).__next__
+            for source, portion in enumerate(batch.portions)
         ]
-        called = map(self._calls.__getitem__, batch.order)
-        events: Iterator[Any] = map(next, map(decoded.__getitem__, batch.order))
-        for fold, event, at_ms in zip(called, events, batch.reached_ms, strict=True):
-            if at_ms > now_ms:
-                now_ms = at_ms
+        for call, now_ms in zip(map(calls.__getitem__, batch.order), times, strict=True):
+            if now_ms > before_ms:
+                before_ms = now_ms
                 if rows.next_wake_ms <= now_ms and not self._wake_fast(rows, now_ms):
                     break
-            emits = fold(rows, event, now_ms)
-            folded += 1
+            emits = call()
             if emits is not None:
                 if emits.__class__ is Paced:
                     self._rest, self._rest_before = emits.parts, False
                     break
                 emit(emits)
-        self.stream_ms = now_ms
+        self.stream_ms = before_ms
+        folded = batch.records - length_hint(left)
         if folded < batch.records:
             batch = batch.slice(0, folded)
             if not folded:
@@ -250,6 +254,11 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
                 self._reach(source, portion.batch.offsets[-1], portion.reached_ms[-1])
         self._last = batch.order[-1]
         return folded
+
+    def _folding(self, source: int, portion: Portion, times: Iterator[int]) -> Iterator[Emits]:
+        """Fold the records of *portion*, each when it is taken, at the next of *times*; yield what each emits."""
+        events, *asked = self._folds[source].told(portion.batch, quickly=True)
+        return map(self._calls[source], repeat(self.rows), events, times, *asked)
 
     def _ticking(self, now_ms: int) -> Iterator[list[Emit]]:
         for number, (key, due_ms) in enumerate(self._ticks.due(now_ms), 1):
@@ -271,20 +280,14 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
                 yield from self._tick_carefully(rows, batch.choice)
             yield None
             return
-        columns = [
-            () if portion is None else each.columns(portion.batch)
-            for each, portion in zip(self._folds, batch.portions, strict=True)
-        ]
-        done = [0] * len(columns)
+        done = [0] * len(batch.portions)
         for source in batch.order:
             at, each, portion = done[source], self._folds[source], batch.portions[source]
             assert portion is not None
             done[source] += 1
             offset, reached_ms = portion.batch.offsets[at], portion.reached_ms[at]
-            inputs = [column[at] for column in columns[source]]
-            place = each.source.topic, offset
-            decode = partial(each.decode, *inputs)
-            yield from self._careful_record(rows, place, reached_ms, decode, each.fold, each.event_ms)
+            place, told = (each.source.topic, offset), partial(_told, each, portion.batch.slice(at, at + 1))
+            yield from self._careful_record(rows, place, reached_ms, told, each.fold, each.event_ms)
             self._reach(source, offset, reached_ms)
             self._last = source
             yield None
@@ -318,6 +321,22 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             self._tables.move(choice.globals)
         if decided:
             self._choices.append(choice)
+
+
+def _stream_times(reached_ms: Sequence[int], stream_ms: int) -> Sequence[int]:
+    """Return the stream time of each record of a stretch, before which it is *stream_ms*."""
+    if reached_ms[0] >= stream_ms:
+        return reached_ms  # they ascend, as the order of the records does
+    return [max(stream_ms, each) for each in reached_ms]
+
+
+def _told(fold: SourceFold, record: Batch) -> list[Any]:
+    """Return what *fold* is told of the one record of a batch."""
+    return [next(iter(each)) for each in fold.told(record)]
+
+
+def _no_record() -> Emits:
+    raise AssertionError("a stretch names a source of which it has no record")
 
 
 def beginning_upto(stretch: Stretch, place: Handover) -> tuple[bool, Stretch]:

@@ -15,6 +15,8 @@ from holdfast.errors import ConfigError, HoldfastError
 
 Route = Callable[[str, int], int | None]
 How = Literal["inner", "left", "outer"]
+key_of = checked_key
+"""Returns a key; FoldError unless it may be that of a row."""
 
 
 def check_join(
@@ -109,8 +111,3 @@ def time_of(source: Source[Any], event: Any, timestamp: int) -> int:
     """Return an event's time in ms; without `time=`, and for a tombstone, it is *timestamp*."""
     tell = source.time
     return checked_time(timestamp if tell is None or event is None else tell(event))
-
-
-def key_of(key: object) -> str:
-    """Return *key*; FoldError unless it may be that of a row."""
-    return checked_key(key)

@@ -90,7 +90,7 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
         check_late(whose, late, to, (stream.topic, table.topic))
 
         def enrich(
-            rows: Rows[Any], event: Any, at_ms: int, key: Any, partition: int, timestamp: int
+            rows: Rows[Any], event: Any, at_ms: int, key: Any, partition: int = -1, timestamp: int = -1
         ) -> Emits:
             if event is None:
                 return None
@@ -113,7 +113,7 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
                 return None
             return (late.emit(key, value, headers=more[0]),)
 
-        asked: tuple[Asked, ...] = ("key", "partition", "timestamp")
+        asked: tuple[Asked, ...] = ("key",) if past is None else ("key", "partition", "timestamp")
         kept = FoldWith(keep, asked if late is None else (*asked, "headers"))
         super().__init__(
             name=name,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from typing import Any
 
 import msgspec
 import pytest
 
-from holdfast.core.engine.declared.serdes import Bytes, Json, Msgpack, Text
+from holdfast.core.engine.declared.serdes import Bytes, Json, Msgpack, Text, decode_all
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.errors import DecodeError, FoldError
 
@@ -50,6 +51,33 @@ def test_values_of_any_type_come_back(serde: Any) -> None:
 def test_bytes_that_hold_no_such_value_are_refused(serde: Any, value: bytes | None) -> None:
     with pytest.raises(DecodeError, match="not "):
         serde.decode(value)
+
+
+@pytest.mark.parametrize(
+    ("serde", "values"),
+    [
+        (Json(Total), [b'{"count":3}', b'{"count":4}']),
+        (Json(Total | None), [b'{"count":3}', None]),
+        (Msgpack(int), [b"\x07", b"\x08"]),
+        (Bytes(), [b"a", b"", None]),
+        (Text(), [b"a", "\u00e9".encode()]),
+        (Text(), [b"a", b"", None]),
+    ],
+)
+def test_many_values_come_back_as_each_alone(serde: Any, values: list[bytes | None]) -> None:
+    assert [*decode_all(serde, values)] == [*map(serde.decode, values)]
+
+
+@pytest.mark.parametrize("serde", [Json(Total), Msgpack(Total), Text()], ids=repr)
+@pytest.mark.parametrize("bad", [b"\xff", None])
+def test_many_values_fail_where_one_does(serde: Any, bad: bytes | None) -> None:
+    good = serde.encode("a" if isinstance(serde, Text) else Total(3))
+    found = decode_all(serde, [good, bad])
+    if bad is None and isinstance(serde, Text):
+        assert [*found] == ["a", None]
+        return
+    with pytest.raises(Exception, match=r"."):
+        deque(found, 0)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.processor import Processor, by_name
-from holdfast.core.engine.declared.serdes import Bytes, Json
+from holdfast.core.engine.declared.serdes import Bytes, Json, Text
 from holdfast.core.engine.declared.sources import LIMIT_SOURCES, FoldWith, Source, SourceFold
 from holdfast.core.engine.declared.streams import Internal, Stream
-from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ConfigError
 
 
@@ -122,15 +122,27 @@ def test_what_lies_in_a_topic_is_refused_when_it_is_declared(make: Any, why: str
 
 def test_the_time_of_a_record_without_a_value_is_that_of_its_append() -> None:
     events = Source("a", Json(int | None), time=lambda at_ms: at_ms)
-    told: list[int] = []
+    fold = SourceFold(0, events, FoldWith(lambda *_: None, ("event_ms",)))
+    batch = Batch((0, 1), (98, 99), ((b"7", None),))
+    for quickly in (True, False):
+        assert [[*each] for each in fold.told(batch, quickly=quickly)] == [[7, None], [7, 99]]
 
-    def tell(rows: Rows[Any], event: int | None, at_ms: int, event_ms: int) -> None:
-        told.append(event_ms)
 
-    fold = SourceFold(0, events, FoldWith(tell, ("event_ms",)))
-    for value in (b"7", None):
-        fold.fold(None, fold.decode(value, 99), 0)  # type: ignore[arg-type]
-    assert told == [7, 99]
+@pytest.mark.parametrize("quickly", [True, False])
+def test_a_serde_made_of_one_of_ours_decodes_as_it_says(quickly: bool) -> None:
+    class Doubled(Json[int]):
+        def decode(self, value: bytes | None) -> int:
+            return 2 * super().decode(value)
+
+    class Upper(Text):
+        def decode(self, value: bytes | None) -> str | None:
+            found = super().decode(value)
+            return None if found is None else found.upper()
+
+    source = Source("a", Doubled(int), key=Upper())
+    fold = SourceFold(0, source, FoldWith(lambda *_: None, ("key",)))
+    batch = Batch((0, 1), (8, 9), ((b"7", b"8"), (b"a", b"b")))
+    assert [[*each] for each in fold.told(batch, quickly=quickly)] == [[14, 16], ["A", "B"]]
 
 
 def test_eight_sources_are_not_too_many() -> None:

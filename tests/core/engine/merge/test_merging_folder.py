@@ -156,9 +156,10 @@ def test_a_fold_is_told_what_it_asks_for_and_in_its_order() -> None:
 
 def test_what_a_fold_asks_for_may_be_what_refuses_the_record() -> None:
     source = Source("orders", Json(JoinedOrder), time=lambda order: order.number)  # type: ignore[arg-type, return-value]
-    logs = {0: Batch((0,), (9,), ([msgspec.json.encode(JoinedOrder("x", "1"))], [b"\xff"]))}
-    for asked, why in (("event_ms", "time of orders gives 'x'"), ("key", "not Text()")):
+    columns = [msgspec.json.encode(JoinedOrder("x", "1"))], [b"\xff"]
+    for asked, taken, why in (("event_ms", 1, "time of orders gives 'x'"), ("key", 2, "not Text()")):
         told = FoldWith(lambda rows, event, at_ms, more: None, (asked,))  # type: ignore[arg-type]
+        logs = {0: Batch((0,), (9,), columns[:taken])}
         (refused,) = changes_of(joined(on={source: told}), logs).refused
         assert (refused.stage, refused.error) == ("decode", "DecodeError")
         assert refused.reason.startswith(why)
