@@ -164,11 +164,30 @@ def start_with_records() -> None:
                 )
 
 
+def fold_claims(count: int) -> None:
+    """Have a worker fold *count* heartbeats of 10,000 claims, exactly once, twice."""
+    from bench.run import Bench, interleave  # looks for the archives of other rivals
+    from bench.traffic import load
+
+    with tempfile.TemporaryDirectory() as folder, served() as kafka:
+        load(kafka.bootstrap, "heartbeats", count, 10_000)
+        kafka.used_s()
+        bench = Bench(kafka.bootstrap, "heartbeats", count, Path(folder))
+        interleave({"embedded claims": bench.holdfast("claims")}, 2)
+        print(
+            f"embedded  claims: of each, the broker takes {kafka.used_s() / (2 * count) * 1e6:.2f} us",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=200_000)
     parser.add_argument("--seconds", type=float, default=2.0, help="how long transactions are measured")
+    parser.add_argument("--claims", type=int, default=0, help="heartbeats that a worker folds; 0: none")
     told = parser.parse_args()
+    if told.claims:
+        fold_claims(told.claims)  # before all is pinned to one core: the worker is a process of its own
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     load = os.getloadavg()[0]
     with served() as kafka:

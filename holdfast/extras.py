@@ -7,6 +7,8 @@ from __future__ import annotations
 
 EXTRAS = {
     "jinja2": "console",
+    "authlib": "oidc",
+    "joserfc": "oidc",
     "faust": "worker",
     "honcho": "worker",
     "mode": "worker",

@@ -56,7 +56,9 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "pipeline": frozenset(
         {"clients", "tables", "kafka", "schemas", "core", "config", "clock", "errors", "jars", "loop_thread"}
     ),
-    "console": frozenset({"web", "clients", "kafka", "outbox", "core", "config", "clock", "errors"}),
+    "console": frozenset(
+        {"web", "clients", "kafka", "outbox", "pipeline", "core", "config", "clock", "errors"}
+    ),
     "cli": None,
     "dev": None,
     "testing": None,
@@ -241,13 +243,29 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     },
     "console": {
         "access": frozenset(),
+        "asking": frozenset(),
         "watching": frozenset(),
         "showing": frozenset({"access"}),
-        "desk": frozenset({"watching"}),
+        "desk": frozenset({"asking", "watching"}),
         "acting": frozenset({"access", "desk", "showing", "watching"}),
-        "pages": frozenset({"access", "desk", "showing", "watching"}),
+        "pages": frozenset({"access", "asking", "desk", "showing", "watching"}),
+        "openid": frozenset({"access"}),
+        "provider_views": frozenset({"access", "openid"}),
         "live": frozenset({"access", "desk", "pages", "showing", "watching"}),
-        "server": frozenset({"access", "acting", "desk", "live", "pages", "showing", "watching"}),
+        "server": frozenset(
+            {
+                "openid",
+                "provider_views",
+                "access",
+                "acting",
+                "asking",
+                "desk",
+                "live",
+                "pages",
+                "showing",
+                "watching",
+            }
+        ),
     },
     "console.watching": {
         "reports": frozenset(),
@@ -344,6 +362,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "landed_trimming": frozenset({"trimming"}),
         "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),
+        "broker_rows": frozenset({"replay", "topic"}),
+        "hanging": frozenset({"broker_rows"}),
         "replay": frozenset({"bronze", "folds", "output", "progress", "spark", "topic"}),
         "pages": frozenset({"bronze"}),
         "comparing": frozenset({"folds", "pages", "replay"}),
@@ -396,7 +416,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
         {"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}
     ),
     "web": frozenset({"aiohttp"}),
-    "console": frozenset({"aiohttp", "confluent_kafka", "jinja2", "msgspec"}),
+    "console": frozenset({"aiohttp", "authlib", "confluent_kafka", "jinja2", "joserfc", "msgspec"}),
 }
 # A fold may see nothing but its arguments, so what it is made of may not even name these.
 IMPURE = frozenset(
@@ -425,6 +445,7 @@ IMPURE = frozenset(
     ]
 )
 INSIDE_FUNCTIONS_ONLY: Mapping[str, frozenset[str]] = {
+    "console": frozenset({"authlib", "joserfc"}),
     "outbox": frozenset({"psycopg"}),
     "embedded": frozenset({"cryptography"}),
     "pipeline": frozenset({"pyspark", "delta"}),

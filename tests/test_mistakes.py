@@ -509,6 +509,12 @@ OFFLINE: dict[str, tuple[list[str], int, str, str]] = {
         "'10 minutes' is not a duration",
         "write 90s, 10m",
     ),
+    "members of nothing": (
+        ["size", "--partitions", "8", "--claim-members", "3"],
+        2,
+        "claim_members and claim_partitions belong together",
+        "tell how many members share how many partitions",
+    ),
     "a project of an impossible name": (
         ["new", "1 shop"],
         2,
@@ -570,6 +576,12 @@ ONLINE: dict[str, tuple[list[str], int, str, str]] = {
         "has no partition 9",
         "only 0 to 1",
     ),
+    "an offset of an empty partition": (
+        ["explain", "orders", "0", "1"],
+        1,
+        "offset 1 is not in the log",
+        "which is empty",
+    ),
     "a topic that was not landed": (
         [*SHOPS, "replay", "totals", "--from", "bronze", "--lake", "nolake"],
         1,
@@ -598,6 +610,14 @@ def test_a_mistake_against_a_cluster_is_one_line(what: str, run: Run, kafka: Emb
         SHOP.replace('"orders"', '"missing"') if "create" in arguments else SHOP
     )
     check(run(*arguments, KAFKA_BOOTSTRAP_SERVERS=kafka.bootstrap, HOLDFAST_APP="shop"), code, cause, cure)
+
+
+def test_a_table_that_nobody_serves_is_told_beside_an_empty_list(run: Run, kafka: EmbeddedKafka) -> None:
+    Path("mistaken_shop.py").write_text(SHOP)
+    code, lines = run(
+        *SHOPS, "tables", "switch", "totals", KAFKA_BOOTSTRAP_SERVERS=kafka.bootstrap, HOLDFAST_APP="shop"
+    )
+    assert (code, lines) == (0, ["no worker serves totals: start one, or wait until it is ready"])
 
 
 def test_a_broker_that_is_away_is_one_line(run: Run) -> None:

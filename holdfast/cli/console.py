@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.application import Application, load_application
 from holdfast.cli.context import globals_of
 from holdfast.cli.output import note
+
+if TYPE_CHECKING:
+    from holdfast.console.asking.why import Load
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -33,17 +37,17 @@ def console(
         logging.getLogger("holdfast.console").setLevel(logging.ERROR)
         logging.getLogger("holdfast.web").setLevel(logging.WARNING)
     application = load_application(chosen.application, chosen.settings())
-    asyncio.run(_serve(application))
+    asyncio.run(_serve(application, partial(load_application, chosen.application, chosen.settings())))
 
 
-async def _serve(application: Application) -> None:
+async def _serve(application: Application, load: Load) -> None:
     from holdfast.console.server import Console
 
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    console = Console(application.settings, application.processors)
+    console = Console(application.settings, application.processors, load=load)
     opening = asyncio.create_task(console.__aenter__())
     ending = asyncio.create_task(ended.wait())
     try:

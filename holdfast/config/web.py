@@ -49,7 +49,7 @@ class WebSettings(Section):
     def problems(self) -> Iterator[str]:
         yield from self._tls_problems()
         yield from self._token_problems()
-        if self.web_url is not None and not _is_origin(self.web_url):
+        if self.web_url is not None and not is_origin(self.web_url):
             yield (
                 f"{self.place('web_url')} is {self.web_url!r}; write http://host:port or https://host:port"
             )
@@ -98,7 +98,8 @@ def hosts_and_networks(
     return frozenset(hosts), tuple(networks)
 
 
-def _is_origin(url: str) -> bool:
+def is_origin(url: str) -> bool:
+    """Tell whether *url* is scheme, host and port alone."""
     try:
         parts = urlsplit(url)
         port = parts.port

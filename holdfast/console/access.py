@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hmac
+import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.config.section import names_in
 from holdfast.web.headers import bearer, is_secret, names_this_machine
 from holdfast.web.port import peer_of
 
@@ -17,6 +22,7 @@ SESSION_S = 12 * 3600.0
 LIMIT_SESSIONS = 1_000
 LIMIT_FAILURES = 10
 LIMIT_WHO = 60
+LIMIT_NAME = 200
 FAILURES_S = 60.0
 LIMIT_GUESSERS = 10_000
 OPEN_PATHS = ("/sign-in", "/sign-out", "/assets/")
@@ -35,13 +41,14 @@ class RequestDenied(Exception):
 class ConsoleSession:
     """A browser that has signed in: *ends_s* by the monotonic clock, *who* as that person said, and whether it *acts*.
 
-    Forms that act bear *form_token*, which no other site can read.
+    Forms that act bear *form_token*, which no other site can read. *by_certificate*: it is that of a certificate, and does not end.
     """
 
     ends_s: float
     form_token: str
     who: str
     acts: bool
+    by_certificate: bool = False
 
 
 class WrongTokens:
@@ -82,7 +89,14 @@ class ConsoleAccess:
         token, acting = settings.console_token, settings.console_acting_token
         self._token = None if token is None else token.encode()
         self._acting = None if acting is None else acting.encode()
-        self._clock = clock
+        self._clock, self._guarded = clock, settings.console_is_guarded
+        self._names, self._acting_names = settings.console_names, settings.console_acting_names
+        self._certificates = settings.console_tls_ca is not None
+        self._form_key = secrets.token_bytes(32)
+        self.by_token = token is not None or acting is not None
+        self.by_provider = settings.console_oidc_issuer is not None
+        self.secure = settings.console_address.startswith("https:")
+        """Whether browsers reach the console over TLS alone, so that cookies need nothing else."""
         self._sessions: dict[str, ConsoleSession] = {}
         self._wrong = WrongTokens(clock)
         self.cookie = f"holdfast-console-{settings.console_port}"
@@ -90,29 +104,31 @@ class ConsoleAccess:
 
     @property
     def guarded(self) -> bool:
-        """Return whether people have to sign in to look."""
-        return self._token is not None
+        """Return whether people have to show who they are to look."""
+        return self._guarded
 
     @property
     def known(self) -> bool:
         """Return whether there is anything to sign in for."""
-        return self._token is not None or self._acting is not None
+        return self.by_token or self.by_provider
 
     def check(self, request: web.Request) -> None:
         """Raise RequestDenied unless the request may be answered."""
-        if self._token is None and not names_this_machine(request.host):
+        if not self._guarded and not names_this_machine(request.host):
             raise RequestDenied(
                 403, "The Host header must name this machine, since no token protects the console."
             )
         check_site(request)
-        if self._token is None or request.path.startswith(OPEN_PATHS) or self._bears_token(request):
+        if not self._guarded or request.path.startswith(OPEN_PATHS) or self._bears_token(request):
             return
         if self.session(request) is None:
+            if self._certificates:
+                raise RequestDenied(403, "Your certificate names nobody who may look; see console_names.")
             raise RequestDenied(401, "Sign in first, or send `Authorization: Bearer TOKEN`.", sign_in=True)
 
     def _bears_token(self, request: web.Request) -> bool:
         given = bearer(request)
-        if given is None:
+        if given is None or self._token is None:
             return False
         self._wrong.refuse("bearer", _peer(request))
         if is_secret(given, self._token):
@@ -122,6 +138,8 @@ class ConsoleAccess:
 
     def session(self, request: web.Request) -> ConsoleSession | None:
         """Return the session of a browser, None when it has none or it has ended."""
+        if self._certificates:
+            return self._of_certificate(request)
         key = request.cookies.get(self.cookie, "")
         found = self._sessions.get(key)
         if found is not None and found.ends_s <= self._clock.monotonic_s():
@@ -143,6 +161,32 @@ class ConsoleAccess:
             raise RequestDenied(
                 400, f"This token lets you act: say who you are, in 1 to {LIMIT_WHO} characters."
             )
+        return self._admit(who, acts)
+
+    def admit(self, name: str) -> str:
+        """Return the cookie of a new session of somebody whose name is known; RequestDenied unless that one may look."""
+        if not _is_named(name, self._names):
+            raise RequestDenied(403, f"{name} is not among those who may look; see console_names.")
+        return self._admit(name, self._may_act(name))
+
+    def _may_act(self, name: str) -> bool:
+        return self._acting_names is not None and _is_named(name, self._acting_names)
+
+    def _of_certificate(self, request: web.Request) -> ConsoleSession | None:
+        """Return the session of whoever holds the certificate that the connection was made with."""
+        tls = None if request.transport is None else request.transport.get_extra_info("ssl_object")
+        certificate = None if tls is None else tls.getpeercert(binary_form=True)
+        if tls is None or not certificate:
+            return None
+        name = common_name(tls.getpeercert())
+        if not _is_named(name, self._names):
+            return None
+        token = hmac.new(self._form_key, certificate, "sha256").hexdigest()
+        return ConsoleSession(
+            float("inf"), token, name, bool(name) and self._may_act(name), by_certificate=True
+        )
+
+    def _admit(self, who: str, acts: bool) -> str:
         if len(self._sessions) >= LIMIT_SESSIONS:
             del self._sessions[min(self._sessions, key=lambda each: self._sessions[each].ends_s)]
         key = secrets.token_urlsafe(32)
@@ -155,13 +199,53 @@ class ConsoleAccess:
         """Return who sends a form that acts; RequestDenied unless that person may, and the form is one of the console's own."""
         session = self.session(request)
         if session is None or not session.acts:
-            raise RequestDenied(403, "Only those may act who have signed in with console_acting_token.")
+            raise RequestDenied(
+                403,
+                "Only those may act who have signed in with console_acting_token, or are among console_acting_names.",
+            )
         if not is_secret(form_token, session.form_token.encode()):
             raise RequestDenied(403, "This form was not made for this session: load the page again.")
         return session.who
 
+    def remember(self, response: web.Response, key: str) -> None:
+        """Have the browser keep the cookie of a session."""
+        response.set_cookie(
+            self.cookie,
+            key,
+            max_age=int(SESSION_S),
+            httponly=True,
+            samesite="Strict",
+            secure=self.secure,
+            path="/",
+        )
+
     def sign_out(self, request: web.Request) -> None:
         self._sessions.pop(request.cookies.get(self.cookie, ""), None)
+
+
+def common_name(certificate: Mapping[str, Any]) -> str:
+    """Return the common name in a certificate's subject, as Python's ssl tells it; "" where it has none that people could read.
+
+    >>> common_name({"subject": ((("countryName", "GB"),), (("commonName", "ada"),))}), common_name({})
+    ('ada', '')
+    """
+    for part in certificate.get("subject", ()):
+        for kind, value in part:
+            if kind == "commonName" and value.isprintable() and len(value) <= LIMIT_NAME:
+                return str(value)
+    return ""
+
+
+def _is_named(name: str, patterns: str | None) -> bool:
+    """Return whether *name* is one of *patterns*, where * stands for any part; all are where there are none.
+
+    >>> _is_named("Ada@Example.org", "bob, *@example.org"), _is_named("ada", "bob"), _is_named("", None)
+    (True, False, True)
+    """
+    if patterns is None:
+        return True
+    escaped = (re.escape(each.lower()).replace(r"\*", ".*") for each in names_in(patterns))
+    return any(re.fullmatch(each, name.lower()) for each in escaped)
 
 
 def _peer(request: web.Request) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 from holdfast.clients.tables.client import TableClient
 from holdfast.config import Settings
+from holdfast.console.asking.child_calls import ChildCalls
+from holdfast.console.asking.why import Load
 from holdfast.console.watching.blocking import BlockingCalls
 from holdfast.console.watching.groups import GroupDesk
 from holdfast.console.watching.watch import Watch
@@ -24,6 +26,9 @@ class ConsoleDesk:
     watch: Watch
     tables: TableClient
     calls: BlockingCalls
+    children: ChildCalls
+    load: Load | None = None
+    """Loads the application again in a process of its own; None where that cannot be done."""
     acting: GroupDesk | None = None
     """For what people do with groups: it may take long, and those who look must not wait for it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -15,14 +15,19 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.directory import Directory, WorkersTopic
+from holdfast.clients.tables.web_tls import port_tls
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.console.access import SESSION_S, ConsoleAccess, RequestDenied
+from holdfast.console.access import ConsoleAccess, RequestDenied
 from holdfast.console.acting.acts import ACT_S, Acts
+from holdfast.console.asking.child_calls import ChildCalls
+from holdfast.console.asking.why import Load
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.live import EVENT_STREAM, LiveStreams
+from holdfast.console.openid import BACK, OpenIdSignIn
 from holdfast.console.pages import (
     groups,
+    lake,
     log,
     outbox,
     overview,
@@ -30,9 +35,12 @@ from holdfast.console.pages import (
     quarantine,
     tables,
     topology,
+    transactions,
+    why,
     workers,
 )
 from holdfast.console.pages.page import ConsolePage
+from holdfast.console.provider_views import ProviderViews
 from holdfast.console.showing.rendering import ASSETS, asset, prepare, render
 from holdfast.console.watching.blocking import BlockingCalls
 from holdfast.console.watching.groups import GroupDesk
@@ -50,20 +58,26 @@ PAGES = (
     workers.WORKER,
     tables.TABLES,
     tables.TABLE,
+    why.WHY,
     groups.GROUPS,
     groups.GROUP,
     groups.RESET,
     outbox.OUTBOX,
     producers.PRODUCERS,
+    transactions.TRANSACTIONS,
     quarantine.QUARANTINE,
     quarantine.QUARANTINED,
     log.LOG,
+    lake.LAKE,
+    lake.LANDED,
 )
 MENU = {page.menu: page.path for page in PAGES if page.path.count("/") == 1}
 LIMITS = ConnectionLimits(connections=400, per_peer=300)
 """One peer may be the proxy of all who look: each has a live page or two, and a browser opens six connections for a moment."""
 LIMIT_BODY_BYTES = 64 << 10
 BODY_S = 10.0
+GONE_S = 0.5
+"""How often a page that takes long looks whether anybody still waits for it."""
 THREADS = 2
 HTML = "text/html; charset=utf-8"
 SECURITY = {
@@ -85,6 +99,7 @@ class Console:
     """Serves the pages of one application at *url* from `async with` on until its end.
 
     *directory*, with *groups* or without any, and *table_directory* take the place of Kafka in tests; this object closes them.
+    *load* loads the application again where it is to be folded anew; it can be pickled.
     """
 
     def __init__(
@@ -95,12 +110,12 @@ class Console:
         directory: Directory | None = None,
         groups: GroupDesk | None = None,
         table_directory: Directory | None = None,
+        load: Load | None = None,
     ) -> None:
-        self._settings, self._processors = settings, tuple(processors)
+        self._settings, self._processors, self._load = settings, tuple(processors), load
         self._directory, self._groups, self._table_directory = directory, groups, table_directory
         self._stack = AsyncExitStack()
-        host = f"[{settings.console_bind}]" if ":" in settings.console_bind else settings.console_bind
-        self.url = f"http://{host}:{settings.console_port}/"
+        self.url = f"{settings.console_address.rstrip('/')}/"
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -121,7 +136,8 @@ class Console:
         await stack.enter_async_context(watch)
         client = TableClient(settings, self._processors, directory=self._table_directory)
         await stack.enter_async_context(client)
-        calls = BlockingCalls("logs", THREADS)
+        calls, children = BlockingCalls("logs", THREADS), ChildCalls()
+        stack.push_async_callback(children.close)
         stack.push_async_callback(calls.close)
         acting = groups if self._groups is not None else GroupDesk(settings, wait_s=ACT_S)
         if acting is not None and acting is not groups:
@@ -133,15 +149,24 @@ class Console:
             tables=client,
             calls=calls,
             acting=acting,
+            children=children,
+            load=self._load,
         )
         acts = Acts(desk)
         stack.push_async_callback(acts.close)
         access = ConsoleAccess(settings)
+        openid = None
+        if settings.console_oidc_issuer is not None:
+            openid = await stack.enter_async_context(OpenIdSignIn(settings))
+        tls = port_tls(
+            "console_tls", settings.console_tls_cert, settings.console_tls_key, settings.console_tls_ca
+        )
         streams = LiveStreams(desk, access)
         prepare()
         port = WebPort(
-            build_application(desk, access, streams, acts),
+            build_application(desk, access, streams, acts, openid),
             LIMITS,
+            tls=tls,
             troubles=Troubles("console", Counter(), system_clock),
             malformed=_malformed,
         )
@@ -157,7 +182,11 @@ class Console:
 
 
 def build_application(
-    desk: ConsoleDesk, access: ConsoleAccess, streams: LiveStreams, acts: Acts
+    desk: ConsoleDesk,
+    access: ConsoleAccess,
+    streams: LiveStreams,
+    acts: Acts,
+    openid: OpenIdSignIn | None,
 ) -> web.Application:
     """Return the aiohttp application of the console."""
     views = _Views(desk, access, streams, acts)
@@ -173,6 +202,8 @@ def build_application(
             return views.denied(
                 request, RequestDenied(error.status, f"{request.method} {request.path[:200]}: {error.reason}")
             )
+        except ConnectionError:
+            raise  # nobody is there to be told
         except Exception:
             logger.exception("a page failed: %(path)s", {"path": request.path[:200]})
             return views.denied(
@@ -192,6 +223,10 @@ def build_application(
     application.router.add_get("/sign-in", views.sign_in_form)
     application.router.add_post("/sign-in", views.sign_in)
     application.router.add_post("/sign-out", views.sign_out)
+    if openid is not None:
+        leaving = ProviderViews(access, openid, views.html)
+        application.router.add_get("/sign-in/oidc", leaving.go)
+        application.router.add_get(BACK, leaving.come_back)
     application.router.add_post("/act", views.act)
     return application
 
@@ -207,7 +242,7 @@ class _Views:
             if page.live and request.method == "GET" and EVENT_STREAM in request.headers.get("Accept", ""):
                 return await self._streams.serve(request, page)
             self._desk.watch.asked()
-            context = await page.build(self._desk, request.query)
+            context = await _for_whom_waits(request, page.build(self._desk, request.query))
             reading = await tables.read(self._desk, request.query) if page is tables.TABLE else None
             points = [[each.at_s, each.rate, each.behind] for each in self._desk.watch.history.points]
             return self._html(request, page.template, {**context, "reading": reading, "points": points}, page)
@@ -232,6 +267,7 @@ class _Views:
                 "live": page is not None and page.live,
                 "session": self._access.session(request),
                 "may_sign_in": self._access.known,
+                "access": self._access,
                 "query": request.query,
                 **context,
             },
@@ -263,6 +299,12 @@ class _Views:
             return web.Response(status=303, headers={"Location": "/"})
         return self._html(request, "sign_in.html", {"title": "Sign in", "trouble": None})
 
+    def html(
+        self, request: web.Request, template: str, context: Mapping[str, Any], status: int
+    ) -> web.Response:
+        """Return a page that belongs to no entry of the menu."""
+        return self._html(request, template, context, status=status)
+
     async def sign_in(self, request: web.Request) -> web.Response:
         form = await _form(request)
         try:
@@ -271,15 +313,7 @@ class _Views:
             context = {"title": "Sign in", "trouble": str(denied)}
             return self._html(request, "sign_in.html", context, status=denied.status)
         response = web.Response(status=303, headers={"Location": "/"})
-        response.set_cookie(
-            self._access.cookie,
-            key,
-            max_age=int(SESSION_S),
-            httponly=True,
-            samesite="Strict",
-            secure=request.secure,
-            path="/",
-        )
+        self._access.remember(response, key)
         return response
 
     async def act(self, request: web.Request) -> web.Response:
@@ -295,6 +329,18 @@ class _Views:
         response = web.Response(status=303, headers={"Location": "/sign-in"})
         response.del_cookie(self._access.cookie, path="/")
         return response
+
+
+async def _for_whom_waits(request: web.Request, page: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Return what *page* is made of; give it up when whoever asked has left, for others may wait behind it."""
+    made = asyncio.create_task(page)
+    try:
+        while not (await asyncio.wait({made}, timeout=GONE_S))[0]:
+            if request.transport is None:
+                raise ConnectionResetError("nobody waits for this page any more")
+        return made.result()
+    finally:
+        made.cancel()
 
 
 async def _form(request: web.Request) -> dict[str, str]:

@@ -5,28 +5,23 @@ The table of states is its own checkpoint: a fold goes on from the positions of 
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import inspect
-import textwrap
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.declared.sources import FoldColumns, FoldWith
 from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.state.evolution import RowTypes, decode_row_types, encode_row_types, evolved
 from holdfast.errors import ConfigError, LakeError
 from holdfast.pipeline.bronze.commits import TableCommit, is_data_kept
+from holdfast.pipeline.histories.fold_code import code_of
 
 
 class FoldIdentity(msgspec.Struct, frozen=True):
-    """Which fold a table is of: of *app*, its *processor* and *version*; *code* is a digest of the functions' own source."""
+    """Which fold a table is of: of *app*, its *processor* and *version*; *code* is a digest of what its functions are written as, and what they use."""
 
     app: str
     processor: str
@@ -58,61 +53,8 @@ def identity_of(processor: Processor[Any, Any], settings: Settings, parameters: 
         processor=processor.name,
         version=processor.version,
         topics=tuple(map(str, processor.topics)),
-        code=_code_of(processor, parameters),
+        code=code_of(processor, parameters),
     )
-
-
-def _code_of(processor: Processor[Any, Any], parameters: str) -> str:
-    """Return the digest of what the functions of a processor are written as, whatever their comments and layout. What they call is not looked at, nor
-    is what holdfast itself brings.
-    """
-    sha = hashlib.sha256()
-    for each in _functions(processor):
-        sha.update(_written(each).encode() + b"\x00")
-    sha.update(parameters.encode())
-    return sha.hexdigest()[:16]
-
-
-def _functions(processor: Processor[Any, Any]) -> Iterator[Callable[..., Any] | None]:
-    """Yield the functions that make a state: decoders, folds and times of what is read, and what timers call."""
-    if processor.on is None:
-        yield from (processor.decode, processor.fold, processor.time)
-    for source, fold in (processor.on or {}).items():
-        yield from (source.serde.decode, source.time, *_parts_of(fold))
-    for table in processor.reads:
-        yield from (table.source.serde.decode, *_parts_of(table.fold))
-    yield from (processor.on_wake, processor.on_tick, processor.on_event)
-
-
-def _parts_of(fold: Any) -> Iterator[Callable[..., Any]]:
-    """Yield the functions of a fold as `on=` takes it."""
-    if isinstance(fold, FoldColumns):
-        yield fold.decode
-    yield fold.fold if isinstance(fold, FoldWith | FoldColumns) else fold
-
-
-def _written(function: Callable[..., Any] | None) -> str:
-    if function is None:
-        return ""
-    if isinstance(function, partial):
-        bound = [("", each) for each in function.args] + sorted(function.keywords.items())
-        return f"{_written(function.func)}({', '.join(f'{name}={_bound(each)}' for name, each in bound)})"
-    function = inspect.unwrap(function)
-    kind = function if hasattr(function, "__qualname__") else type(function)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    if name.startswith("holdfast."):
-        return name
-    try:
-        return name + ast.dump(ast.parse(textwrap.dedent(inspect.getsource(kind))))
-    except (OSError, TypeError, SyntaxError):  # typed in, or a part of a line
-        return name
-
-
-def _bound(value: Any) -> str:
-    """Return what a function is bound to, where that reads the same in every process; else its type."""
-    if isinstance(value, str | int | float | bytes | None):
-        return repr(value)
-    return _written(value) if callable(value) else type(value).__qualname__
 
 
 class PartitionCommit(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,4 +50,4 @@ def test_a_replay_comes_back_to_where_the_table_was(join: MakeJoin) -> None:
     told = json.loads(app.command("replay", "joined", "--until", text, "--output", "json").stdout)
     assert {each["partition"]: each["digest"] for each in told["partitions"]} == digests
     refused = app.command("replay", "joined", "--until", "0:5")
-    assert f"an offset is one of them: --until 0:{app.customers}:5" in refused.stderr
+    assert f"an offset is one of them: write 0:{app.customers}:5" in refused.stderr

@@ -4,6 +4,8 @@ on, counts stay exact.
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import Application, running, wait_for
 from tests.support.parts import part
 from tests.support.proof import prove
+
+AWAY_S = 20.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -56,3 +60,30 @@ def test_a_broker_of_three_dies_under_load_and_nothing_is_lost_or_doubled(
             wait_for(f"every partition to move on without node {node}", moved, 120, app.tails)
             cluster.restart(node)
         prove(app, load.stop())
+
+
+def test_a_broker_of_three_that_is_away_for_a_while_is_told_of_when_it_goes_and_when_all_that_are_asked_answer(
+    three: SessionBroker, tmp_path: Path
+) -> None:
+    cluster = three.cluster
+    assert cluster is not None
+    with running(
+        Application(three, tmp_path, partitions=6, replication_factor=3, commit_timeout_s=30)
+    ) as app:
+        app.create_topics({"min.insync.replicas": "2"})
+        worker = app.worker().start().wait_ready()
+        load = app.load(rate=50, seed=76)
+        cluster.kill(cluster.node_ids[0])
+        time.sleep(AWAY_S)
+        cluster.restart(cluster.node_ids[0])
+        time.sleep(AWAY_S / 3)
+        count = load.stop()
+        assert worker.running, worker.tail()
+        told = [
+            line for line in worker.log.read_text().splitlines() if "[WARNING]" in line and "broker" in line
+        ]
+        assert [re.sub(r".*WARNING\] |[:,].*", "", line) for line in told] == [
+            "a broker cannot be reached",
+            "brokers that are asked answer again",
+        ], told
+        prove(app, count)

@@ -61,7 +61,7 @@ class RunningConsole:
     def get(self, path: str) -> str:
         """Return a page, "" while nothing answers."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=10) as reply:
+            with urllib.request.urlopen(self.url + path, timeout=DEADLINE_S) as reply:
                 return str(reply.read().decode())
         except urllib.error.HTTPError as error:
             with error:

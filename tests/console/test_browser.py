@@ -18,6 +18,7 @@ from holdfast.clients.claims.blocking import BlockingClaimConsumer
 from holdfast.console.server import MENU
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.pipeline.landing.land import land
 from tests.agents.fleet import Fleet, Writer
 from tests.console.running import PARTITIONS, RunningConsole, running_fleet
 from tests.support.browser import DEADLINE_MS, started, violations
@@ -30,7 +31,18 @@ GUARDED = [
     for setting in (f"console_token={TOKEN}", "console_acting_token=act", "console_audit_topic=audit")
     for word in ("--set", setting)
 ]
-STILL = ("reset", "producers", "quarantine", "refused", "log", "error")
+STILL = (
+    "transactions",
+    "why",
+    "lake",
+    "landed",
+    "reset",
+    "producers",
+    "quarantine",
+    "refused",
+    "log",
+    "error",
+)
 """Pages that are not live."""
 SESSION_S = 60
 """Long enough that nobody takes over while a test looks at a worker that was killed."""
@@ -70,12 +82,16 @@ class System:
             "worker": f"/workers/view?url={self.workers[0].url}",
             "tables": "/tables",
             "table": "/tables/view?name=totals&verb=scan&key=",
+            "why": "/tables/why?name=totals&key=ada",
+            "lake": "/lake",
+            "landed": f"/lake/view?topic={self.refused.partition('/')[0]}",
             "groups": "/groups",
             "group": "/groups/view?kind=claim&name=billing",
             "reset": "/groups/reset?kind=claim&name=billing&where=to-earliest",
             "topology": "/topology",
             "outbox": "/outbox",
             "producers": "/producers",
+            "transactions": "/producers/transactions",
             "quarantine": "/quarantine",
             "refused": f"/quarantine/view?name={self.refused}",
             "log": "/log?topic={}&partition={}&offset={}".format(*self.refused.split("/")),
@@ -92,8 +108,9 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             for name in ("SESSION_TIMEOUT_S", "REQUEST_TIMEOUT_S", "REBALANCE_TIMEOUT_S"):
                 fleet.environment[f"HOLDFAST_{name}"] = str(SESSION_S)
             workers = fleet.worker().start(), fleet.worker().start()
+            lake = str(folder / "lake")
             console, guarded = (
-                RunningConsole(fleet, folder),
+                RunningConsole(fleet, folder, "--set", f"console_lake={lake}"),
                 RunningConsole(fleet, folder, *GUARDED),
             )
             try:
@@ -106,6 +123,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
                         fleet.processors[0].topics[0], key.encode(), key=key.encode(), partition=home
                     )
                 topic = fleet.processors[0].topics[0]
+                land(fleet.settings, topic, lake)
                 at, offset = writer.write(topic, b"\xff", key=b"bob", partition=0)
                 refused = f"{topic}/{at}/{offset}"
                 console.wait_shown("/quarantine", refused)

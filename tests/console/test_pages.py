@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from holdfast.clients.groups.records import GroupKind
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
+from holdfast.console.asking.child_calls import ChildCalls
+from holdfast.console.asking.transactions import HangingLine, TransactionsAnswer
 from holdfast.console.server import MENU, PAGES
 from holdfast.console.showing.paging import PAGE_LINES
 from holdfast.dev.memory_tables import MemoryWorker
@@ -66,6 +69,8 @@ def paths(worker: MemoryWorker) -> list[str]:
         "/outbox",
         "/producers",
         "/log",
+        "/lake",
+        "/tables/why?name=totals",
     ]
 
 
@@ -121,6 +126,7 @@ async def test_rows_are_found_with_the_offset_they_reflect() -> None:
         _, text = await browsing.get("/tables/view?name=totals&verb=get&key=%3Cada%3E")
         assert "<code>&lt;ada&gt;</code>" in text
         assert "&#34;count&#34;: 3" in text
+        assert "/tables/why?name=totals&amp;of=&amp;key=%3Cada%3E&amp;at=0%3A42" in text
         assert '<td class="number">42</td>' in text
         _, text = await browsing.get("/tables/view?name=totals&verb=get&key=nobody")
         assert "no such row" in text
@@ -167,6 +173,10 @@ async def test_a_table_that_nobody_serves_is_told_without_an_answer() -> None:
         ("/workers?page=99999999999999999999", 400, "page is"),
         ("/groups/view?kind=claims&name=x", 400, "kind is"),
         ("/groups/view", 400, "kind is"),
+        ("/tables/why?name=nothing&key=a", 404, "has no table nothing"),
+        ("/tables/why?name=totals&key=a", 200, "This console cannot load the application again"),
+        ("/lake/view?topic=nothing", 404, "folds no topic nothing"),
+        ("/lake/view?topic=orders", 404, "No lake is named"),
         ("/groups/reset?kind=x&name=billing", 400, "kind is"),
         ("/groups/reset?kind=claim&name=billing&where=away", 400, "where is"),
         ("/groups/reset?kind=claim&name=billing&where=to-offset&value=-1", 400, "value is"),
@@ -212,6 +222,36 @@ async def test_who_held_what_is_remembered_as_it_changes() -> None:
         assert "Ownership over time" not in (await browsing.get(path))[1], "of a group that is gone"
 
 
+def test_transactions_that_hang_are_shown_with_what_was_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = HangingLine(
+        topic="orders",
+        partition=3,
+        offset=17,
+        producer_id=9,
+        epoch=2,
+        transactional_id="<b>shop</b>",
+        decided="commit",
+        decided_ms=1_700_000_000_000,
+    )
+    unknown = replace(hanging, offset=18, transactional_id=None, decided=None, decided_ms=None)
+
+    async def answer(self: ChildCalls, work: object) -> TransactionsAnswer:
+        return TransactionsAnswer(ids=[], total=0, hanging=[hanging, unknown])
+
+    monkeypatch.setattr(ChildCalls, "run", answer)
+
+    @scenario
+    async def run() -> None:
+        async with opened(console_settings(), FixedDirectory()) as browsing:
+            _, text = await browsing.get("/producers/transactions")
+            assert "/log?topic=orders&amp;partition=3&amp;offset=17" in text
+            assert "<td>&lt;b&gt;shop&lt;/b&gt;</td>" in text
+            assert "<td>commit, 2023-11-14 22:13:20.000</td>" in text
+            assert "<td>not known</td>" in text
+
+    run()
+
+
 @scenario
 async def test_every_page_is_in_the_menu_or_behind_one_that_is_and_every_link_leads_somewhere() -> None:
     assert {page.menu for page in PAGES} == set(MENU)
@@ -220,7 +260,10 @@ async def test_every_page_is_in_the_menu_or_behind_one_that_is_and_every_link_le
         MemoryWorker(worker_settings(), [TOTALS], partitions=3, standby=[2], active=[0, 1]) as worker,
         opened(console_settings(), worker.directory(), groups) as browsing,
     ):
-        left, seen = ["/"], {"/quarantine"}  # which asks Kafka: test_running.py has it
+        left, seen = (
+            ["/"],
+            {"/quarantine", "/producers/transactions"},
+        )  # which ask Kafka: test_running.py has them
         while left:
             path = left.pop()
             seen.add(path)
@@ -228,4 +271,4 @@ async def test_every_page_is_in_the_menu_or_behind_one_that_is_and_every_link_le
             assert status == 200, path
             left += [each for each in Outline(text).links if each.startswith("/") and each not in seen]
         found = {each.partition("?")[0] for each in seen}
-        assert {page.path for page in PAGES} - found == {"/quarantine/view"}
+        assert {page.path for page in PAGES} - found == {"/quarantine/view", "/lake/view", "/tables/why"}

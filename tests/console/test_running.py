@@ -22,6 +22,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.outbox.schema.migrate import upgrade
+from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.topic import TopicLog
 from tests.agents.fleet import Fleet, Writer
 from tests.console.running import DEADLINE_S, PARTITIONS, RunningConsole, running_fleet
@@ -109,6 +110,34 @@ def test_a_refused_record_is_found_with_its_reason_and_its_place_in_the_log(
     console.wait_shown(log, "0x3cff3e", "committed readers", "see it", "log append time")
     console.wait_shown(f"/log?topic={topic}&partition=0&offset=99", "Trouble:")
     console.wait_shown("/topology", topic, "totals v1", "folds")
+    shown = console.wait_shown("/producers/transactions", "No transaction hangs", "complete-commit")
+    assert f"{fleet.settings.app}.totals.0" in shown
+    console.wait_shown("/producers/transactions?q=nothing", "No transactional id has this in it")
+
+
+def test_why_a_row_is_so_and_what_of_its_topic_is_landed(
+    fleet: Fleet, broker: SessionBroker, start: Callable[..., RunningConsole], tmp_path: Path
+) -> None:
+    topic, lake, home = fleet.processors[0].topics[0], tmp_path / "lake", by_key("ada", PARTITIONS)
+    writer = Writer(broker)
+    writer.write_all(topic, [(b"ada", b"ada", home, 0)] * 3)
+    land(fleet.settings, topic, str(lake))
+    writer.write_all(topic, [(b"ada", b"ada", home, 0)])
+    console = start("--set", f"console_lake={lake}")
+    why = "/tables/why?name=totals&key=ada"
+    shown = console.wait_shown(why, "4 of 4 changes", "in the lake", "in the topic", "&#34;count&#34;:4")
+    assert [f"{topic}/{home}/{offset} in the" in shown for offset in range(5)] == [True] * 4 + [False]
+    console.wait_shown(f"{why}&at={home}:1", "2 of 2 changes", f"Folded up to offset 1 of partition {home}")
+    console.wait_shown("/tables/why?name=totals&key=nobody", "never a row of this key")
+    console.wait_shown(f"{why}&at=yesterday", "No answer:", "yesterday")
+    console.wait_shown("/lake", "sound", topic)
+    console.wait_shown(f"/lake/view?topic={topic}", "sound", "1 landings", f"{home}034131")
+    for file in (lake / "bronze" / topic).rglob("*.parquet"):
+        file.unlink()
+    console.wait_shown(f"/lake/view?topic={topic}", "1 faults", "is gone: it was removed by hand")
+    bare = start()
+    bare.wait_shown("/lake", "No lake is named")
+    bare.wait_shown(why, "4 of 4 changes")
 
 
 def test_an_outbox_and_ledgers_are_shown_where_there_are_any(

@@ -349,6 +349,18 @@ def test_a_catalog_that_cannot_be_read_is_refused(tmp_path: Path, data: bytes, w
         EmbeddedKafka(folder=tmp_path).start()
 
 
+def test_a_client_is_told_which_folder_it_is_and_how_much_room_it_has(tmp_path: Path) -> None:
+    with EmbeddedKafka(folder=tmp_path) as kafka:
+        kafka.create_topic("orders")
+        with RawClient(kafka.bootstrap) as client:
+            (told,) = client.ask("DescribeLogDirs", 5, topics=None)["results"]
+    assert (told["error_code"], told["log_dir"]) == (0, str(tmp_path))
+    assert 0 < told["usable_bytes"] < told["total_bytes"]
+    assert {"name": "orders", "partitions": 1} in [
+        {"name": each["name"], "partitions": len(each["partitions"])} for each in told["topics"]
+    ]
+
+
 class FullDisk(Disk):
     """Takes *room* bytes more."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +25,9 @@ from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions, replay
 from tests.pipeline.folds import doubled
 from tests.support.books_app import MIGRATE, PARTITIONS, Books
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LOCAL = ReplayOptions(engine="local")
 Cmd = Callable[..., tuple[int, str, str]]
@@ -123,6 +126,16 @@ def test_a_row_with_which_a_version_began_is_there_though_no_record_made_it(kafk
         kept += not found.changes
     assert 0 < kept < len(known)
     assert row_as_of(second, books.settings, "ghost", at, AsOfOptions(replay=LOCAL)).rows == ()
+
+
+def test_spark_tells_the_same(spark: SparkSession, books: Books) -> None:
+    on_spark = AsOfOptions(replay=ReplayOptions(engine="spark"), limit=3)
+    found = row_as_of(books.first, books.settings, "k3", Until(offsets={0: 118}), on_spark)
+    alone = row_as_of(
+        books.first, books.settings, "k3", Until(offsets={0: 118}), AsOfOptions(replay=LOCAL, limit=3)
+    )
+    assert (found.engine, found.rows) == ("spark", alone.rows)
+    assert found.rows[0].total > len(found.rows[0].changes) == 3
 
 
 def test_of_many_changes_the_last_are_kept_and_all_are_counted() -> None:

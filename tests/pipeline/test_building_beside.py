@@ -108,7 +108,7 @@ def state(part: Partition) -> tuple[int, bool]:
 
 
 def test_workers_of_the_version_before_write_on_and_what_they_emit_meanwhile_is_not_emitted_again(
-    books: Books, second: Processor[Op, Account], tmp_path: Path
+    books: Books, second: Processor[Op, Account], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def beside() -> None:
         async with fenced_writer(books.first, books.settings, 0) as writer:
@@ -121,6 +121,7 @@ def test_workers_of_the_version_before_write_on_and_what_they_emit_meanwhile_is_
     assert [each.applied for each in read_live(books.first, books.settings)] == [125, 119]
     part = Owner(books, tmp_path, second).taken()
     assert state(part) == (119, True)
+    assert not any("stands still" in each.getMessage() for each in caplog.records)
     assert part.may_learn_handover, "version 1 has gone on: it is silent up to where that stands now"
     part.close()
     assert verify(second, books.settings, LOCAL).equal
@@ -128,10 +129,13 @@ def test_workers_of_the_version_before_write_on_and_what_they_emit_meanwhile_is_
 
 
 def test_a_worker_that_has_begun_an_empty_partition_is_not_written_over(
-    books: Books, second: Processor[Op, Account], tmp_path: Path
+    books: Books, second: Processor[Op, Account], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     part = Owner(books, tmp_path, second).taken()
     assert state(part) == (-1, False)
+    (line,) = [each.getMessage() for each in caplog.records if "stands still" in each.getMessage()]
+    assert line.startswith("accounts.v2 partitions [0] begin empty: the version before")
+    assert "`holdfast bootstrap accounts`" in line
     assert not part.is_to_begin
     part.close()
     assert verify(second, books.settings, LOCAL).equal, "nothing, at the beginning"

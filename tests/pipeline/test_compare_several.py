@@ -18,6 +18,7 @@ from holdfast.core.engine.merge.merging_folder import start_of
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ConfigError
 from holdfast.pipeline.comparing.compare import Comparison, compare
+from holdfast.pipeline.folds import merged, paired
 from holdfast.pipeline.replay import ReplayOptions, replay
 from tests.choices.world import Event, Seen, fold, processor_of, recorded_of
 from tests.pipeline.test_merged import WIDTH, batches
@@ -102,8 +103,12 @@ def shown(found: Comparison) -> tuple[Any, Any]:
     )
 
 
-@pytest.mark.parametrize("memory_bytes", [256 << 20, 1_000])
-def test_what_differs_is_what_a_model_says(lake: Path, memory_bytes: int) -> None:
+@pytest.mark.parametrize(("memory_bytes", "settle"), [(256 << 20, 10_000), (256 << 20, 1), (1_000, 2)])
+def test_what_differs_is_what_a_model_says(
+    lake: Path, memory_bytes: int, settle: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paired, "SETTLE_KEYS", settle)
+    monkeypatch.setattr(merged, "TRANSACTION_RECORDS", 7)
     write(lake)
     found = compare(FIRST, second(), NO_KAFKA, bronze(lake), memory_bytes=memory_bytes)
     assert shown(found) == model(lake)
@@ -129,18 +134,20 @@ def test_a_version_is_equal_to_itself(lake: Path) -> None:
     assert (found.equal, found.keys) == (True, ())
 
 
-def test_of_many_keys_some_are_told_and_all_are_counted(lake: Path) -> None:
+@pytest.mark.parametrize("limit", [1, 2, 3, 5])
+def test_of_many_keys_the_earliest_are_told_and_all_are_counted(lake: Path, limit: int) -> None:
     write(lake)
     every = compare(FIRST, second(), NO_KAFKA, bronze(lake))
-    found = compare(FIRST, second(), NO_KAFKA, bronze(lake), limit_keys=1)
+    found = compare(FIRST, second(), NO_KAFKA, bronze(lake), limit_keys=limit)
     assert (found.partitions, found.fields) == (every.partitions, every.fields)
-    assert len(found.keys) == len(found.partitions)
     assert (found.left_out, every.left_out) == (len(every.keys) - len(found.keys), 0)
-    for partition in found.partitions:
-        keys = [each for each in every.keys if each.partition == partition.partition and each.apart]
-        numbers = order(partition.partition)
-        wanted = min(keys, key=lambda each: numbers[each.topic or "", each.offset])
-        assert [each for each in found.keys if each.partition == partition.partition] == [wanted]
+    assert found.left_out
+    for each in found.partitions:
+        numbers = order(each.partition)
+        keys = [key for key in every.keys if key.partition == each.partition]
+        keys.sort(key=lambda key: (not key.apart, numbers[key.topic or "", key.offset], key.key))
+        told = [key for key in found.keys if key.partition == each.partition]
+        assert sorted(told, key=keys.index) == keys[:limit]
 
 
 def test_other_sources_are_refused(lake: Path) -> None:

@@ -146,6 +146,15 @@ def test_many_commits_in_one_run_and_one_are_the_same(topic: TopicInMemory, lake
     assert history_rows(lake, "once") == history_rows(lake)
 
 
+def test_a_gap_wider_than_a_commit_is_passed(topic: TopicInMemory, lake: Path) -> None:
+    topic.append(0, [b"add a 1"] * 5, gap=500)
+    topic.append(0, [b"add a 1"] * 30)
+    land(topic, lake)
+    report = run(lake, max_records=10)
+    assert report.commits == 4
+    check(lake, report)
+
+
 def test_only_what_is_new_is_read(topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some(topic, 100, seed=1)
     land(topic, lake)

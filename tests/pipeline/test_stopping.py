@@ -152,7 +152,7 @@ def test_what_until_names_is_checked_before_anything_is_read() -> None:
     assert stops(None, ("a", "b"), SPANS, "p") == {}
     assert sorted(stops(Until(at_ms=5), ("a", "b"), SPANS, "p")) == [0, 1]
     for text, kind, why in (
-        ("0:5", ConfigError, "an offset is one of them: --until 0:a:5"),
+        ("0:5", ConfigError, "an offset is one of them: write 0:a:5"),
         ("0:c:5", ConfigError, "processor p folds a, b, not c"),
         ("2:a:5", PipelineError, "topic a has no partition 2; it has 2"),
         ("1:a:4", PipelineError, "topic a partition 1 ends at offset 4"),

@@ -97,7 +97,7 @@ class Outages:
         return True
 
     def look(self, *, is_down: bool) -> None:
-        """Tell that brokers answer again, if they do; *is_down* tells that none has answered the fetcher since."""
+        """Tell that those brokers answer again that are asked: one of several may stay away, while others lead its partitions. *is_down* tells that none has answered the fetcher since."""
         with self._lock:
             began_s, now_s = self._began_s, self._clock.monotonic_s()
             if is_down:
@@ -106,7 +106,9 @@ class Outages:
                 return
             told = {"seconds": self._failed_s - began_s, "lines": self._lines}
             self._began_s = None
-        logger.warning("brokers answer again, after %(seconds).0f s (%(lines)d lines left out)", told)
+        logger.warning(
+            "brokers that are asked answer again, after %(seconds).0f s (%(lines)d lines left out)", told
+        )
 
     async def run(self, is_down: Callable[[], bool]) -> None:
         """Look again and again."""

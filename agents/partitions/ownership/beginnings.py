@@ -43,10 +43,25 @@ async def _begin(
     try:
         await all_of(builder.fence(timeout_s) for _, builder in builders)
         records = await read(waiting)
-        await all_of(part.begin(builder, timeout_s) for part, builder in builders if part.is_to_begin)
+        begun = [(part, builder) for part, builder in builders if part.is_to_begin]
+        await all_of(part.begin(builder, timeout_s) for part, builder in begun)
     finally:
         await all_of(builder.close() for _, builder in builders)
+    _tell([part for part, _ in begun])
     return records + await read(waiting)
+
+
+def _tell(begun: Iterable[Partition]) -> None:
+    """Warn that versions stand still: who rolled out without a bootstrap may not know that there is one."""
+    by_table: dict[tuple[str, str], list[int]] = {}
+    for part in begun:
+        by_table.setdefault((part.processor.table, part.processor.name), []).append(part.partition)
+    for (table, name), numbers in sorted(by_table.items()):
+        logger.warning(
+            "%(table)s partitions %(partitions)s begin empty: the version before, which is served meanwhile, stands still until they have caught up; "
+            "`holdfast bootstrap %(name)s` before its workers builds a version while the one before goes on",
+            {"table": table, "partitions": sorted(numbers), "name": name},
+        )
 
 
 async def all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -22,7 +22,6 @@ from holdfast.core.broker_logs.folds import (
     transactions_log,
 )
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.state.codec import ROW, RowCodec, text_key
 from holdfast.core.kafka.transaction_state import TransactionState
 from holdfast.errors import ConfigError
 
@@ -45,21 +44,15 @@ SHOWN_PARTITIONS = 3
 
 
 def rows_of(settings: Settings, processor: Processor[Any, Any]) -> Iterator[tuple[int, str, Any]]:
-    """Yield partition, key and row of all that *processor* makes of its topic as it is now."""
-    from holdfast.pipeline.replay import ReplayOptions, replay
+    """Yield partition, key and row of all that *processor* makes of its topic as it is now, and tell what could not be read."""
+    from holdfast.pipeline.broker_rows import rows_of
 
-    replayed = replay(
-        processor, settings, ReplayOptions(engine="local", allow_holes=True)
-    )  # compaction makes holes
-    codec: RowCodec[Any] = RowCodec(processor.row)
-    refused = 0
-    for partition in sorted(replayed.applied):
-        refused += len(replayed.refused(partition))
-        for key, value in replayed.state(partition):
-            if key[:1] == ROW:
-                yield partition, text_key(key), codec.decode(value)
-    if refused:
-        note(f"{refused} records of {processor.topics[0]} are of a kind or version that is not known here")
+    topic = processor.topics[0]
+    return rows_of(
+        settings,
+        processor,
+        lambda count: note(f"{count} records of {topic} are of a kind or version that is not known here"),
+    )
 
 
 def _at(at_ms: int) -> str | None:

@@ -36,7 +36,10 @@ def switch(
     application = load_application(chosen.application, chosen.settings())
     table = TableSwitch(application.settings, application.processor(name).name, timeout_s=timeout)
     if to is None and not back:
-        show(_versions(table.table, table.read()), COLUMNS, output_of(context))
+        found = _versions(table.table, table.read())
+        show(found, COLUMNS, output_of(context))
+        if not found:
+            note(f"no worker serves {table.table}: start one, or wait until it is ready")
         return
     written = table.back() if to is None else table.to(to)
     note(f"version {written.version} of {written.table} is current, in place of {written.before or 'none'}")

@@ -59,14 +59,24 @@ def server_tls(settings: WebSettings) -> ssl.SSLContext | None:
     """Return how the web port speaks TLS, None when it speaks plain HTTP; with `web_tls_ca`, only to
     holders of a certificate.
     """
-    if settings.web_tls_cert is None or settings.web_tls_key is None:
+    return port_tls("web_tls", settings.web_tls_cert, settings.web_tls_key, settings.web_tls_ca)
+
+
+def port_tls(
+    prefix: str, certificate: Path | None, key: Path | None, authority: Path | None
+) -> ssl.SSLContext | None:
+    """Return how a port speaks TLS, None without a certificate; with an *authority*, only to holders of a certificate of it.
+
+    *prefix* is how the settings are called, such as `web_tls`; ConfigError names them where the files cannot be used.
+    """
+    if certificate is None or key is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _present(context, settings.web_tls_cert, settings.web_tls_key)
-    if settings.web_tls_ca is not None:
-        with _explained("web_tls_ca", settings.web_tls_ca):
-            context.load_verify_locations(cafile=settings.web_tls_ca)
+    _present(context, certificate, key, prefix)
+    if authority is not None:
+        with _explained(f"{prefix}_ca", authority):
+            context.load_verify_locations(cafile=authority)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -93,8 +103,8 @@ def client_tls(settings: WebSettings) -> ssl.SSLContext:
     return context
 
 
-def _present(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    with _explained("web_tls_cert and web_tls_key", certificate, key):
+def _present(context: ssl.SSLContext, certificate: Path, key: Path, prefix: str = "web_tls") -> None:
+    with _explained(f"{prefix}_cert and {prefix}_key", certificate, key):
         # A callable, since OpenSSL would otherwise stop a worker to ask for a password on the terminal.
         context.load_cert_chain(certificate, key, lambda: "")
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.console.desk import ConsoleDesk
 
 Query = Mapping[str, str]
-Build = Callable[[ConsoleDesk, Query], Awaitable[dict[str, Any]]]
+Build = Callable[[ConsoleDesk, Query], Coroutine[Any, Any, dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

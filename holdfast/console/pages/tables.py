@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -36,6 +37,7 @@ class AnswerLine:
     role: str
     start: str | None = None
     end: str | None = None
+    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +101,12 @@ async def _read(desk: ConsoleDesk, verb: str, table: str, query: Query) -> Table
     partition, key = _partition(desk, query), query.get("key", "")
     if verb == "get":
         answer = await desk.tables.get(table, key, partition=partition, timeout_s=TIMEOUT_S)
-        return TableReading(lines=(_line(answer, indent=2),))
+        return TableReading(lines=(_explained(desk, query, _line(answer, indent=2), answer),))
     if verb == "scan":
         rows = desk.tables.scan(
             table, key, partition=partition, timeout_s=TIMEOUT_S, page_rows=LIMIT_ROWS + 1
         )
-        return await _first(rows, _line)
+        return await _first(rows, lambda each: _explained(desk, query, _line(each), each))
     windows = desk.tables.windows(
         table,
         key or None,
@@ -152,6 +154,20 @@ def _line(answer: Answer[Any], indent: int = 0) -> AnswerLine:
         as_of=", ".join(f"{at}:{offset}" for at, offset in positions) if copy else str(answer.as_of_offset),
         role=str(answer.role),
     )
+
+
+def _explained(desk: ConsoleDesk, query: Query, line: AnswerLine, answer: Answer[Any]) -> AnswerLine:
+    """Return *line* with the address of the page that tells why its row is so, where the application declares what made it."""
+    processor = next((each for each in desk.processors if each.name == query.get("name")), None)
+    if processor is None or answer.version != processor.version or answer.partition < 0:
+        return line
+    at = answer.as_of or {"": answer.as_of_offset}
+    places = [
+        f"{answer.partition}:{topic}:{offset}" if topic else f"{answer.partition}:{offset}"
+        for topic, offset in at.items()
+    ]
+    asked = {"name": processor.name, "of": query.get("of", ""), "key": line.key, "at": ",".join(places)}
+    return replace(line, why=f"/tables/why?{urlencode(asked)}")
 
 
 def _window(answer: Answer[WindowResult[Any]]) -> AnswerLine:

@@ -80,6 +80,20 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{int(share * 100)} %"
 
 
+def size(count_bytes: float | None) -> str:
+    """Return a number of bytes in the largest unit that fits.
+
+    >>> [size(each) for each in (None, 0, 1_023, 1_536, 5 << 30)]
+    ['–', '0 B', '1023 B', '1.5 KiB', '5.0 GiB']
+    """
+    if count_bytes is None:
+        return "–"
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count_bytes >= 1 << power:
+            return f"{count_bytes / (1 << power):.1f} {unit}"
+    return f"{count_bytes:.0f} B"
+
+
 def slug(state: str) -> str:
     """Return a state as the class that colours it.
 
@@ -100,7 +114,13 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     made.filters.update(
-        count=count, duration=duration, moment=moment, percent=percent, slug=slug, asset=asset_url
+        count=count,
+        duration=duration,
+        moment=moment,
+        percent=percent,
+        bytes=size,
+        slug=slug,
+        asset=asset_url,
     )
     return made
 

@@ -67,7 +67,6 @@ class Watch:
         self._looked = asyncio.Condition()
         self._wake = asyncio.Event()
         self._watchers, self._asked_s = 0, float("-inf")
-        self._groups_s = float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:

@@ -371,11 +371,6 @@ class PartitionLog:
             return LogRead(found, size, [])
         return LogRead(found, size, self._aborted_within(offset, chosen[-1].last_offset + 1))
 
-    def bytes_from(self, offset: int, limit: int) -> int:
-        """Return how many bytes of batches there are from *offset* to *limit*."""
-        first, end = bisect_left(self._firsts, offset), bisect_left(self._firsts, limit)
-        return sum(each.size for each in self._batches[first:end])
-
     def _aborted_within(self, offset: int, upper: int) -> list[AbortedTransaction]:
         first = bisect_left(self._aborted, offset, key=lambda each: each.last_offset)
         found = []

@@ -94,8 +94,9 @@ class RawLog:
         code, fetched = await self._fetch(topic, partition, offset, committed, max_bytes)
         if code in OUT_OF_LOG:
             start, end = await self.bounds(topic, partition)
+            held = f"holds {start} to {end - 1}" if start < end else "is empty"
             raise TopicError(
-                f"{topic} partition {partition}: offset {offset} is not in the log, which holds {start} to {end - 1}"
+                f"{topic} partition {partition}: offset {offset} is not in the log, which {held}"
             )
         if code != 0:
             raise _refusal(topic, partition, "the fetch", code)

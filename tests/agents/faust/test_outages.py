@@ -65,7 +65,7 @@ def test_an_outage_is_one_line_at_its_beginning_and_one_at_its_end(log: Log) -> 
     log.clock.advance_ms(int(QUIET_S * 1000) - 300)
     assert log.look() == []
     log.clock.advance_ms(300)
-    assert log.look() == ["WARNING brokers answer again, after 20 s (199 lines left out)"]
+    assert log.look() == ["WARNING brokers that are asked answer again, after 20 s (199 lines left out)"]
     log.clock.advance_ms(60_000)
     assert log.look() == []
     client.error(*REFUSED)
@@ -80,7 +80,7 @@ def test_an_outage_in_which_nobody_tries_lasts_as_long_as_the_fetcher_hears_noth
         assert log.look(is_down=True) == []
     logging.getLogger("holdfast").warning("sources: a broker answers again")
     log.clock.advance_ms(int(QUIET_S * 1000))
-    assert log.look() == ["WARNING brokers answer again, after 30 s (1 lines left out)"]
+    assert log.look() == ["WARNING brokers that are asked answer again, after 30 s (1 lines left out)"]
 
 
 def test_a_rebalance_and_a_coordinator_that_moves_are_no_warning(log: Log) -> None:

@@ -1,0 +1,54 @@
+"""The process that answers one question: it reads a call from its standard input, and writes what came of it. It ends with whoever asked."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from holdfast.errors import HoldfastError
+
+LENGTH_BYTES = 8
+NICER = 10
+"""By so much the process steps back behind the console and the workers of its machine."""
+
+
+def framed(content: bytes) -> bytes:
+    """Return *content* behind its length."""
+    return len(content).to_bytes(LENGTH_BYTES, "big") + content
+
+
+def main() -> None:
+    source, out = sys.stdin.buffer, os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what an application prints is no answer
+    os.nice(NICER)
+    work: Callable[[], Any] = pickle.loads(source.read(int.from_bytes(source.read(LENGTH_BYTES), "big")))
+    threading.Thread(target=_end_with, args=(source,), daemon=True).start()
+    with os.fdopen(out, "wb") as replies:
+        replies.write(_reply(work))
+        replies.flush()
+    os._exit(0)  # threads of clients may run on
+
+
+def _reply(work: Callable[[], Any]) -> bytes:
+    try:
+        return pickle.dumps((True, work()))
+    except HoldfastError as error:
+        return pickle.dumps((False, str(error)))
+    except ModuleNotFoundError as error:
+        return pickle.dumps((False, f"{error}; pip install 'holdfast[lake]'"))
+    except Exception as error:  # noqa: BLE001  whatever an application's own code raises
+        return pickle.dumps((False, f"{type(error).__name__}: {error}"))
+
+
+def _end_with(source: BinaryIO) -> None:
+    """End this process when whoever asked is gone, and its end of the pipe with it."""
+    source.read(1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""What processes of their own are asked to do in tests: each lies here, where such a process finds it too."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from holdfast.errors import LakeError
+
+
+def add(one: int, other: int) -> int:
+    print("an application may print what it likes")
+    return one + other
+
+
+def fail() -> None:
+    raise LakeError("no Delta table at x")
+
+
+def lack() -> None:
+    raise ModuleNotFoundError("No module named 'pyarrow'")
+
+
+def die() -> None:
+    print("killed by the machine", file=sys.stderr, flush=True)
+    os._exit(9)
+
+
+def break_down() -> None:
+    raise RuntimeError("a fold that cannot be called")
+
+
+def linger(noted: str) -> None:
+    """Write the number of this process to the file *noted*, and never end."""
+    Path(noted).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def long_answer(size_bytes: int) -> bytes:
+    return b"x" * size_bytes
