@@ -65,6 +65,7 @@ def roll(fleet: ChainFleet, order: str, chance: random.Random, kills: float) -> 
     fleet.assert_emits()
 
 
+@pytest.mark.slow
 def test_a_chain_goes_through_three_versions_under_load(made: MakeChain) -> None:
     fleet = made()
     roll(fleet, "AABB", random.Random(1), kills=0.5)

@@ -61,11 +61,24 @@ def test_a_new_version_obeys_what_the_one_before_has_recorded(join: MakeJoin) ->
     assert after.emits == before.emits
 
 
+LONG = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
-    "fault", ["chosen:3", "produced:15", "committing:15", "committed:15", "storing:15", "stored:15"]
+    "fault",
+    [
+        "chosen:3",
+        pytest.param("produced:15", marks=LONG),
+        pytest.param("committing:15", marks=LONG),
+        "committed:15",
+        pytest.param("storing:15", marks=LONG),
+        pytest.param("stored:15", marks=LONG),
+    ],
 )
 def test_a_worker_that_dies_is_followed_by_one_that_goes_on_exactly_once(join: MakeJoin, fault: str) -> None:
-    """`chosen`: its choice is in the log, and nothing else of the transaction."""
+    """`chosen`: its choice is in the log, and nothing else of the transaction. The others are steps of every commit, at
+    each of which test_kills.py kills a worker of one source.
+    """
     app = join(standbys=1)
     first = app.worker(source_wait_ms=0).start(JOIN_LIE="1", CHAOS_FAULT=fault).wait_ready()
     second = app.worker().start().wait_ready()

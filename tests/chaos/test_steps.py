@@ -31,7 +31,18 @@ def chain(broker: SessionBroker, tmp_path: Path) -> Iterator[MakeSteps]:
         yield make
 
 
-@pytest.mark.parametrize("point", ["produced", "committing", "committed", "stored"])
+LONG = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("produced", marks=LONG),
+        "committing",
+        pytest.param("committed", marks=LONG),
+        pytest.param("stored", marks=LONG),
+    ],
+)
 def test_a_worker_killed_in_the_middle_is_followed_by_one_that_sends_each_record_once(
     chain: MakeSteps, point: str
 ) -> None:

@@ -35,6 +35,10 @@ from tests.support import fork_server
 from tests.support.places import ROOT
 
 LEAST_POLL_S, MOST_POLL_S = 0.02, 0.2
+RESTS, MOST_REST_S = 2, 1.0
+"""A wait rests twice as long as its last look took, a second at most: some look at whole topics, and a busy machine is
+not to do little else.
+"""
 COUNTING = "tests.chaos.worker"
 READY_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 60.0
@@ -67,14 +71,16 @@ def wait_for(
     """
     began_s = time.monotonic()
     while True:
+        looked_s = time.monotonic()
         found = condition()
         if found:
             return found
-        waited_s = time.monotonic() - began_s
-        if waited_s > deadline_s:
+        now_s = time.monotonic()
+        if now_s - began_s > deadline_s:
             raise AssertionError(f"not within {deadline_s:.0f} s: {what}\n{context()}")
         # The longer it takes the less a look more tells, and each costs the workers that are asked.
-        time.sleep(min(MOST_POLL_S, max(LEAST_POLL_S, waited_s / 10)))
+        rest_s = min(MOST_REST_S, RESTS * (now_s - looked_s))
+        time.sleep(max(rest_s, min(MOST_POLL_S, max(LEAST_POLL_S, (now_s - began_s) / 10))))
 
 
 def wait_for_ends(settings: Settings, topic: str) -> None:
