@@ -83,7 +83,7 @@ class EmbeddedCluster:
 
     def steady_ms(self) -> int:
         """Return a clock that never jumps, for sessions and deadlines."""
-        return int(self.clock.monotonic_s() * 1000)
+        return round(self.clock.monotonic_s() * 1000)
 
     def delete_topic(self, topic: EmbeddedTopic) -> None:
         """Delete *topic* and what is kept about it elsewhere: that first, so no later topic of that name finds it."""
@@ -135,6 +135,7 @@ class EmbeddedCluster:
 
     def start(self) -> None:
         """Begin what happens by itself, on the running loop."""
+        self.groups.start()
         self.transactions.start()
         self.upkeep.start()
 

@@ -68,7 +68,7 @@ class EmbeddedKafka:
     *nodes* is 1 or 3; *port* that of the first broker, the others have the next ones (0: free ports). What is left to
     chance, as ids of topics, follows from *seed*. With a *folder* it keeps there what it holds, and goes on with it when
     started again; with *fsync* that outlives a power cut too, and not only the process. *users* (names and passwords) to
-    *allow_if_no_acl* guard it, as `SecuritySettings` has it; ``tls=True`` is a certificate made for this broker. Other
+    *reauth_ms* guard it, as `SecuritySettings` has it; ``tls=True`` is a certificate made for this broker. Other
     settings are those of `EmbeddedSettings`.
     """
 
@@ -86,6 +86,7 @@ class EmbeddedKafka:
         acls: Iterable[AclRule] | None = None,
         super_users: Iterable[str] = (),
         allow_if_no_acl: bool = False,
+        reauth_ms: int = 0,
         **settings: Any,
     ) -> None:
         if nodes not in (1, 3):
@@ -104,6 +105,7 @@ class EmbeddedKafka:
             acls=None if acls is None else tuple(acls),
             super_users=tuple(super_users),
             allow_if_no_acl=allow_if_no_acl,
+            reauth_ms=reauth_ms,
         )
         self._tls_folder: TemporaryDirectory[str] | None = None
         self._security = structs.replace(security, tls=self._tls(tls))

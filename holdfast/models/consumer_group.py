@@ -184,6 +184,14 @@ def heartbeat(
     return _reconciled(group, member, said)
 
 
+def time_passes(group: ModernGroup, counts: Mapping[str, int], at_ms: int) -> ModernGroup:
+    """Return the group without those who were silent for a session at *at_ms*, what they held given to the others; the same
+    one where nobody was.
+    """
+    left = _without_gone(group, at_ms)
+    return group if left is group else _refreshed(left, counts)
+
+
 def commit_code(group: ModernGroup, member_id: str, epoch: int) -> GroupCode:
     """Return what an offset commit of *member_id* in *epoch* is answered with; epoch -1 is a consumer
     outside of any group.

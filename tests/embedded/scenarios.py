@@ -145,6 +145,32 @@ def replicas(talk: Talk) -> None:
 
 
 @scenario
+def topics_too_large(talk: Talk) -> None:
+    def create(*counts: int, **more: Any) -> None:
+        topics = [
+            {"name": talk.name(f"large{number}"), "num_partitions": each, "replication_factor": -1, **more}
+            for number, each in enumerate(counts)
+        ]
+        talk.ask("CreateTopics", 7, topics=topics, timeout_ms=10_000, validate_only=True)
+
+    for counts in (
+        (10_000,),
+        (10_001,),
+        (2**31 - 1,),
+        (6_000, 6_000),
+        (10_001, 0),
+        (10_001, -5),
+        (9_999, -5),
+    ):
+        create(*counts)
+    create(9_998, configs=[{"name": "retention.ms", "value": "1000"}] * 2)
+    topic = talk.topic("orders")
+    for count in (20_000, 10_002):
+        told = {"name": topic, "count": count, "assignments": None}
+        talk.ask("CreatePartitions", 3, topics=[told], timeout_ms=10_000, validate_only=True)
+
+
+@scenario
 def topics_made(talk: Talk) -> None:
     def create(version: int = 7, only_check: bool = False, *topics: dict[str, Any]) -> None:
         told = [{"num_partitions": -1, "replication_factor": -1, **each} for each in topics]

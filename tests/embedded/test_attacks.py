@@ -77,6 +77,17 @@ def test_many_requests_without_sense_are(
     assert [each.getMessage() for each in caplog.records if each.levelno > logging.WARNING] == []
 
 
+def test_two_billion_partitions_are_refused_before_one_is_made(kafka: EmbeddedKafka) -> None:
+    """Apache Kafka 4.3.1 ends when CreatePartitions asks for them."""
+    topic = kafka.create_topic("orders")
+    with RawClient(kafka.bootstrap) as client:
+        told = {"name": topic, "count": 2**31 - 1, "assignments": None}
+        (grown,) = client.ask("CreatePartitions", 3, topics=[told])["results"]
+        wanted = {"name": "more", "num_partitions": 2**31 - 1, "replication_factor": -1}
+        (made,) = client.ask("CreateTopics", 7, topics=[wanted])["topics"]
+    assert (grown["error_code"], made["error_code"]) == (-1, 44)
+
+
 def test_half_requests_and_noise_hold_up_nobody(kafka: EmbeddedKafka) -> None:
     chance = Random(1)
     whole = len(hostile_frame(18, 0)).to_bytes(4, "big") + hostile_frame(18, 0)

@@ -145,6 +145,8 @@ def test_a_group_is_made_again_of_its_records(seed: int) -> None:
         act = chance.choice(["beat"] * 6 + ["leave", "away", "change", "pass", "wrong", "grow"])
         if act == "pass":
             bench.clock.advance_ms(chance.choice([1_000, SESSION_MS]))
+            if chance.random() < 0.5:
+                bench.cluster.groups.sweep()
         elif act == "grow" and bench.cluster.topics.get(topics[2]) is None:
             bench.topic(topics[2], 3)
         epoch = epochs.get(member, 0)
@@ -185,6 +187,37 @@ def test_a_group_that_was_made_again_goes_on() -> None:
     after, reply = heartbeat(again, Said(member_id="a", epoch=1), counts, now_ms)
     assert (reply.code, reply.epoch, len(reply.assigned)) == (0, 1, 4)
     assert after.epoch == 1
+
+
+def test_who_is_silent_for_a_session_is_gone_though_nobody_else_comes() -> None:
+    bench = Bench()
+    bench.topic("orders", 4)
+    join: dict[str, Any] = {
+        "rebalance_timeout_ms": 5_000,
+        "topic_partitions": [],
+        "subscribed_topic_names": ["orders"],
+    }
+    bench.beat("a", 0, **join)
+    bench.clock.advance_ms(SESSION_MS - 1)
+    bench.beat("b", 0, **join)
+    bench.cluster.groups.sweep()
+    assert bench.group.modern is not None
+    assert set(bench.group.modern.members) == {"a", "b"}
+    bench.clock.advance_ms(1)
+    written = len(bench.notes())
+    bench.cluster.groups.sweep()
+    assert set(bench.group.modern.members) == {"b"}
+    assert len(bench.group.modern.target["b"]) == 4
+    compare(bench)
+    assert len(bench.notes()) > written
+    bench.clock.advance_ms(SESSION_MS)
+    bench.cluster.groups.sweep()
+    assert bench.group.is_empty
+    compare(bench)
+    written = len(bench.notes())
+    bench.cluster.groups.sweep()
+    assert len(bench.notes()) == written
+    assert bench.ask("DeleteGroups", 2, groups_names=[GROUP])["results"][0]["error_code"] == 0
 
 
 def test_topics_that_are_gone_are_nobodys() -> None:

@@ -25,7 +25,9 @@ from tests.embedded.folders import (
     partition,
     write,
 )
+from tests.support.scale import scaled
 
+CUTS = 200
 FIRST, SECOND = ("orders", 0), ("orders", 1)
 COMPACTED = ("table", 0)
 HOUR_MS = 3_600_000
@@ -172,7 +174,7 @@ def check(cluster: EmbeddedCluster, told: Told) -> None:
     told.highest_id = producer_id
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(seed=st.integers(0, 1 << 32), cuts=st.lists(st.integers(1, 400), min_size=1, max_size=3))
 def test_what_was_answered_outlives_a_power_cut(seed: int, cuts: list[int]) -> None:
     chance, told = Random(seed), Told()
@@ -199,7 +201,7 @@ class PairsAlone(Client):
 @pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2, 3))])
 def test_no_cut_within_a_transaction_leaves_a_half(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.embedded.test_power_cuts.Client", PairsAlone)
-    for cut_at in range(1, 200):
+    for cut_at in range(1, CUTS, max(1, CUTS // scaled(CUTS))):
         with TemporaryDirectory() as name:
             told = Told()
             played(Path(name) / "broker", Random(1_000 * seed + cut_at), cut_at, told)

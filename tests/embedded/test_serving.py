@@ -87,16 +87,20 @@ def test_two_nodes_are_none() -> None:
         hostile_frame(999, 0),
         hostile_frame(1, 99),
         hostile_frame(3, 12),
+        *(hostile_frame(0, version) for version in range(3)),
         b"GET / HTTP/1.1\r\n\r\n",
     ],
 )
-def test_what_is_not_a_request_closes_the_connection(embedded: EmbeddedKafka, frame: bytes) -> None:
+def test_what_is_not_a_request_closes_the_connection(
+    embedded: EmbeddedKafka, frame: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     with RawClient(embedded.bootstrap) as client:
         client.send_frame(frame)
         with pytest.raises(ConnectionError):
             client.receive_frame()
     with RawClient(embedded.bootstrap) as another:
         another.ask("ApiVersions", 0)
+    assert [each for each in caplog.records if each.levelno > logging.WARNING] == []
 
 
 def test_a_frame_that_is_too_large_is_not_waited_for(embedded: EmbeddedKafka) -> None:

@@ -34,16 +34,20 @@ QUICK = {
     "reconnect.backoff.ms": 1,
     "reconnect.backoff.max.ms": 20,
     "retry.backoff.ms": 5,
-    # librdkafka 2.16 begins anew when its last connection ends, and then never asks again where a group is coordinated
+    # else librdkafka 2.16 forgets its broker when the last connection ends, and waits for it for ever (its issue 5511)
     "metadata.recovery.strategy": "none",
 }
 
 
 class Copier:
-    """Copies numbers in transactions, with their offsets: those in `committed` were, those in `aborted` were not."""
+    """Copies numbers in transactions, with their offsets: those in `committed` were, those in `aborted` were not.
 
-    def __init__(self, kafka: EmbeddedKafka) -> None:
-        self._kafka = kafka
+    Without *offsets* where brokers die: librdkafka 2.16 waits for ever for a group's coordinator that has left the
+    cluster, whatever its deadline (its issues 5456 and 5511).
+    """
+
+    def __init__(self, kafka: EmbeddedKafka, *, offsets: bool = True) -> None:
+        self._kafka, self._offsets = kafka, offsets
         self.committed, self.aborted = list[int](), list[int]()
         self._group = Consumer(kafka.client_config(**QUICK, **{"group.id": "copier"}))
         self._producer = self._new()
@@ -60,8 +64,8 @@ class Copier:
         try:
             producer.begin_transaction()
             producer.produce("copies", b"%d" % number, partition=number % 2)
-            after = [TopicPartition("numbers", 0, number + 1)]
-            producer.send_offsets_to_transaction(after, self._group.consumer_group_metadata(), DEADLINE_S)
+            if self._offsets:
+                self._send_offset(number + 1)
             (producer.commit_transaction if commit else producer.abort_transaction)(DEADLINE_S)
         except KafkaException as error:
             if not error.args[0].txn_requires_abort():
@@ -70,11 +74,16 @@ class Copier:
             commit = False
         (self.committed if commit else self.aborted).append(number)
 
+    def _send_offset(self, offset: int) -> None:
+        group = self._group.consumer_group_metadata()
+        self._producer.send_offsets_to_transaction([TopicPartition("numbers", 0, offset)], group, DEADLINE_S)
+
     def check(self) -> None:
         """Compare what there is with what was committed."""
         assert read(self._kafka) == self.committed
-        (place,) = self._group.committed([TopicPartition("numbers", 0)], DEADLINE_S)
-        assert place.offset == self.committed[-1] + 1
+        if self._offsets:
+            (place,) = self._group.committed([TopicPartition("numbers", 0)], DEADLINE_S)
+            assert place.offset == self.committed[-1] + 1
         self._group.close()
 
 
@@ -147,7 +156,7 @@ def test_transactions_are_whole_with_faults_of_all_kinds_together(kafka: Embedde
 
 
 def _copied_while_brokers_die(three: EmbeddedKafka, seed: int, times: int) -> None:
-    chance, copier = Random(seed), Copier(three)
+    chance, copier = Random(seed), Copier(three, offsets=False)
     dies, trouble = threading.Event(), list[BaseException]()
 
     def kill() -> None:

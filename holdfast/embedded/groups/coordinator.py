@@ -14,7 +14,7 @@ from holdfast.embedded.internal_log import OFFSETS, Note, home_of, write_notes
 from holdfast.embedded.protocol.table import NO_UUID
 from holdfast.embedded.settings import EmbeddedSettings
 from holdfast.embedded.topics.registry import TopicRegistry
-from holdfast.models.consumer_group import ModernGroup
+from holdfast.models.consumer_group import ModernGroup, time_passes
 from holdfast.models.group_coordinator.rules import next_deadline_ms, step
 from holdfast.models.group_coordinator.types import (
     ClassicGroup,
@@ -26,6 +26,8 @@ from holdfast.models.group_coordinator.types import (
     TimePasses,
 )
 
+SWEEP_S = 1.0
+"""How often modern groups are looked through for members that are silent."""
 LIMIT_HOMES = 100
 """How many who have left a group are still known, beside twice those who are in it."""
 
@@ -53,6 +55,7 @@ class EmbeddedGroups:
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[GroupReply]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._sweeping: asyncio.Task[None] | None = None
 
     def every(self) -> list[EmbeddedGroup]:
         """Return all groups."""
@@ -155,6 +158,24 @@ class EmbeddedGroups:
         group.note_changes(before)
         self._write_image(group, image_of(group, self._topics, self._now_ms()))
 
+    def start(self) -> None:
+        """Begin to look for members of modern groups that are silent, on the running loop."""
+        self._sweeping = asyncio.ensure_future(self._sweeps())
+
+    async def _sweeps(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Have the members of modern groups be gone who were silent for a session."""
+        for group in self._groups.values():
+            before = group.modern
+            if before is not None:
+                group.modern = time_passes(before, self._topics.counts(), self._steady_ms())
+                if group.modern is not before:
+                    self.modern_changed(group, before)
+
     def become_modern(self, group: EmbeddedGroup) -> None:
         """Have the log say nothing of the classic group that it was."""
         if group.classic.generation > 0 and not group.written:
@@ -241,6 +262,8 @@ class EmbeddedGroups:
 
     def close(self) -> None:
         """Let nothing happen any more."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

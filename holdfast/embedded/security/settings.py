@@ -16,7 +16,8 @@ from holdfast.errors import DevBrokerError
 
 class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
     """With *users* (names and passwords) each client must show who it is by one of *mechanisms*. With *acls* a principal
-    may do only what these rules, and those that clients add, allow; *super_users* (``User:root``) may do everything.
+    may do only what these rules, and those that clients add, allow; *super_users* (``User:root``) may do everything. With
+    *reauth_ms* a connection must log in again within that time (``connections.max.reauth.ms``), 0: never.
     """
 
     users: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -25,6 +26,7 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
     acls: tuple[AclRule, ...] | None = None
     super_users: tuple[str, ...] = ()
     allow_if_no_acl: bool = False
+    reauth_ms: int = 0
 
     def __post_init__(self) -> None:
         unknown = [each for each in self.mechanisms if each not in ALL_MECHANISMS]
@@ -34,6 +36,10 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if "" in self.users or "" in self.users.values():
             raise DevBrokerError("a user of the embedded Kafka needs a name and a password")
+        if self.reauth_ms < 0 or (self.reauth_ms and not self.users):
+            raise DevBrokerError(
+                f"reauth_ms={self.reauth_ms}: a time in milliseconds, for a broker with users; 0 for never"
+            )
         for each in (*self.super_users, *(rule.principal for rule in self.acls or ())):
             if not each.startswith("User:"):
                 raise DevBrokerError(f"{each} is no principal: write User:{each}")

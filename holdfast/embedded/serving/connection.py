@@ -22,6 +22,7 @@ from holdfast.embedded.cluster import EmbeddedCluster
 from holdfast.embedded.faults import Fault, FaultKind
 from holdfast.embedded.protocol.codec import decode, encode, is_flexible
 from holdfast.embedded.protocol.codes import KafkaCode
+from holdfast.embedded.protocol.table import apis
 from holdfast.embedded.security.distinguished_name import subject_of
 from holdfast.embedded.security.sasl import SaslRefusal
 from holdfast.embedded.security.tls import ANONYMOUS
@@ -37,9 +38,14 @@ from holdfast.errors import WireError
 logger = logging.getLogger(__name__)
 
 SIZE_BYTES = 4
+LEAST_REAUTH_MS = 1_000
 LIMIT_WAITING, LIMIT_WAITING_BYTES = 100, 1 << 24
 """Frames of one connection that wait for those before them; with more it is not read from."""
-_OFFERED = {key: (name, versions) for key, name, versions in offered()}
+_FIRST = {key: versions[0] for key, _, versions in apis()}
+_OFFERED = {
+    key: (name, range(max(_FIRST[key], versions[0]), versions[-1] + 1)) for key, name, versions in offered()
+}
+"""What is answered: of Produce fewer versions than are told."""
 
 
 class _Asked(NamedTuple):
@@ -68,8 +74,11 @@ class KafkaConnection(asyncio.Protocol):
         """Set while an answer is late by a fault."""
         self._behind: deque[tuple[_Asked, bytearray]] = deque()
         """Answers that come behind it: they have waited for the disk."""
-        self._gate = SaslGate(cluster.users) if cluster.security.users else None
+        self._gate = self._new_gate() if cluster.security.users else None
         """Set until the client has shown who it is, where it must."""
+        self._passed: SaslGate | None = None
+        """The gate by which it came in, where it must log in again; until when."""
+        self._session_ends_ms = self._session_begun_ms = 0
         self._principal = ANONYMOUS
         self._held: bytearray | None = None
         """An answer that a fault sends behind the next one."""
@@ -155,6 +164,8 @@ class KafkaConnection(asyncio.Protocol):
                     self._knock(self._gate, frame)
                     continue
                 asked = self._read(frame)
+                if self._passed is not None and self._must_log_in(self._passed, asked, frame):
+                    continue
                 answer = HANDLERS[asked.api](asked.call) if asked.known else unknown_version()
             except WireError as error:
                 logger.warning("not a request (%(error)s): the connection is closed", {"error": error})
@@ -174,14 +185,42 @@ class KafkaConnection(asyncio.Protocol):
         """Answer one who has not shown yet who it is; SaslRefusal where no answer is due."""
         if gate.state is GateState.BARE_TOKEN:
             token = gate.take(frame)
+            self._let_in(gate)
             self._send(bytearray(len(token).to_bytes(SIZE_BYTES, "big") + token))
         else:
             asked = self._read(frame)
-            self._deliver(asked, _encoded(asked, self._answer_to_knock(gate, asked)))
+            answer = self._answer_to_knock(gate, asked)
+            self._let_in(gate)
+            self._deliver(asked, _encoded(asked, answer))
         if gate.state is GateState.CLOSED:
             self._hang_up()
-        elif gate.principal is not None:
+
+    def _let_in(self, gate: SaslGate) -> None:
+        """Take note of who comes, before it is told so, if it has shown that."""
+        if gate.principal is not None:
             self._principal, self._gate = gate.principal, None
+            if (lifetime_ms := self._cluster.security.reauth_ms) > 0:
+                self._passed = gate
+                self._session_ends_ms = self._cluster.steady_ms() + lifetime_ms
+
+    def _new_gate(self, before: SaslGate | None = None) -> SaslGate:
+        lifetime_ms = self._cluster.security.reauth_ms
+        return SaslGate(self._cluster.users, lifetime_ms=lifetime_ms, before=before)
+
+    def _must_log_in(self, passed: SaslGate, asked: _Asked, frame: bytes) -> bool:
+        """Return whether *asked*, which is dealt with then, begins to log in again; SaslRefusal where that comes too late.
+        It may once a second.
+        """
+        now_ms = self._cluster.steady_ms()
+        begins = asked.api == HANDSHAKE and now_ms - self._session_begun_ms >= LEAST_REAUTH_MS
+        if not begins and now_ms >= self._session_ends_ms:
+            logger.info("a session that has ended is used: the connection is closed")
+            raise SaslRefusal
+        if begins:
+            self._session_begun_ms = now_ms
+            self._gate = self._new_gate(passed)
+            self._knock(self._gate, frame)
+        return begins
 
     @staticmethod
     def _answer_to_knock(gate: SaslGate, asked: _Asked) -> Fields:

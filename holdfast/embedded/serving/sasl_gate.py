@@ -29,13 +29,16 @@ class GateState(Enum):
 
 
 class SaslGate:
-    """One connection's way in. *principal* is None until it has shown who it is."""
+    """One connection's way in, for *lifetime_ms* (0: for ever). *principal* is None until it has shown who it is.
 
-    def __init__(self, users: SaslUsers) -> None:
-        self._users = users
+    The gate *before* is that by which the connection came in, where it logs in again: as the same, by the same mechanism.
+    """
+
+    def __init__(self, users: SaslUsers, *, lifetime_ms: int = 0, before: SaslGate | None = None) -> None:
+        self._users, self._lifetime_ms, self._before = users, lifetime_ms, before
         self._exchange: SaslExchange | None = None
-        self._mechanism = ""
-        self.state = GateState.VERSIONS_OR_HANDSHAKE
+        self.mechanism = ""
+        self.state = GateState.VERSIONS_OR_HANDSHAKE if before is None else GateState.HANDSHAKE
 
     @property
     def principal(self) -> str | None:
@@ -65,7 +68,7 @@ class SaslGate:
         known = mechanism in self._users.mechanisms
         code = KafkaCode.NONE if known else KafkaCode.UNSUPPORTED_SASL_MECHANISM
         if known:
-            self._exchange, self._mechanism = self._users.begin(mechanism), mechanism
+            self._exchange, self.mechanism = self._users.begin(mechanism), mechanism
             headers = version >= FIRST_WITH_HEADERS
             self.state = GateState.TOKEN_REQUEST if headers else GateState.BARE_TOKEN
         else:
@@ -75,10 +78,12 @@ class SaslGate:
     def authenticate(self, token: bytes) -> Fields:
         """Answer SaslAuthenticate."""
         try:
-            return {"error_code": KafkaCode.NONE, "auth_bytes": self.take(token)}
+            answer = self.take(token)
+            lifetime_ms = self._lifetime_ms if self.state is GateState.PASSED else 0
+            return {"error_code": KafkaCode.NONE, "auth_bytes": answer, "session_lifetime_ms": lifetime_ms}
         except SaslRefusal as refusal:
             text = refusal.text or (
-                f"Authentication failed during authentication due to invalid credentials with SASL mechanism {self._mechanism}"
+                f"Authentication failed during authentication due to invalid credentials with SASL mechanism {self.mechanism}"
             )
             return {"error_code": KafkaCode.SASL_AUTHENTICATION_FAILED, "error_message": text}
 
@@ -86,10 +91,27 @@ class SaslGate:
         """Return the answer to a token; SaslRefusal, after which the gate is closed, for a wrong one."""
         assert self._exchange is not None
         try:
+            self._check_mechanism()
             answer = self._exchange.take(token)
+            self._check_user(self._exchange.user)
         except SaslRefusal:
             self.state = GateState.CLOSED
             raise
         if self._exchange.user is not None:
             self.state = GateState.PASSED
         return answer
+
+    def _check_mechanism(self) -> None:
+        before = self._before
+        if before is not None and before.mechanism != self.mechanism:
+            raise SaslRefusal(
+                f"SASL mechanism '{self.mechanism}' requested by client is not supported for re-authentication of mechanism"
+                f" '{before.mechanism}'"
+            )
+
+    def _check_user(self, user: str | None) -> None:
+        before = None if self._before is None else (self._before.principal or "").removeprefix("User:")
+        if None not in (before, user) and before != user:
+            raise SaslRefusal(
+                f"Cannot change principals during re-authentication from User.{before}: User.{user}"
+            )

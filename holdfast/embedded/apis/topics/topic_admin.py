@@ -18,11 +18,23 @@ from holdfast.embedded.topics.registry import TopicRefusal
 FIRST_BY_ID = 6
 _FORBIDDEN_CREATION = TopicRefusal(KafkaCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
 _FORBIDDEN = TopicRefusal(KafkaCode.TOPIC_AUTHORIZATION_FAILED, FORBIDDEN_TOPIC)
+LIMIT_BATCH = 10_000
+"""Of what Kafka's controller writes for one request: partitions, and the records about them."""
+_MANY_PARTITIONS = TopicRefusal(
+    KafkaCode.POLICY_VIOLATION, "Excessively large number of partitions per request."
+)
+_MANY_RECORDS = TopicRefusal(
+    KafkaCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation."
+)
+_NO_ROOM = TopicRefusal(KafkaCode.UNKNOWN_SERVER_ERROR, None)
+"""Kafka says no more than that here, and with 2 billion partitions ends: it makes them before it looks."""
 NO_TOPIC_ID = "This server does not host this topic ID."
 
 
 def create_topics(call: Call) -> Fields:
     """Answer CreateTopics."""
+    if (refusal := _too_much(call)) is not None:
+        return {"topics": [_refused(each["name"], refusal) for each in call.fields["topics"]]}
     counts = Counter(each["name"] for each in call.fields["topics"])
     found: list[Fields] = []
     for told in call.fields["topics"]:
@@ -42,6 +54,16 @@ def create_topics(call: Call) -> Fields:
         made = call.cluster.topics.create(told, only_check=call.fields["validate_only"])
         found.append(_refused(told["name"], made) if isinstance(made, TopicRefusal) else _created(call, made))
     return {"topics": found}
+
+
+def _too_much(call: Call) -> TopicRefusal | None:
+    """Return why a request is refused as a whole: it asks for more than is written at once."""
+    default, topics = call.cluster.settings.num_partitions, call.fields["topics"]
+    asked = [len(each["assignments"]) or each["num_partitions"] for each in topics]
+    counts = [default if each == -1 else each for each in asked if each == -1 or each > 0]
+    if sum(counts) > LIMIT_BATCH:
+        return _MANY_PARTITIONS
+    return _MANY_RECORDS if sum(counts) + len(counts) > LIMIT_BATCH else None
 
 
 def _refused(name: str, refusal: TopicRefusal) -> Fields:
@@ -84,6 +106,7 @@ def _plain(config: Fields) -> Fields:
 def create_partitions(call: Call) -> Fields:
     """Answer CreatePartitions."""
     counts = Counter(each["name"] for each in call.fields["topics"])
+    room = LIMIT_BATCH
     found: list[Fields] = []
     for told in call.fields["topics"]:
         if counts.pop(told["name"], 0) > 1:
@@ -92,13 +115,20 @@ def create_partitions(call: Call) -> Fields:
         elif told["name"] in {each["name"] for each in found}:
             continue
         else:
-            refusal = _grown(call, told)
+            room -= _growth(call, told)
+            refusal = _grown(call, told, has_room=room >= 0)
         code, text = (KafkaCode.NONE, None) if refusal is None else refusal
         found.append({"name": told["name"], "error_code": code, "error_message": text})
     return {"results": found}
 
 
-def _grown(call: Call, told: Fields) -> TopicRefusal | None:
+def _growth(call: Call, told: Fields) -> int:
+    """Return how many partitions a topic would have more."""
+    topic = call.cluster.topics.get(told["name"])
+    return 0 if topic is None else max(0, told["count"] - len(topic.partitions))
+
+
+def _grown(call: Call, told: Fields, *, has_room: bool) -> TopicRefusal | None:
     if not call.may_topic(AclOperation.ALTER, told["name"]):
         return TopicRefusal(KafkaCode.TOPIC_AUTHORIZATION_FAILED, None)
     topic, count, assignments = call.cluster.topics.get(told["name"]), told["count"], told["assignments"]
@@ -112,6 +142,8 @@ def _grown(call: Call, told: Fields) -> TopicRefusal | None:
             f"The topic {topic.name} currently has {before} partition(s); {count} would not be an increase."
         )
         return TopicRefusal(KafkaCode.INVALID_PARTITIONS, text)
+    if not has_room:
+        return _NO_ROOM
     placed = None if assignments is None else [each["broker_ids"] for each in assignments]
     if placed is not None and len(placed) != count - before:
         text = f"Attempted to add {count - before} additional partition(s), but only {len(placed)} assignment(s) were specified."
