@@ -537,6 +537,7 @@ def requests(talk: GuardedTalk, topic: str, group: str, name: str) -> Mapping[st
         "DescribeAcls": _wanted(ANY_RULE),
         "CreateAcls": {"creations": [_creation(rule(TOPIC, topic, AclOperation.READ))]},
         "DeleteAcls": {"filters": [_wanted(ANY_RULE), _wanted(ANY_RULE)]},
+        "ListConfigResources": {},
         "DescribeConfigs": {"resources": [{**settings, "configuration_keys": ["retention.ms"]}]},
         "AlterConfigs": {"resources": [{**settings, "configs": [setting]}], "validate_only": True},
         "IncrementalAlterConfigs": {"resources": [{**settings, "configs": [setting]}], "validate_only": True},
@@ -713,6 +714,7 @@ def a_part_is_allowed(talk: GuardedTalk) -> None:
         grant(talk, rule(CLUSTER, cluster, operation))
         ask("CreateTopics")
         talk.ask("InitProducerId", 5, by="alice", transactional_id=None, transaction_timeout_ms=1000)
+        ask("ListConfigResources", resource_types=[4])
         ask("DescribeUserScramCredentials")
         ask("AlterUserScramCredentials")
         ask("DescribeCluster")

@@ -294,6 +294,23 @@ def settings_of_topics(talk: Talk) -> None:
         talk.ask("DescribeConfigs", 4, resources=[told])
 
 
+@scenario
+def what_has_settings(talk: Talk) -> None:
+    """Other topics of the broker are left out."""
+    topic = talk.topic("orders")
+    talk.ask("ListConfigResources", 0)
+    for kinds in ([16], [32], [8], [4], [8, 4], [16, 4], [4, 4], [99], [0], [4, 99]):
+        talk.ask("ListConfigResources", 1, resource_types=kinds)
+    for kinds in ([2], [], [2, 4]):
+        answer = talk.quietly("ListConfigResources", 1, resource_types=kinds)
+        found = [
+            each
+            for each in answer["config_resources"]
+            if each["resource_type"] != 2 or each["resource_name"] == topic
+        ]
+        talk.tell(f"ListConfigResources 1 of {kinds}", {**answer, "config_resources": found})
+
+
 # -- records
 
 

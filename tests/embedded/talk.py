@@ -42,6 +42,7 @@ _SORTED = {
     "results": ("name", "resource_name", "group_id"),
     "partitions": ("partition_index", "partition"),
     "configs": ("name",),
+    "config_resources": ("resource_type", "resource_name"),
     "groups": ("group_id",),
     "results_by_partition": ("partition_index",),
     "topic_results": ("name",),

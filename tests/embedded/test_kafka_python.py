@@ -261,6 +261,7 @@ def test_topics_are_made_described_changed_and_deleted(
         return {name: each["value"] for name, each in found.items()}
 
     assert changed() == {"retention.ms": "1000"}
+    assert made in admin.list_config_resources(["topic"])["topic"]
     admin.alter_configs([ConfigResource("topic", made, {"cleanup.policy": ("APPEND", "compact")})])
     _until(lambda: changed() == {"retention.ms": "1000", "cleanup.policy": "delete,compact"})
     admin.reset_configs([ConfigResource("topic", made, ["retention.ms"])])

@@ -54,6 +54,7 @@ HANDLERS: Mapping[str, Handler] = {
     "DeleteTopics": topic_admin.delete_topics,
     "DeleteRecords": positions.delete_records,
     "OffsetForLeaderEpoch": positions.offset_for_leader_epoch,
+    "ListConfigResources": configuring.list_config_resources,
     "DescribeConfigs": configuring.describe_configs,
     "AlterConfigs": configuring.alter_configs,
     "CreatePartitions": topic_admin.create_partitions,

@@ -16,7 +16,6 @@ globals().update(bodies_of(test_kafka_python))
 
 REFUSED: dict[str, Callable[[KafkaAdminClient, str], Any]] = {
     "DescribeQuorum": lambda admin, _: admin.describe_metadata_quorum(),
-    "ListConfigResources": lambda admin, _: admin.list_config_resources(),
     "UpdateFeatures": lambda admin, _: admin.update_features({"group.version": 1}),
     "AlterPartitionReassignments": lambda admin, topic: admin.alter_partition_reassignments(
         {TopicPartition(topic, 0): [1]}

@@ -1,4 +1,4 @@
-"""Settings read and changed: DescribeConfigs, IncrementalAlterConfigs, AlterConfigs."""
+"""Settings read and changed: ListConfigResources, DescribeConfigs, IncrementalAlterConfigs, AlterConfigs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.embedded.protocol.codes import (
 from holdfast.embedded.security.acl_rules import CLUSTER_NAME, AclOperation, AclResource
 from holdfast.embedded.topics.partition import EmbeddedTopic
 
-TOPIC, BROKER, LOGGER, GROUP = 2, 4, 8, 32
+TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
 _KINDS = {0: "UNKNOWN", 2: "TOPIC", 4: "BROKER", 8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
 
@@ -38,6 +38,20 @@ _GUARDED = {
     LOGGER: _CLUSTER,
 }
 """Whose settings are guarded by rules about what, and what one is told who may not see or change them."""
+
+
+def list_config_resources(call: Call) -> Fields:
+    """Answer ListConfigResources: what could have settings, or, of groups and client metrics, has some, which is none here."""
+    if not call.may_cluster(AclOperation.DESCRIBE_CONFIGS):
+        return {"error_code": KafkaCode.CLUSTER_AUTHORIZATION_FAILED}
+    known = {TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP} if call.version >= 1 else {CLIENT_METRICS}
+    wanted = set(call.fields["resource_types"]) or known
+    if not wanted <= known:
+        return {"error_code": KafkaCode.UNSUPPORTED_VERSION}
+    brokers = [str(each.node_id) for each in call.cluster.alive]
+    names = {TOPIC: [each.name for each in call.cluster.topics], BROKER: brokers, LOGGER: brokers}
+    found = [(kind, name) for kind in wanted for name in names.get(kind, ())]
+    return {"config_resources": [{"resource_type": kind, "resource_name": name} for kind, name in found]}
 
 
 def describe_configs(call: Call) -> Fields:
