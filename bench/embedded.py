@@ -1,9 +1,10 @@
 """The embedded Kafka, in memory and in a folder, beside librdkafka's mock cluster, `python -P -m bench.embedded`: start, memory, records a
-second and transactions a second, through librdkafka on one core; and its start with a folder of 100 MB.
+second and transactions a second, through librdkafka on one core; and its start with a folder of 100 MB. Of Apache Kafka, start and memory.
 
 Broker and client are pinned to one core, for the mock cluster lives within the client. Of what each took, the seconds of processor are told too:
 on a machine that does other work they say more than those of the clock. The mock cluster keeps no rules (it fences nobody, orders no
-sequences, has no isolation), so it is a bound of speed, not a broker.
+sequences, has no isolation), so it is a bound of speed, not a broker. Apache Kafka is not pinned: it starts as `holdfast dev up` starts it, on
+all cores, and needs them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from confluent_kafka import Producer
+
+from bench.processes import cpu_s
+from bench.run import Bench, interleave
+from bench.traffic import load
+from holdfast.dev.broker import archiving
+from holdfast.dev.broker.cluster import Cluster
 
 RECORD, TOPIC = b"x" * 100, "bench"
 LINGER = {"linger.ms": 20, "queue.buffering.max.messages": 100_000, "acks": "all"}
@@ -64,9 +71,10 @@ class Spent(NamedTuple):
 class Served:
     """The embedded Kafka in a process of its own."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], began_s: float) -> None:
         self._process = process
         self.bootstrap, *told = self._line().split()
+        self.whole_ms = (time.perf_counter() - began_s) * 1000
         self.took_ms, self.used_ms, self.resident_mb = map(float, told)
 
     def _line(self) -> str:
@@ -84,15 +92,17 @@ class Served:
 @contextmanager
 def served(how: str = "memory", folder: str = "") -> Iterator[Served]:
     command = [sys.executable, "-P", "-c", _SERVER, how, folder]
+    began_s = time.perf_counter()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            yield Served(process)
+            yield Served(process, began_s)
         finally:
             process.kill()
 
 
-def resident_mb() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+def resident_mb(process: int | str = "self") -> float:
+    """Return the memory that *process*, an id or this one, has in pages now, shared ones included."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def spent(do: Callable[[], int], broker_s: Callable[[], float]) -> Spent:
@@ -166,9 +176,6 @@ def start_with_records() -> None:
 
 def fold_claims(count: int) -> None:
     """Have a worker fold *count* heartbeats of 10,000 claims, exactly once, twice."""
-    from bench.run import Bench, interleave  # looks for the archives of other rivals
-    from bench.traffic import load
-
     with tempfile.TemporaryDirectory() as folder, served() as kafka:
         load(kafka.bootstrap, "heartbeats", count, 10_000)
         kafka.used_s()
@@ -180,6 +187,26 @@ def fold_claims(count: int) -> None:
         )
 
 
+def start_kafka(name: str, *, short_lived: bool) -> None:
+    """Start a node of Apache Kafka in an empty folder, until it answers for all that it leads; then end it.
+
+    What is made once for a user (the archive of its classes, a formatted folder to copy) is made before.
+    """
+    archiving.prepare()
+    busy = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        began_s = time.perf_counter()
+        with Cluster(folder, short_lived=short_lived) as kafka:
+            took_ms = (time.perf_counter() - began_s) * 1000
+            (node,) = kafka.status()
+            assert node.pid is not None
+            print(
+                f"{name:<9} start {took_ms:,.0f} ms to its first answer ({cpu_s(node.pid) * 1000:,.0f} of processor),"
+                f" {resident_mb(node.pid):.0f} MB; load {busy:.1f}",
+                flush=True,
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=200_000)
@@ -188,11 +215,14 @@ def main() -> None:
     told = parser.parse_args()
     if told.claims:
         fold_claims(told.claims)  # before all is pinned to one core: the worker is a process of its own
+    start_kafka("kafka", short_lived=False)
+    start_kafka("in tests", short_lived=True)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    load = os.getloadavg()[0]
+    busy = os.getloadavg()[0]
     with served() as kafka:
         print(
-            f"embedded  start {kafka.took_ms:.1f} ms after the import ({kafka.used_ms:.1f} of processor), {kafka.resident_mb:.1f} MB; load {load:.1f}"
+            f"embedded  start {kafka.took_ms:.1f} ms after the import ({kafka.used_ms:.1f} of processor), {kafka.whole_ms:.0f} ms with the process"
+            f" and the import, {kafka.resident_mb:.1f} MB; load {busy:.1f}"
         )
         measure("embedded", {"bootstrap.servers": kafka.bootstrap}, told.records, told.seconds, kafka.used_s)
     for how in ("folder", "fsync"):
