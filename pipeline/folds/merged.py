@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -16,6 +17,7 @@ import pyarrow as pa
 from holdfast.config import Settings
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.declared.processor import Input
 from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.core.engine.merge.choices import Choice, VectorMarker, decode_choice
 from holdfast.core.engine.merge.global_copies import GlobalLog, folded_by
@@ -31,11 +33,12 @@ from holdfast.pipeline.folds.folding import (
     FoldPlan,
     Results,
 )
+from holdfast.pipeline.folds.kept_logs import KeptLogs
 from holdfast.pipeline.folds.merged_extent import MergedExtent
 from holdfast.pipeline.folds.merged_fold import FoldedStretches, MergedFold, OpenGlobal, no_globals
 from holdfast.pipeline.progress import advance
 from holdfast.pipeline.stopping import ReplayEnd
-from holdfast.pipeline.topic import TopicReader
+from holdfast.pipeline.topic import Span, TopicReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,28 +61,38 @@ class MergedTopics:
                 for topic in processor.topics
             ]
             recorder = stack.enter_context(TopicReader(settings, processor.choices(settings.app)))
+            kept = KeptLogs()
             for partition in partitions:
                 with ExitStack() as opened:
-                    yield from self._fold(partition, readers, recorder, self._globals(opened))
+                    yield from self._fold(partition, readers, recorder, self._globals(kept, stack, opened))
 
     def fold_named(self, named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Fold the partitions whose numbers come in: what a Spark task runs."""
         return self.fold(partition for numbers in named for partition in numbers.column(0).to_pylist())
 
-    def _globals(self, stack: ExitStack) -> OpenGlobal:
-        """Return what opens the logs of globals: a reader for each partition, since they are read in turns."""
-        settings = self.settings
+    def _globals(self, kept: KeptLogs, stack: ExitStack, own: ExitStack) -> OpenGlobal:
+        """Return what opens the logs of globals, which are *kept* for other partitions as far as there is room.
+
+        Each partition of a log has a reader of its own, since they are read in turns: in *stack* one that reads for all, in *own* one for
+        this partition.
+        """
 
         def opened(table: Global[Any]) -> dict[int, GlobalLog]:
             topic, inputs = table.topic, folded_by(table).folds[0].inputs
             logs: dict[int, GlobalLog] = {}
             for partition, span in self.extent.globals[topic].items():
-                reader = stack.enter_context(TopicReader(settings, topic, self.skips[topic]))
-                read = reader.batches(partition, span, inputs)
-                logs[partition] = GlobalLog((batch for batch, _ in read), span.end)
+                read, again = (partial(self._read, topic, inputs, partition, each) for each in (stack, own))
+                found = kept.batches(topic, inputs, partition, span, read, again)
+                logs[partition] = GlobalLog(found, span.end)
             return logs
 
         return opened
+
+    def _read(
+        self, topic: str, inputs: Sequence[Input], partition: int, stack: ExitStack, span: Span
+    ) -> Iterator[tuple[Batch, int]]:
+        reader = stack.enter_context(TopicReader(self.settings, topic, self.skips[topic]))
+        return reader.batches(partition, span, inputs)
 
     def _recorded(self, recorder: TopicReader, partition: int) -> Iterator[Choice]:
         extent = self.extent

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +27,7 @@ from holdfast.pipeline.bronze.extent import Until, extent_of_bronze
 from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path
 from holdfast.pipeline.folds.folding import FoldedState, FoldPlan, Results, without
 from holdfast.pipeline.folds.joined import join
+from holdfast.pipeline.folds.kept_logs import KeptLogs
 from holdfast.pipeline.folds.local import open_bronze
 from holdfast.pipeline.folds.merged import choices_upto, first_choice, fold_merged
 from holdfast.pipeline.folds.merged_extent import (
@@ -69,6 +71,8 @@ class MergedFiles:
     tables: Mapping[str, PartitionedLog] = field(default_factory=dict)
     ids: Mapping[str, str] = field(default_factory=dict)
     """Kafka's ids of the topics that were landed."""
+    kept: KeptLogs = field(default_factory=KeptLogs, repr=False, compare=False)
+    """What was read of the topics of globals."""
 
     def fold(
         self,
@@ -107,16 +111,19 @@ class MergedFiles:
         )
 
     def _open_global(self, table: Global[Any]) -> dict[int, GlobalLog]:
-        inputs, files, skips = (
-            folded_by(table).folds[0].inputs,
-            self.tables[table.topic],
-            self.skips[table.topic],
-        )
+        topic, inputs = table.topic, folded_by(table).folds[0].inputs
         logs: dict[int, GlobalLog] = {}
-        for partition, span in self.extent.globals[table.topic].items():
-            read = left_of(files.batches(inputs, partition, span), skips.get(partition, ()))
-            logs[partition] = GlobalLog((batch for batch, _ in read), span.end)
+        for partition, span in self.extent.globals[topic].items():
+            read = partial(self._read_global, topic, inputs, partition)
+            found = self.kept.batches(topic, inputs, partition, span, read, read)
+            logs[partition] = GlobalLog(found, span.end)
         return logs
+
+    def _read_global(
+        self, topic: str, inputs: Sequence[Input], partition: int, span: Span
+    ) -> Iterator[tuple[Batch, int]]:
+        read = self.tables[topic].batches(inputs, partition, span)
+        return left_of(read, self.skips[topic].get(partition, ()))
 
     def fold_named(self, named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Fold the partitions whose numbers come in: what a Spark task runs."""

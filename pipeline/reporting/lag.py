@@ -16,7 +16,7 @@ Series = Sequence[tuple[int, int | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionLag:
+class LagOverTime:
     """How far a group was behind in a partition at the end of each minute in which either moved, as (minute in ms, records).
 
     *silent_ms* is how long ago, by the end of what is known, it had committed last.
@@ -44,7 +44,7 @@ class PartitionLag:
 
 def lag_by_minute(
     commits: Iterable[DerivedRow], ends: Mapping[str, Iterable[DerivedRow]]
-) -> list[PartitionLag]:
+) -> list[LagOverTime]:
     """Return the lag of each group in each partition, the largest last lag first. *commits* are rows of `lag.commits`, *ends* rows of `lag.ends` by topic;
     groups of other topics are left out. Of rows that are the last of a part of the time, `until_ms` is the last minute of that.
     """
@@ -78,7 +78,7 @@ def _ordered(series: Series) -> Series:
     return sorted(series, key=lambda each: each[0])
 
 
-def _lag(group: str, topic: str, partition: int, made: Series, ended: Series, silent_ms: int) -> PartitionLag:
+def _lag(group: str, topic: str, partition: int, made: Series, ended: Series, silent_ms: int) -> LagOverTime:
     """Walk both series, each value holding until the next."""
     minutes = sorted({minute for minute, _ in (*made, *ended)})
     lags = []
@@ -89,7 +89,7 @@ def _lag(group: str, topic: str, partition: int, made: Series, ended: Series, si
             lags.append((minute, max(0, end - committed)))
         elif lags:  # its coordinator forgot the group: nobody is behind
             lags.append((minute, 0))
-    return PartitionLag(group=group, topic=topic, partition=partition, lags=lags, silent_ms=silent_ms)
+    return LagOverTime(group=group, topic=topic, partition=partition, lags=lags, silent_ms=silent_ms)
 
 
 def _value(series: Series, minute_ms: int) -> int | None:
@@ -98,7 +98,7 @@ def _value(series: Series, minute_ms: int) -> int | None:
 
 
 def total_over_time(
-    lags: Iterable[PartitionLag], groups: Sequence[str], others: str, parts: Sequence[tuple[int, int]]
+    lags: Iterable[LagOverTime], groups: Sequence[str], others: str, parts: Sequence[tuple[int, int]]
 ) -> Mapping[str, list[float]]:
     """Return how many records each group was behind in all its partitions, in each part of the time: the last value of the part."""
     found = {name: [0.0] * len(parts) for name in (*groups, others)}

@@ -131,10 +131,10 @@ def test_why_a_row_is_so_and_what_of_its_topic_is_landed(
     console.wait_shown("/tables/why?name=totals&key=nobody", "never a row of this key")
     console.wait_shown(f"{why}&at=yesterday", "No answer:", "yesterday")
     console.wait_shown("/lake", "sound", topic)
-    console.wait_shown(f"/lake/view?topic={topic}", "sound", "1 landings", f"{home}034131")
+    console.wait_shown(f"/lake/view?topic={topic}", "sound", "1 landing in its", f"{home}034131")
     for file in (lake / "bronze" / topic).rglob("*.parquet"):
         file.unlink()
-    console.wait_shown(f"/lake/view?topic={topic}", "1 faults", "is gone: it was removed by hand")
+    console.wait_shown(f"/lake/view?topic={topic}", "1 fault", "is gone: it was removed by hand")
     bare = start()
     bare.wait_shown("/lake", "No lake is named")
     bare.wait_shown(why, "4 of 4 changes")

@@ -218,6 +218,12 @@ def takeover_told(each: ClaimTakeover) -> tuple[Any, ...]:
 def check_takeovers(log: Log) -> None:
     over, current = rows_by_fold(claim_takeovers(NO_KAFKA), log)
     assert sorted(map(takeover_told, [*over, *current])) == sorted(takeovers_model(log))
+    for each in current:
+        claim = claim_at(log, len(log), f"{each.group_id}/{each.topic}/{each.topic_partition}")
+        assert claim is not None
+        assert (claim.epoch, claim.released_at_s) == (each.epoch, None), (
+            "a row is over once its owner has told or left"
+        )
 
 
 @hypothesis_settings(max_examples=150, deadline=None)

@@ -79,7 +79,7 @@ def stamped_records(
             case "newer":
                 stamp = Stamp(producer, epoch + 1, last + 1)
             case "anew":
-                stamp = Stamp(producer, epoch + 1, 1, first=0)
+                stamp = Stamp(producer, epoch + 1, chance.randrange(2), first=0)
             case _:
                 put(topic, partition, 1_000, None, b"v", ())
                 continue

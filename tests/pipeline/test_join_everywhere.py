@@ -202,7 +202,7 @@ def test_a_landing_counts_the_choices_and_misses_one_that_it_did_not_land(
 
 
 def test_globals_are_landed_and_read_by_each_task_as_they_were(
-    spark: SparkSession, broker: SessionBroker, tmp_path: Path, lake: Path
+    spark: SparkSession, broker: SessionBroker, tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = JoinApplication(broker, tmp_path, rates=True)
     with running(app):
@@ -223,6 +223,19 @@ def test_globals_are_landed_and_read_by_each_task_as_they_were(
             for engine in ("local", "spark")
         }
         assert found == dict.fromkeys(found, lived)
+        read, batches = list[tuple[str, int]](), TopicReader.batches
+
+        def noted(self: TopicReader, partition: int, *more: Any) -> Any:
+            read.append((self.topic, partition))
+            return batches(self, partition, *more)
+
+        with monkeypatch.context() as watched:
+            watched.setattr(TopicReader, "batches", noted)
+            assert replayed(app, None, engine="local").digest == lived
+        assert sum(topic == app.joined.topics[0] for topic, _ in read) > 1, "of several partitions"
+        of_rates = [partition for topic, partition in read if topic == app.rates]
+        assert of_rates, "folds look rates up"
+        assert len(of_rates) == len({*of_rates}), "all partitions read the topic of rates once"
 
         # More is lived and not landed: the lake tells of what it has.
         app.write(200, seed=12, rest_s=0.1)

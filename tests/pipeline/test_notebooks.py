@@ -20,7 +20,7 @@ from holdfast.pipeline.derived.claim_takeovers import TAKEOVERS, claim_takeovers
 from holdfast.pipeline.derived.derive import TABLES, derive, tables_named
 from holdfast.pipeline.histories.fold import FoldOptions
 from holdfast.pipeline.reporting.ownership import claim_times, known_to_ms, ms_of
-from tests.pipeline import test_event_tables, test_group_tables, test_outbox_latency
+from tests.pipeline import test_event_tables, test_group_tables, test_lag_tables, test_outbox_latency
 from tests.pipeline.fleet_of_claims import END_S, SimulatedFleet
 from tests.pipeline.test_claim_tables import append, rows_by_fold
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
@@ -56,7 +56,7 @@ def run(name: str) -> dict[str, Any]:
 def derived(lake: Path, topic: TopicInMemory, *names: str) -> None:
     land(topic, lake)
     for name in names:
-        [table] = tables_named(name, SETTINGS)
+        [table] = tables_named(name, SETTINGS, ["orders"])
         derive(table, SETTINGS, FoldOptions(lake=str(lake), engine="local"))
 
 
@@ -116,7 +116,7 @@ def test_the_notebook_of_events_counts_what_was_written(
     derived(at_lake, set_aside, "quarantine")
     orders = topic_of(monkeypatch, "orders")
     test_event_tables.stamped_records(orders, 200, random.Random(3), defaultdict(list))
-    derived(at_lake, orders, "producers.anomalies")
+    derived(at_lake, orders, "producers.anomalies", "lag.ends")
     offsets = topic_of(monkeypatch, OFFSETS_TOPIC)
     for number, members in enumerate(
         ({"a": [("t", 0), ("t", 1)]}, {"a": [("t", 0)], "b": [("t", 1)]}, {"b": [("t", 0), ("t", 1)]})
@@ -124,7 +124,8 @@ def test_the_notebook_of_events_counts_what_was_written(
         test_group_tables.put(
             offsets, test_group_tables.key_of("g"), test_group_tables.generation(number, members, {}), number
         )
-    derived(at_lake, offsets, "groups.moves")
+    test_lag_tables.commit(offsets, "billing", 0, 3, 70_000)
+    derived(at_lake, offsets, "groups.moves", "lag.commits")
     progress = topic_of(monkeypatch, "shop.progress")
     for number in range(30):
         value = msgspec.json.encode(RowsProgress(1, "shop-0", 1, [number, 1]))
@@ -143,6 +144,7 @@ def test_the_notebook_of_events_counts_what_was_written(
     }
     assert {key: some for key, (some, _) in found.items()} == Counter((each[1], each[0]) for each in wrong)
     assert sum(missing for _, missing in found.values()) == sum(each[5] for each in wrong)
+    assert [tuple(row)[:3] for row in made["lag"].collect()] == [("billing", 0, orders.end[0] - 3)]
     assert [tuple(row) for row in made["moved"].collect()] == [("g", 3, 4, 1)]
     assert [(row["rows"], row["p50_ms"], row["p99_ms"]) for row in made["slowest"]] == [
         (6, 6 * at + 2, 6 * at + 5) for at in range(5)

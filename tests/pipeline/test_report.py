@@ -78,6 +78,27 @@ def test_idle_and_held_times_are_those_of_a_count_second_by_second(seed: int) ->
     assert round(sum(map(sum, series.values())) * 27_000) == known_ms
 
 
+def test_intervals_that_overlap_count_once() -> None:
+    """A log that gets append times late may set a claim's time back."""
+    begins = [(1_000, 1_500), (1_200, 1_400), (1_300, 1_600)]
+    rows = [
+        {
+            "group_id": "g",
+            "client_id": "c",
+            "topic": "t",
+            "topic_partition": 0,
+            "epoch": at,
+            "began_at": at,
+            "held_from": time_at(begin * 1000),
+            "held_until": time_at(end * 1000),
+            "ended_by": "released",
+        }
+        for at, (begin, end) in enumerate(begins)
+    ]
+    [claim] = claim_times(rows, 1_000_000, 1_700_000)
+    assert claim.idle_ms == 100_000
+
+
 def _covers(row: dict[str, Any], second: int) -> bool:
     until = row["held_until"]
     return bool(row["held_from"].timestamp() <= second and (until is None or second < until.timestamp()))

@@ -295,20 +295,3 @@ def test_derived_tables_are_made_on_a_cluster(cluster: StandaloneCluster, projec
         rows[engine] = sorted(found, key=lambda row: (row["began_at"], row["epoch"]))
     assert rows["spark"] == rows["local"]
     assert len(rows["local"]) > 10
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.process
-@pytest.mark.spark
-def test_executors_that_cannot_start_are_told_with_what_spark_said(
-    cluster: StandaloneCluster, project: Path
-) -> None:
-    lake = str(project.parent / "lake")
-    words = ["-A", "cluster_app", "replay", "cluster", "--from", "bronze", "--lake", lake]
-    ran = holdfast(project, *words, *on(cluster, "spark.executor.extraJavaOptions=-XX:NoSuchOption"))
-    assert ran.returncode != 0, ran.stdout[-3000:]
-    told = ran.stderr.splitlines()[-1]
-    assert "Master removed our application" in told, ran.stderr[-3000:]
-    assert "Spark's log is " in told
-    assert "Traceback" not in ran.stderr

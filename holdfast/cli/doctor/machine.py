@@ -26,6 +26,7 @@ PURPOSES = {
     "lake": "replays, verify and the lake",
     "spark": "the same on Spark",
     "console": "the console",
+    "oidc": "signing in to the console by OpenID Connect",
     "otel": "traces of OpenTelemetry",
     "sketches": "approximate distinct counts",
     "tls": "a certificate for the embedded Kafka",
