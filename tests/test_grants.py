@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,7 +60,7 @@ from holdfast.core.claims.frames import (
 from holdfast.core.claims.resets import Aim, Where
 from holdfast.core.engine.declared.serdes import Bytes
 from holdfast.core.engine.declared.sources import Source
-from holdfast.core.kafka.grants import Grant, Operation, Resource
+from holdfast.core.kafka.grants import Grant, Operation, Resource, merged
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import HoldfastError
 from holdfast.outbox.commands import Verb, tell
@@ -71,6 +71,7 @@ from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify import verify
 from holdfast.streams import Filter
 from tests.agents.clerks import clerks_app
+from tests.chaos.counting import processors
 from tests.outbox.databases import FreshOutbox
 from tests.support.harness import Application, running, wait_for
 from tests.support.kafka_clients import clients_alive
@@ -108,23 +109,22 @@ MakeJob = Callable[[Guarded, Path], Job]
 
 
 def worker_job(guarded: Guarded, folder: Path) -> Job:
-    """A worker folds records, emits, quarantines one, skips what it cannot read, tells where it is, and
-    restores on an empty disk.
+    """A worker folds records, emits, quarantines one, skips what it cannot read, tells where it is, restores
+    on an empty disk, takes a table on to its next version, and will not start while a reset is under way.
     """
     broker = SessionBroker(config=guarded.root())
     application = Application(broker, folder, partitions=1, unreadable="quarantine", unpacked_batch_bytes=MIB)
-    grants = worker_grants(application.settings, application.processors)
     counts = application.processors[0]
+    later = processors(application.source, application.out, tally_version=2)
+    # Who takes a table on keeps the rights to the version before.
+    grants = merged(
+        grant
+        for each in (application.processors, later)
+        for grant in worker_grants(application.settings, each)
+    )
 
     def work(kafka: Mapping[str, str], patience_s: float) -> None:
-        # Each time on topics of its own, under the names of the grants: what an earlier run has done must not
-        # be found done.
-        broker.delete_topics(sorted({grant.name for grant in grants if grant.resource == "topic"}))
-        wait_for(
-            "the topics to be gone",
-            lambda: application.source not in guarded.admin.list_topics(timeout=60).topics,
-            POSITIVE_S,
-        )
+        delete_topics(guarded, grants)
         application.create_topics()
         producer = Producer(guarded.root())
         for value in (*(b"add ada %d" % number for number in range(20)), b"raise ada 1"):
@@ -144,54 +144,95 @@ def worker_job(guarded: Guarded, folder: Path) -> Job:
                         seen(tables.get(counts, "ada", partition=0, at_least=(0, 22), timeout_s=patience_s))
                         == 21
                     )
-                worker.kill()
+                worker.stop(patience_s)
                 application.workers.clear()
+            create_topics(application.settings, later, partitions=1)
+            worker = application.worker()
+            worker._environment |= environment(kafka) | {"CHAOS_TALLY": "2"}
+            worker.start().wait_ready(patience_s)
+            application.wait_applied({0: 22}, patience_s)
+            wait_for(
+                "the switch", lambda: worker.said("version 2 of tally is current"), patience_s, worker.tail
+            )
+            worker.stop(patience_s)
+            application.workers.clear()
         assert committed(guarded, application.out) > 0
         assert committed(guarded, application.settings.quarantine_topic) > 0
         assert committed(guarded, application.settings.skips_topic) > 0
-        broker.create_topic(application.settings.reset_topic, exact=True)
-        with running(application):
-            worker = application.worker()
-            worker._environment |= environment(kafka)
-            assert worker.start().wait_exit(patience_s) > 0
-            assert worker.said("run `holdfast reset --yes` again"), worker.tail()
-            application.workers.clear()
+        check_refusal(application, kafka, patience_s)
 
     return Job(grants, work)
 
 
+def delete_topics(guarded: Guarded, grants: Sequence[Grant]) -> None:
+    """Delete the topics that *grants* name, wholly or by how they begin: each run of a job is on topics of its own, under the
+    same names, so that what an earlier run has done is not found done.
+    """
+    literal = {grant.name for grant in grants if grant.resource == "topic" and grant.pattern == "literal"}
+    begin = tuple(grant.name for grant in grants if grant.resource == "topic" and grant.pattern == "prefixed")
+
+    def left() -> list[str]:
+        topics = guarded.admin.list_topics(timeout=60).topics
+        return sorted(name for name in topics if name in literal or name.startswith(begin))
+
+    SessionBroker(config=guarded.root()).delete_topics(left())
+    wait_for("the topics to be gone", lambda: not left(), POSITIVE_S)
+
+
+def check_refusal(application: Application, kafka: Mapping[str, str], patience_s: float) -> None:
+    """Fail unless a worker refuses to start while a reset is under way."""
+    application.broker.create_topic(application.settings.reset_topic, exact=True)
+    with running(application):
+        worker = application.worker()
+        worker._environment |= environment(kafka)
+        assert worker.start().wait_exit(patience_s) > 0
+        assert worker.said("run `holdfast reset --yes` again"), worker.tail()
+        application.workers.clear()
+
+
 def clerks_job(guarded: Guarded, folder: Path) -> Job:
-    """A worker of Faust agents groups records anew, counts them in a table of Faust's, and has a leader."""
+    """A worker of Faust agents groups records anew, counts them in a table of Faust's, skips what it cannot read,
+    has a leader, says that it is there, restores on an empty disk, and will not start while a reset is under way.
+    """
     broker = SessionBroker(config=guarded.root())
-    application = Application(broker, folder, partitions=1, module="tests.agents.clerks")
+    application = Application(
+        broker,
+        folder,
+        partitions=1,
+        module="tests.agents.clerks",
+        unreadable="quarantine",
+        unpacked_batch_bytes=MIB,
+    )
     settings, changelog = application.settings, f"{application.name}-words-changelog"
     application._environment["CLERKS_SOURCE"] = application.source
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOLDFAST_APP", application.name)
         grants = worker_grants(settings, [], clerks_app(application.source).faust_topics())
-    own = {grant.name for grant in grants if grant.operation == "Create" and grant.pattern == "literal"}
 
     def work(kafka: Mapping[str, str], patience_s: float) -> None:
-        grouped = f"count-{application.source}-word-repartition"
-        broker.delete_topics(sorted({*own, application.source, grouped}))
-        wait_for(
-            "the topics to be gone",
-            lambda: application.source not in guarded.admin.list_topics(timeout=10).topics,
-            POSITIVE_S,
-        )
+        delete_topics(guarded, grants)
         broker.create_topic(application.source, partitions=1, exact=True)
         create_topics(settings, [], partitions=1)
         producer = Producer(guarded.root())
-        producer.produce(application.source, b"ada", partition=0)
-        assert producer.flush(POSITIVE_S) == 0
         with running(application):
-            worker = application.worker()
-            worker._environment |= environment(kafka)
-            worker.start().wait_ready(patience_s)
-            wait_for("a count", lambda: exists(guarded, changelog), patience_s, worker.tail)
-            worker.kill()
-            application.workers.clear()
+            for count in (1, 2):
+                producer.produce(application.source, b"ada", partition=0)
+                assert producer.flush(POSITIVE_S) == 0
+                send_bomb(guarded, application.source)
+                worker = application.worker()
+                worker._environment |= environment(kafka)
+                worker.start().wait_ready(patience_s)
+                wait_for("a count", partial(exists, guarded, changelog, count), patience_s, worker.tail)
+                wait_for(
+                    "a skip", partial(exists, guarded, settings.skips_topic, count), patience_s, worker.tail
+                )
+                worker.stop(patience_s)
+                application.workers.clear()
+        assert last_value(guarded, changelog) == b"2"
+        assert exists(guarded, settings.quarantine_topic, 2)
+        assert exists(guarded, settings.workers_topic)
         assert exists(guarded, f"{application.name}-__assignor-__leader", least=0)
+        check_refusal(application, kafka, patience_s)
 
     return Job(grants, work)
 
@@ -199,6 +240,15 @@ def clerks_job(guarded: Guarded, folder: Path) -> Job:
 def exists(guarded: Guarded, topic: str, least: int = 1) -> bool:
     """Tell whether there is such a topic, with so many records."""
     return topic in guarded.admin.list_topics(timeout=10).topics and committed(guarded, topic) >= least
+
+
+def last_value(guarded: Guarded, topic: str) -> bytes | None:
+    """Return the value of the last record of the topic."""
+    with closing(Consumer({**guarded.root(), "group.id": uuid.uuid4().hex})) as consumer:
+        consumer.assign([TopicPartition(topic, 0, committed(guarded, topic) - 1)])
+        message = consumer.poll(POSITIVE_S)
+    assert message is not None, f"{topic} was not read"
+    return message.value()
 
 
 def send_bomb(guarded: Guarded, topic: str) -> None:

@@ -46,7 +46,7 @@ def decode(value: bytes) -> CountedOrder:
     return CountedOrder(op, key, int(number))
 
 
-def processors(source: str, out: str) -> list[Processor[Any, Any]]:
+def processors(source: str, out: str, tally_version: int = 1) -> list[Processor[Any, Any]]:
     """Return two processors of one source: the one that does everything, and one that only counts, so that
     positions differ.
     """
@@ -94,5 +94,5 @@ def processors(source: str, out: str) -> list[Processor[Any, Any]]:
         Processor(
             name="counts", source=source, decode=decode, fold=fold, on_wake=on_wake, row=Count, emits=(out,)
         ),
-        Processor(name="tally", source=source, decode=decode, fold=tally, row=Count),
+        Processor(name="tally", version=tally_version, source=source, decode=decode, fold=tally, row=Count),
     ]

@@ -1,7 +1,7 @@
 """The worker under test: `python -P -m tests.chaos.worker worker`. An ordinary application, with faults on
 demand.
 
-`CHAOS_SOURCE` and `CHAOS_OUT` name its topics. `CHAOS_FAULT=POINT:N` ends the process by SIGKILL when it
+`CHAOS_SOURCE` and `CHAOS_OUT` name its topics, `CHAOS_TALLY` the version of the table that only counts. `CHAOS_FAULT=POINT:N` ends the process by SIGKILL when it
 comes to POINT for the Nth time; `CHAOS_GATHER` has it fold a trickle in rounds of all of `linger_ms`;
 `CHAOS_FREEZE` names a file in which the test orders a freeze; `CHAOS_HOURS` lets hours pass for Faust; `CHAOS_ASSIGNOR` has it refuse assignments; `CHAOS_RESTORE_PAUSE_MS` makes restores
 slow; `CHAOS_MAX_POLL_S` is how long aiokafka may think nothing is read.
@@ -39,7 +39,8 @@ if __name__ == "__main__":
         let_hours_pass()
     if pause_ms := os.environ.get("CHAOS_RESTORE_PAUSE_MS"):
         slow_down(float(pause_ms))
-    app = create_app(processors(os.environ["CHAOS_SOURCE"], os.environ["CHAOS_OUT"]))
+    tally_version = int(os.environ.get("CHAOS_TALLY", "1"))
+    app = create_app(processors(os.environ["CHAOS_SOURCE"], os.environ["CHAOS_OUT"], tally_version))
     if max_poll_s := os.environ.get("CHAOS_MAX_POLL_S"):
         app.conf.broker_max_poll_interval = float(max_poll_s)
     app.main()

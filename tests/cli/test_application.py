@@ -109,14 +109,17 @@ def test_the_topics_that_faust_makes_for_agents_are_known(shop: Path) -> None:
     faust = load_application("shop_agents", Settings(app="shop")).faust
     assert faust == FaustTopics(
         read=("letters", "mails", "shop-shop_agents.own"),
-        kept=("shop-__assignor-__leader", "shop-shop_agents.own", "shop-totted-changelog"),
+        kept=("shop-shop_agents.own", "shop-totted-changelog"),
         begin=("shop-shop_agents.own-", "shop_agents.send-"),
+        leader=("shop-__assignor-__leader",),
     )
     grants = worker_grants(Settings(app="shop"), [], faust)
     told = {(each.name, str(each.operation), str(each.pattern)) for each in grants}
     assert ("mails", "Read", "literal") in told
     assert ("mails", "Write", "literal") not in told
     assert {("shop-totted-changelog", each, "literal") for each in ("Create", "Read", "Write")} <= told
+    assert ("shop-__assignor-__leader", "Read", "literal") in told
+    assert ("shop-__assignor-__leader", "Write", "literal") not in told
     assert {("shop_agents.send-", each, "prefixed") for each in ("Create", "Read", "Write")} <= told
 
 

@@ -107,8 +107,6 @@ class FaustParts(faust.App):
         kept = {self.tables[name]._changelog_topic_name() for name in self.tables if name not in own}
         made = [each for each in agents if getattr(each.channel, "has_prefix", False)]  # a topic of its own
         kept |= {topic for each in made for topic in each.get_topic_names()}
-        if self.has_leader:
-            kept.add(f"{self.conf.id}-__assignor-__leader")
         begin = {
             f"{name}-"
             for each in agents
@@ -117,7 +115,8 @@ class FaustParts(faust.App):
         if agents and self.conf.reply_create_topic:
             begin.add(self.conf.reply_to_prefix)
         read = {topic for each in agents for topic in each.get_topic_names()}
-        return FaustTopics(read=_sorted(read), kept=_sorted(kept), begin=_sorted(begin))
+        leader = (f"{self.conf.id}-__assignor-__leader",) if self.has_leader else ()
+        return FaustTopics(read=_sorted(read), kept=_sorted(kept), begin=_sorted(begin), leader=leader)
 
     # -- tasks of the leader
 

@@ -54,7 +54,7 @@ def worker_grants(settings: Settings, processors: Processors, faust: FaustTopics
             out += topic_grants(topic, "what all that read it have in their state is deleted", DELETE)
     out += topic_grants(settings.quarantine_topic, "refused records are copied to it", WRITE)
     out += topic_grants(
-        settings.workers_topic, "workers announce what they serve, and which version is current", READ, WRITE
+        settings.workers_topic, "workers announce what they serve, and which version is current", WRITE
     )
     out += topic_grants(settings.reset_topic, "a reset that is under way is seen at start", DESCRIBE)
     out += topic_grants(
@@ -66,24 +66,27 @@ def worker_grants(settings: Settings, processors: Processors, faust: FaustTopics
     for topic in topic_names(settings, processors):
         out += topic_grants(topic, "its configuration is checked at start", DESCRIBE_CONFIGS)
     out.append(Grant(Resource.GROUP, settings.app, READ, "the group that shares out partitions"))
-    out.append(
-        Grant(
-            Resource.TRANSACTIONAL_ID,
-            f"{settings.app}.",
-            WRITE,
-            "one transactional id for each partition of a table",
-            Pattern.PREFIXED,
-        )
-    )
+    if processors:
+        out += _table_grants(settings)
     return merged(out)
 
 
+def _table_grants(settings: Settings) -> Iterator[Grant]:
+    why = "which version of a table is current is read while there are several"
+    yield from topic_grants(settings.workers_topic, why, READ)
+    why = "one transactional id for each partition of a table"
+    yield Grant(Resource.TRANSACTIONAL_ID, f"{settings.app}.", WRITE, why, Pattern.PREFIXED)
+
+
 def _faust_grants(faust: FaustTopics) -> Iterator[Grant]:
-    making = (CREATE, DESCRIBE_CONFIGS, READ, WRITE)
+    electing = (CREATE, DESCRIBE_CONFIGS, READ)
+    making = (*electing, WRITE)
     for topic in faust.read:
         yield from topic_grants(topic, "agents read it", READ)
     for topic in faust.kept:
-        yield from topic_grants(topic, "is made for a table, an agent or the leader", *making)
+        yield from topic_grants(topic, "is made for a table or an agent", *making)
+    for topic in faust.leader:
+        yield from topic_grants(topic, "who has it is the leader", *electing)
     for prefix in faust.begin:
         why = "is made for group_by, or for replies"
         yield from (Grant(Resource.TOPIC, prefix, operation, why, Pattern.PREFIXED) for operation in making)

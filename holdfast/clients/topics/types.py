@@ -161,10 +161,11 @@ Processors = Sequence[Processor[Any, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaustTopics:
-    """The topics of an application's ordinary agents: those that they *read*, those that Faust *keeps* for itself, and what the names of those *begin* with
-    that it derives when agents run.
+    """The topics of an application's ordinary agents: those that they *read*, those that Faust *keeps* for itself, what the names of those *begin* with
+    that it derives when agents run, and the one whose owner is the *leader*, which nobody writes to.
     """
 
     read: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     begin: tuple[str, ...] = ()
+    leader: tuple[str, ...] = ()
