@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from holdfast.errors import LakeError, LostRecordsError, PipelineError, SparkError
+from holdfast.errors import LakeError, LostRecordsError, PipelineError, SparkError, UnreadableError
 
 LIMIT_CAUSES = 30
 LOG_TAIL_BYTES = 1 << 16
@@ -19,7 +19,8 @@ _GIVEN_UP = (
 )
 _ERRORS = (" ERROR ", " FATAL ", "Exception in thread ")
 GONE = "Py4JNetworkError"
-_LOST = f"{LostRecordsError.__module__}.{LostRecordsError.__qualname__}: "
+_OURS = {f"{each.__module__}.{each.__qualname__}": each for each in (LostRecordsError, UnreadableError)}
+"""What our own tasks may end with: the same error as in this process."""
 _CUT_OFF = "An error occurred while calling "
 """How py4j's plain error begins when the JVM has ended in the middle of a call; an answer has a trace with it."""
 _RACES = (
@@ -83,8 +84,9 @@ def failed(error: Exception, what: str) -> PipelineError:
             return LostRecordsError(
                 f"{what}: records were deleted while they were read: {message[:300]}. Raise retention.ms; `land --accept-loss` goes on without"
             )
-        if (told := _telling(message)).startswith(_LOST):  # by a task of ours
-            return LostRecordsError(told.removeprefix(_LOST))
+        ours, _, told = _telling(message).partition(": ")
+        if ours in _OURS:
+            return _OURS[ours](told)
         if name.rpartition(".")[2] in _RACES:
             return LakeError(
                 f"{what}: another writer changed this table at the same time; run one landing per topic and lake"

@@ -23,6 +23,7 @@ from tests.agents.web.test_server import scenario
 from tests.console import asked_work
 from tests.console.opened import console_settings, opened
 from tests.support.harness import wait_for
+from tests.support.places import ROOT
 
 pytestmark = pytest.mark.process
 
@@ -35,6 +36,12 @@ from tests.console.asked_work import linger
 
 asyncio.run(ChildCalls(600).run(partial(linger, sys.argv[1])))
 """
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the work that is asked for in the modules that a process finds."""
+    monkeypatch.syspath_prepend(str(ROOT))
 
 
 def gone(noted: Path) -> bool:

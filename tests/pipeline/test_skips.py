@@ -130,7 +130,10 @@ def test_every_engine_leaves_out_the_same_from_topic_and_lake(
 def test_what_was_landed_before_it_was_skipped_is_left_out_by_whoever_reads_the_lake(
     spark: SparkSession, source: Source, lake: Path
 ) -> None:
-    land(source.settings, source.topic, str(lake))  # Spark unpacks what holdfast would not
+    with pytest.raises(UnreadableError, match="raise unpacked_batch_bytes"):
+        land(source.settings, source.topic, str(lake))
+    able = replace(source.settings, unpacked_batch_bytes=64 * MIB)
+    land(able, source.topic, str(lake))
     before = source.replay(engine="local", source="bronze", lake=str(lake))
     assert before.records == 11 + 4 * HIDDEN
     source.skip(*source.hidden[:3])

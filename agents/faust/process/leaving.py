@@ -142,7 +142,7 @@ def tell_in_one_line(before: Hook) -> Hook:
 def _place(trace: TracebackType | None) -> str:
     """Return "file:line: " of the last frame that is neither ours nor a library's."""
     libraries = [
-        str(Path(__file__).parents[2]),
+        str(Path(__file__).parents[3]),
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib", "scripts")),
         "<",
     ]

@@ -202,6 +202,7 @@ class MariaDB(DatabaseServer):
             *self._user(),
             *([] if base is None else [f"--basedir={base}"]),
             f"--datadir={self.folder / 'data'}",
+            f"--tmpdir={self.folder}",  # a server that starts removes the temporary tables of all whose folder it shares
             f"--port={self.port}",
             "--bind-address=127.0.0.1",
             "--skip-name-resolve",
