@@ -41,7 +41,9 @@ def sends(broker: SessionBroker, **told: Any) -> closing[Any]:
 
 
 def reads(broker: SessionBroker, *topics: str, **told: Any) -> closing[Any]:
-    told = {"auto_offset_reset": "earliest", "enable_auto_commit": False, "fetch_max_wait_ms": 50, **told}
+    usual = {"auto_offset_reset": "earliest", "enable_auto_commit": False, "fetch_max_wait_ms": 50}
+    # A group that first sees a broker without the topic looks again only when its metadata is old.
+    told = {**usual, "metadata_max_age_ms": 500, **told}
     return closing(KafkaConsumer(*topics, bootstrap_servers=broker.bootstrap, **told))
 
 

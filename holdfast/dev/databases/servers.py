@@ -164,6 +164,7 @@ class MariaDB(DatabaseServer):
             str(install),
             "--no-defaults",
             f"--datadir={self.folder / 'data'}",
+            f"--tmpdir={self.folder}",
             *self._user(),
             "--skip-test-db",
             "--skip-name-resolve",
