@@ -71,7 +71,19 @@ def ran(
     return process.wait(DEADLINE_S), log.read_text()
 
 
-def test_a_forked_worker_begins_as_an_ordinary_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hangup", [signal.SIG_DFL, signal.SIG_IGN], ids=["heeds hangup", "ignores hangup"])
+def test_a_forked_worker_begins_as_an_ordinary_one(hangup: signal.Handlers, tmp_path: Path) -> None:
+    """A server may have begun under `nohup`, and an event loop has heeded SIGHUP here since; or the other way."""
+    for _ in range(fork_server.SEEDS):
+        fork_server._next_server()  # begun by now, with what SIGHUP does now
+    before = signal.signal(signal.SIGHUP, hangup)
+    try:
+        _begins_as_an_ordinary_one(tmp_path)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _begins_as_an_ordinary_one(tmp_path: Path) -> None:
     (one, told), (other, wanted) = (
         ran(start, command("tell"), tmp_path) for start in (fork_server.start, ordinary)
     )

@@ -33,7 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, ClassVar, Protocol
+from typing import IO, Any, ClassVar, NamedTuple, Protocol
 
 from holdfast.dev import parent_death
 from tests.support.places import ROOT
@@ -195,6 +195,15 @@ def _command_server() -> ForkServer:
         return _command_servers[0]
 
 
+class _Request(NamedTuple):
+    """What a server is asked for. *ignores_hangup*: as the process that asks does, by `nohup` or by a test."""
+
+    command: list[str]
+    env: dict[str, str]
+    cwd: str
+    ignores_hangup: bool
+
+
 # --- in the test process
 
 
@@ -243,7 +252,10 @@ class ForkServer:
     ) -> ForkedProcess:
         """Start *command*, which must be one that `start` or `run` forks."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = json.dumps({"command": list(command), "env": dict(env), "cwd": str(cwd)}).encode()
+        asked = _Request(
+            list(command), dict(env), str(cwd), signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        )
+        request = json.dumps(asked._asdict()).encode()
         with theirs:
             socket.send_fds(self._socket, [request], [out.fileno(), errors.fileno(), theirs.fileno()])
         pid = ours.recv(_MESSAGE_BYTES)
@@ -383,9 +395,9 @@ class _Server:
         out, errors, status = *descriptors[:2], socket.socket(fileno=descriptors[2])
         pid = os.fork()
         if pid == 0:
-            request = json.loads(message)
-            self._become(request["env"], request["cwd"], (out, errors), status)
-            return list(request["command"])
+            request = _Request(**json.loads(message))
+            self._become(request, (out, errors), status)
+            return request.command
         os.close(out)
         os.close(errors)
         status.send(str(pid).encode())
@@ -394,9 +406,7 @@ class _Server:
         self._selector.register(ends, selectors.EVENT_READ)
         return None
 
-    def _become(
-        self, env: Mapping[str, str], cwd: str, outputs: tuple[int, int], status: socket.socket
-    ) -> None:
+    def _become(self, request: _Request, outputs: tuple[int, int], status: socket.socket) -> None:
         """Give this child what `subprocess` would give it, and nothing of the server."""
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(parent_death.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -413,10 +423,11 @@ class _Server:
         for standard, output in enumerate(outputs, 1):
             os.dup2(output, standard)
             os.close(output)
-        os.chdir(cwd)
+        os.chdir(request.cwd)
         os.environ.clear()
-        os.environ.update({**env, **self._exported})
+        os.environ.update({**request.env, **self._exported})
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if request.ignores_hangup else signal.SIG_DFL)
 
     def _on_end(self, ends: int) -> None:
         """Report the exit code of a child and leave it a zombie."""
