@@ -132,6 +132,15 @@ def group_of_one(talk: Talk) -> None:
 
 
 @scenario
+def groups_without_a_name(talk: Talk) -> None:
+    for version in (5, 6):
+        talk.ask("DescribeGroups", version, groups=[""])
+    talk.ask("ConsumerGroupDescribe", 1, group_ids=[""])
+    talk.ask("DeleteGroups", 2, groups_names=["", talk.name("nobody")])
+    talk.ask("OffsetDelete", 0, group_id="", topics=[])
+
+
+@scenario
 def group_of_two(talk: Talk) -> None:
     group = talk.name("readers")
     talk.coordinated(group)

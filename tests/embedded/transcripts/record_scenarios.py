@@ -5,10 +5,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import google_crc32c
+
 from holdfast.core.kafka.compression import Compression
 from holdfast.core.kafka.record_batch import (
     CONTROL_BIT,
+    CRC_FROM,
+    HEADER_BYTES,
+    TRANSACTIONAL_BIT,
 )
+from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.transcripts.asking import batch, fetch, produce, scenario
 from tests.embedded.transcripts.talk import Talk
 
@@ -227,3 +233,44 @@ def epochs_and_deletions(talk: Talk) -> None:
     fetch(talk, topic, 3)
     delete(-1)
     fetch(talk, topic, 6)
+
+
+# -- what is refused
+
+
+@scenario
+def refused_without_an_answer(talk: Talk) -> None:
+    """The end of the connection is all that a producer hears which wants no answer."""
+    topic = talk.topic("orders")
+    cut = batch(b"a")[:-1] + b"x"
+    for name, data in ((topic, batch(b"a")), (topic, cut), (talk.name("nowhere"), batch(b"a"))):
+        told = [{"name": name, "partition_data": [{"index": 0, "records": data}]}]
+        with RawClient(talk.endpoint) as client:
+            client.send("Produce", 11, acks=0, timeout_ms=1_000, topic_data=told)
+            try:
+                answer: Any = client.ask("Metadata", 12, topics=[])["brokers"]
+            except ConnectionError:
+                answer = "closed"
+        talk.tell("Metadata 12", answer)
+
+
+@scenario
+def records_that_do_not_fit_their_batch(talk: Talk) -> None:
+    """Of a compacted topic, whose records are looked at."""
+    topic = talk.topic("states", cleanup_policy="compact")
+    good = batch(b"aaaa", b"bbbb")
+    for at, data in ((HEADER_BYTES, b"\x64"), (HEADER_BYTES, b"\x02"), (23, b"\0\0\0\0"), (23, b"\0\0\0\2")):
+        produce(talk, topic, _changed(good, at, data))
+    other = _changed(good, 23, b"\0\0\0\2")
+    produce(talk, topic, _changed(other, 57, b"\0\0\0\3"))
+    produce(talk, topic, good)
+    data = batch(b"a", attributes=TRANSACTIONAL_BIT, producer_id=5, producer_epoch=0, base_sequence=0)
+    produce(talk, talk.topic("orders"), data)
+
+
+def _changed(data: bytes, at: int, part: bytes) -> bytes:
+    """Return a batch with other bytes at *at*, and the checksum of these."""
+    changed = bytearray(data)
+    changed[at : at + len(part)] = part
+    changed[17:21] = int(google_crc32c.value(bytes(changed[CRC_FROM:]))).to_bytes(4, "big")
+    return bytes(changed)

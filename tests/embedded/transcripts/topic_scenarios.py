@@ -15,6 +15,9 @@ def versions(talk: Talk) -> None:
     for version in talk.versions("ApiVersions"):
         talk.ask("ApiVersions", version, client_software_name="raw", client_software_version="1")
     talk.ask("ApiVersions", 4)
+    for name in ("a b", "-a", "a-", "\u00e9", "a\n", "a.b-c"):
+        talk.ask("ApiVersions", 3, client_software_name=name, client_software_version="1")
+        talk.ask("ApiVersions", 3, client_software_name="raw", client_software_version=name)
 
 
 @scenario

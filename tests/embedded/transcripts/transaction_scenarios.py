@@ -10,12 +10,15 @@ from holdfast.core.kafka.record_batch import (
     TRANSACTIONAL_BIT,
 )
 from tests.embedded.transcripts.asking import batch, fetch, produce, scenario
-from tests.embedded.transcripts.talk import Talk
+from tests.embedded.transcripts.talk import Talk, codes_in
+
+UNSTABLE = {88}
+"""The code of an offset whose transaction has no outcome yet."""
 
 # -- transactions
 
 
-class _Producer:
+class BareProducer:
     """A transactional producer of the bare protocol."""
 
     def __init__(self, talk: Talk, name: str) -> None:
@@ -68,7 +71,7 @@ class _Producer:
 @scenario
 def transactions(talk: Talk) -> None:
     topic = talk.topic("orders")
-    one = _Producer(talk, "writer")
+    one = BareProducer(talk, "writer")
     one.send(topic, b"unannounced")
     one.send(topic, b"unannounced", 10)
     for version in range(4):
@@ -121,7 +124,7 @@ def transactions(talk: Talk) -> None:
 @scenario
 def transactions_of_the_new_protocol(talk: Talk) -> None:
     topic = talk.topic("orders")
-    one = _Producer(talk, "writer")
+    one = BareProducer(talk, "writer")
     one.end(True, 5)
     one.end(False, 5)
     one.describe()
@@ -148,7 +151,7 @@ def fenced(talk: Talk) -> None:
     topic = talk.topic("orders")
     for version in talk.versions("InitProducerId"):
         talk.until("InitProducerId", version, transactional_id=None, transaction_timeout_ms=1000)
-    one = _Producer(talk, "writer")
+    one = BareProducer(talk, "writer")
     old = dict(one.named)
     one.add(topic)
     one.send(topic, b"a")
@@ -180,7 +183,7 @@ def fenced(talk: Talk) -> None:
 def offsets_of_transactions(talk: Talk) -> None:
     topic, group = talk.topic("orders"), talk.name("readers")
     talk.coordinated(group)
-    one = _Producer(talk, "writer")
+    one = BareProducer(talk, "writer")
 
     def commit(offset: int, version: int = 3, **more: Any) -> None:
         told = {"partition_index": 0, "committed_offset": offset, "committed_metadata": "m"}
@@ -217,11 +220,125 @@ def offsets_of_transactions(talk: Talk) -> None:
     talk.ask("AddOffsetsToTxn", 1, group_id=group, **{**one.named, "producer_epoch": one.epoch - 1})
 
 
+class BareCommits:
+    """Offsets of one group and topic: committed at once, or by a transaction."""
+
+    def __init__(self, talk: Talk, name: str) -> None:
+        self.talk, self.topic, self.group = talk, talk.topic(name), talk.name(name)
+        talk.coordinated(self.group)
+
+    def plain(self, offset: int) -> None:
+        told = {"partition_index": 0, "committed_offset": offset, "committed_metadata": ""}
+        member: dict[str, Any] = {"generation_id_or_member_epoch": -1, "member_id": ""}
+        self.talk.until(
+            "OffsetCommit",
+            9,
+            group_id=self.group,
+            topics=[{"name": self.topic, "partitions": [told]}],
+            **member,
+        )
+
+    def by(self, producer: BareProducer, offset: int) -> None:
+        told = {"partition_index": 0, "committed_offset": offset, "committed_metadata": ""}
+        member = {"generation_id": -1, "member_id": "", **producer.named}
+        self.talk.until("AddOffsetsToTxn", 3, group_id=self.group, **producer.named)
+        topics = [{"name": self.topic, "partitions": [told]}]
+        self.talk.until("TxnOffsetCommit", 3, group_id=self.group, topics=topics, **member)
+
+    def look(self, *, stable: bool = False) -> None:
+        asked = [{"group_id": self.group, "topics": [{"name": self.topic, "partition_indexes": [0]}]}]
+        self.talk.ask("OffsetFetch", 9, groups=asked, require_stable=stable)
+
+    def settle(self) -> None:
+        """Wait until no transaction without an outcome has an offset."""
+        asked = [{"group_id": self.group, "topics": [{"name": self.topic, "partition_indexes": [0]}]}]
+        until_s = time.monotonic() + 10
+        while UNSTABLE & codes_in(self.talk.quietly("OffsetFetch", 9, groups=asked, require_stable=True)):
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+
+
+def ended(producer: BareProducer) -> None:
+    producer.end(True)
+    producer.describe()
+
+
+@scenario
+def the_offset_counts_that_was_written_last(talk: Talk) -> None:
+    """Not the one whose transaction was decided last."""
+    commits, one, other = BareCommits(talk, "orders"), BareProducer(talk, "one"), BareProducer(talk, "other")
+    commits.by(one, 5)
+    commits.plain(9)
+    ended(one)
+    commits.look(stable=True)
+    commits.by(one, 20)
+    commits.by(other, 30)
+    ended(other)
+    ended(one)
+    commits.look(stable=True)
+
+
+@scenario
+def offsets_that_are_deleted_while_in_doubt(talk: Talk) -> None:
+    """They go, whatever becomes of their transactions."""
+    of_group, of_topic, by_name = (BareCommits(talk, each) for each in ("groups", "topics", "names"))
+    writer = BareProducer(talk, "writer")
+    for each in (of_group, of_topic, by_name):
+        each.by(writer, 5)
+    talk.ask("DeleteGroups", 2, groups_names=[of_group.group])
+    named = [{"name": by_name.topic, "partitions": [{"partition_index": 0}]}]
+    by_name.plain(3)
+    talk.ask("OffsetDelete", 0, group_id=by_name.group, topics=named)
+    talk.ask("DeleteTopics", 6, topics=[{"name": of_topic.topic}], timeout_ms=10_000)
+    of_topic.settle()
+    for each in (of_group, of_topic, by_name):
+        each.look(stable=True)
+    ended(writer)
+    for each in (of_group, of_topic, by_name):
+        each.look()
+    talk.ask("DescribeGroups", 5, groups=[of_group.group])
+
+
+@scenario
+def going_on_after_an_abort(talk: Talk) -> None:
+    """A producer that starts again with a transaction open, and says who it is (KIP-360)."""
+    topic = talk.topic("orders")
+    for version in (11, 12):
+        one = BareProducer(talk, f"writer-{version}")
+        if version == 11:
+            one.add(topic)
+        one.send(topic, b"a", version)
+        who = {"producer_id": one.id, "producer_epoch": one.epoch}
+        talk.ask("InitProducerId", 5, transactional_id=one.name, transaction_timeout_ms=60_000, **who)
+        one.describe()
+        for _ in range(2):
+            one.start(**who)
+        one.describe()
+        one.start()
+        one.start(**who)
+        one.describe()
+
+
+@scenario
+def transactions_by_pattern(talk: Talk) -> None:
+    nobody = talk.name("nobody")
+    for pattern in ("(", "a{99999999999}", "*", f"{nobody}+"):
+        talk.ask("ListTransactions", 2, duration_filter=-1, transactional_id_pattern=pattern)
+    topics = [{"name": "__consumer_offsets", "partitions": [0]}]
+    told: dict[str, Any] = {"transactional_id": nobody, "producer_id": 1, "producer_epoch": 1}
+    talk.ask(
+        "AddPartitionsToTxn",
+        3,
+        v3_and_below_topics=topics,
+        **{f"v3_and_below_{name}": value for name, value in told.items()},
+    )
+
+
 @scenario
 def internal_topics(talk: Talk) -> None:
     group = talk.name("readers")
     talk.coordinated(group)
-    _Producer(talk, "writer")
+    BareProducer(talk, "writer")
     for topic in ("__consumer_offsets", "__transaction_state"):
         talk.until("Metadata", 12, topics=[{"name": topic}])
         told = {"resource_type": 2, "resource_name": topic, "configuration_keys": None}
