@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from holdfast.clock import ManualClock
 from holdfast.dev import ports
 from holdfast.dev.broker.cluster import Cluster, Credentials
 from holdfast.embedded.kafka import EmbeddedKafka
@@ -28,15 +30,20 @@ _AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 _REQUEST = re.compile(r'Request [^"]* needs')
 """Kafka shows a request that is forbidden as Java shows it."""
 _LOGIN = "org.apache.kafka.common.security"
+SESSION_MS = 4_000
+"""How long a session lives on the listener without TLS."""
 
 
 class Guarded(NamedTuple):
-    """Where such a broker listens: for users by SASL over TLS, without TLS, and for certificates of clients."""
+    """Where such a broker listens: for users by SASL over TLS, without TLS (there sessions end), and for certificates of
+    clients. *pass_time* has a number of milliseconds go by there.
+    """
 
     sasl_ssl: str
     sasl_plaintext: str
     ssl: str
     authority: Path
+    pass_time: Callable[[int], None]
 
 
 class GuardedKafka:
@@ -56,6 +63,7 @@ class GuardedKafka:
             "controller.quorum.voters": f"1@127.0.0.1:{control}",
             "listener.security.protocol.map": "CLIENT:SASL_SSL,CONTROLLER:SSL,BARE:SASL_PLAINTEXT,MUTUAL:SSL",
             "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+            "listener.name.bare.connections.max.reauth.ms": str(SESSION_MS),
             "listener.name.mutual.ssl.client.auth": "required",
             "listener.name.mutual.ssl.truststore.type": "PEM",
             "listener.name.mutual.ssl.truststore.location": str(TLS / "ca.pem"),
@@ -81,7 +89,8 @@ class GuardedKafka:
     def __enter__(self) -> Guarded:
         self._cluster.start()
         client, _, bare, mutual = (f"127.0.0.1:{each}" for each in self._ports)
-        return Guarded(client, bare, mutual, Path(self._cluster.client_config()["ssl.ca.location"]))
+        authority = Path(self._cluster.client_config()["ssl.ca.location"])
+        return Guarded(client, bare, mutual, authority, lambda by_ms: time.sleep(by_ms / 1000))
 
     def __exit__(self, *_: object) -> None:
         self._cluster.stop()
@@ -117,6 +126,10 @@ class GuardedTalk(Talk):
         """Return a connection that has not shown who it is."""
         return RawClient(self.guarded.sasl_ssl, tls=trust(self.guarded.authority))
 
+    def in_sessions(self) -> RawClient:
+        """Return a connection, to where sessions end, that has not shown who it is."""
+        return RawClient(self.guarded.sasl_plaintext)
+
     def with_certificate(self, name: str) -> RawClient:
         """Return a connection that has shown the certificate *name*."""
         return RawClient(self.guarded.ssl, tls=trust(self.guarded.authority, name))
@@ -135,9 +148,12 @@ def guarded_embedded() -> Iterator[Guarded]:
     tls = EmbeddedTls(certificate=TLS / "server.pem", key=TLS / "server-key.pem", authority=TLS / "ca.pem")
     mutual = msgspec.structs.replace(tls, clients=TLS / "ca.pem")
     more: dict[str, Any] = {"acls": (), "super_users": SUPER_USERS, "seed": 1}
+    clock = ManualClock(now_ms=1_700_000_000_000)
+    clock.advance_ms(60_000)  # since it began, as for a broker that has started
     with (
         EmbeddedKafka(users=PASSWORDS, tls=tls, **more) as one,
-        EmbeddedKafka(users=PASSWORDS, **more) as bare,
+        EmbeddedKafka(users=PASSWORDS, reauth_ms=SESSION_MS, **more) as bare,
         EmbeddedKafka(tls=mutual, **more) as third,
     ):
-        yield Guarded(one.bootstrap, bare.bootstrap, third.bootstrap, tls.authority)
+        bare.cluster.clock = clock
+        yield Guarded(one.bootstrap, bare.bootstrap, third.bootstrap, tls.authority, clock.advance_ms)

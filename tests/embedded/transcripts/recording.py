@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.embedded.transcripts import guarded_scenarios
 from tests.embedded.transcripts.guarded import Guarded, GuardedKafka, GuardedTalk
+from tests.embedded.transcripts.guarded_sessions import SCENARIOS as GUARDED_SCENARIOS
 from tests.embedded.transcripts.scenarios import SCENARIOS
 from tests.embedded.transcripts.talk import Talk
 from tests.support.places import TESTDATA
@@ -39,7 +39,7 @@ def told_guarded(guarded: Guarded, name: str) -> list[str]:
     """Return the transcript of one of the guarded scenarios."""
     talk = GuardedTalk(guarded)
     try:
-        guarded_scenarios.SCENARIOS[name](talk)
+        GUARDED_SCENARIOS[name](talk)
     finally:
         talk.close()
     return talk.lines
@@ -66,7 +66,7 @@ def main(endpoint: str) -> None:
     if endpoint != "guarded":
         return record(RECORDED, SCENARIOS, lambda name: told(endpoint, name))
     with TemporaryDirectory() as folder, GuardedKafka(Path(folder)) as guarded:
-        record(GUARDED, guarded_scenarios.SCENARIOS, lambda name: told_guarded(guarded, name))
+        record(GUARDED, GUARDED_SCENARIOS, lambda name: told_guarded(guarded, name))
     return None
 
 

@@ -10,8 +10,8 @@ import pytest
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.embedded.apis.handlers import HANDLERS
 from holdfast.embedded.kafka import EmbeddedKafka
-from tests.embedded.transcripts import guarded_scenarios
 from tests.embedded.transcripts.guarded import Guarded, GuardedKafka, guarded_embedded
+from tests.embedded.transcripts.guarded_sessions import SCENARIOS as GUARDED_SCENARIOS
 from tests.embedded.transcripts.recording import GUARDED, recorded, told, told_guarded
 from tests.embedded.transcripts.scenarios import SCENARIOS
 
@@ -32,7 +32,7 @@ def guarded() -> Iterator[Guarded]:
         yield found
 
 
-@pytest.mark.parametrize("name", guarded_scenarios.SCENARIOS)
+@pytest.mark.parametrize("name", GUARDED_SCENARIOS)
 def test_the_embedded_broker_guards_as_kafka_did(guarded: Guarded, name: str) -> None:
     assert told_guarded(guarded, name) == recorded(GUARDED)[name]
 
@@ -41,7 +41,7 @@ def test_the_embedded_broker_guards_as_kafka_did(guarded: Guarded, name: str) ->
 @pytest.mark.broker
 def test_kafka_guards_as_it_did(tmp_path: Path) -> None:
     with GuardedKafka(tmp_path) as kafka:
-        for name in guarded_scenarios.SCENARIOS:
+        for name in GUARDED_SCENARIOS:
             assert told_guarded(kafka, name) == recorded(GUARDED)[name], name
 
 
