@@ -16,7 +16,7 @@ from aiohttp import web
 from mode import Service
 
 from holdfast.agents import descriptors
-from holdfast.agents.metrics import Metrics, age_bound_ms, behind
+from holdfast.agents.metrics import Metrics, age_bound_ms, behind, source_positions
 from holdfast.agents.serving import UNKNOWN, Replica, Serving
 from holdfast.agents.web.access import Access
 from holdfast.agents.web.bounding import bounded, size_of_row, size_of_value
@@ -305,6 +305,7 @@ class _Tables:
                     "stream_ms": replica.stream_ms,
                     "approximate_rows": replica.approximate_rows(),
                     **self._progress(replica),
+                    **self._emitted(replica),
                 }
                 for replica in held
             ],
@@ -315,6 +316,12 @@ class _Tables:
         told: dict[str, Any] = {}
         if replica.source_end != UNKNOWN:
             told["behind"] = behind(replica)
+            if replica.processor.on is not None:
+                told["behind_of"] = {
+                    topic: max(0, end - applied - 1)
+                    for topic, applied, end in source_positions(replica)
+                    if end != UNKNOWN
+                }
         if replica.role == "standby" and (age_ms := age_bound_ms(replica, self._clock.now_ms())) is not None:
             told["age_ms"] = age_ms
         if (
@@ -322,6 +329,13 @@ class _Tables:
         ):  # the client library has a number of its own for what it does not know
             told["changelog"] = {"next": replica.changelog_next, "end": replica.changelog_end}
         return told
+
+    def _emitted(self, replica: Replica) -> dict[str, Any]:
+        """Return how many records this worker has emitted from the partition to each topic since it started."""
+        if not replica.active or not replica.processor.emits:
+            return {}
+        counts = self._metrics.partition(replica.processor.name, replica.partition).emitted_to
+        return {"emitted": {str(topic): counts[str(topic)] for topic in replica.processor.emits}}
 
     # -- the reads
 
