@@ -15,6 +15,7 @@ import msgspec
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings, is_loopback
 from holdfast.console.access import RequestDenied
+from holdfast.console.place import ConsolePlace
 from holdfast.web.headers import is_secret
 
 T = TypeVar("T")
@@ -74,14 +75,14 @@ class PendingSignIn:
 class OpenIdSignIn:
     """Sends people to the provider, and knows who comes back. Use it with `async with`."""
 
-    def __init__(self, settings: Settings, *, clock: Clock = system_clock) -> None:
+    def __init__(self, settings: Settings, place: ConsolePlace, *, clock: Clock = system_clock) -> None:
         import authlib  # noqa: F401  what is missing is told when the console starts, not when the first person signs in
 
         assert settings.console_oidc_issuer is not None
         self._settings, self._clock = settings, clock
         self._issuer = settings.console_oidc_issuer
         self._client = settings.console_oidc_client or ""
-        self._redirect = f"{settings.console_address.rstrip('/')}{BACK}"
+        self._redirect = f"{place.url.rstrip('/')}{BACK}"
         self._pending: dict[str, PendingSignIn] = {}
         self._provider: tuple[float, OpenIdProvider] | None = None
         self._keys: tuple[float, ProviderKeys] | None = None
