@@ -133,10 +133,10 @@ class ConsoleAccess:
         given = bearer(request)
         if given is None or self._token is None:
             return False
-        self._wrong.refuse("bearer", _peer(request))
+        self._wrong.refuse("bearer", peer_of_request(request))
         if is_secret(given, self._token):
             return True
-        self._wrong.note("bearer", _peer(request))
+        self._wrong.note("bearer", peer_of_request(request))
         return False
 
     def session(self, request: web.Request) -> ConsoleSession | None:
@@ -155,10 +155,10 @@ class ConsoleAccess:
 
         Whoever may act says *who* that is.
         """
-        self._wrong.refuse("sign-in", _peer(request))
+        self._wrong.refuse("sign-in", peer_of_request(request))
         acts, who = is_secret(given, self._acting), who.strip()
         if not acts and not is_secret(given, self._token):
-            self._wrong.note("sign-in", _peer(request))
+            self._wrong.note("sign-in", peer_of_request(request))
             raise RequestDenied(403, "That is no token of this console.")
         if acts and not (1 <= len(who) <= LIMIT_WHO and who.isprintable()):
             raise RequestDenied(
@@ -253,7 +253,8 @@ def _is_named(name: str, patterns: str | None) -> bool:
     return any(re.fullmatch(each, name.lower()) for each in escaped)
 
 
-def _peer(request: web.Request) -> str:
+def peer_of_request(request: web.Request) -> str:
+    """Return whom a request counts for, "" where it has left."""
     return peer_of(request.remote) if request.remote else ""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from holdfast.console.access import ConsoleAccess, RequestDenied
+from holdfast.console.access import ConsoleAccess, RequestDenied, peer_of_request
 from holdfast.console.openid import PENDING_S, OpenIdSignIn
 
 Html = Callable[[web.Request, str, Mapping[str, Any], int], web.Response]
@@ -23,7 +23,7 @@ class ProviderViews:
     async def go(self, request: web.Request) -> web.Response:
         """Send a browser to the provider, with a cookie by which it is known when it comes back."""
         try:
-            address, browser = await self._openid.begin()
+            address, browser = await self._openid.begin(peer_of_request(request))
         except RequestDenied as denied:
             return self._denied(request, denied)
         response = web.Response(status=303, headers={"Location": address})
