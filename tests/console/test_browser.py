@@ -322,6 +322,24 @@ def test_what_came_last_while_text_was_selected_is_shown_afterwards(tab: Tab) ->
     expect(page.locator("#live")).to_have_text("It was killed.")
 
 
+def test_a_page_that_nobody_sees_leaves_its_connection_to_others(tab: Tab, system: System) -> None:
+    """More pages of one browser than it opens connections: those that are hidden do not keep a new one from loading, and go on once seen."""
+    hide = """seen => { Object.defineProperty(document, 'visibilityState', {value: seen ? 'visible' : 'hidden', configurable: true});
+        document.dispatchEvent(new Event('visibilitychange')); }"""
+    pages = [tab.context.new_page() for _ in range(6)]
+    for page in pages:
+        page.goto("/workers")
+        expect(page.locator("#live-state")).to_have_text("Live")
+    for page in pages:
+        page.evaluate(hide, False)
+    for page in pages:
+        expect(page.locator("#live-state")).to_contain_text("Paused at")
+    tab.open("/tables")
+    expect(tab.page.locator("#live-state")).to_have_text("Live")
+    pages[0].evaluate(hide, True)
+    expect(pages[0].locator("#live-state")).to_have_text("Live")
+
+
 def test_what_flows_along_every_arrow_is_told(tab: Tab, system: System) -> None:
     page, topic, writer = (
         tab.open("/topology"),
