@@ -367,7 +367,9 @@ def test_a_page_that_needs_an_extra_that_it_does_not_name_is_found(
     assert beyond(f"`pip install 'holdfast[worker,spark]'`\n{shown}") == []
     page = tmp_path / "page.md"
     page.write_text("    pip install 'holdfast[lake]'\n```python\nfrom holdfast import create_app\n```\n")
-    with pytest.raises(AssertionError, match=r"create_app.*needs faust.*pip install 'holdfast\[worker\]'"):
+    with pytest.raises(
+        AssertionError, match=r"holdfast.agents.app needs faust, .*pip install 'holdfast\[worker\]'"
+    ):
         run(str(installations.of_page(page).python), "-c", "from holdfast import create_app", cwd=tmp_path)
 
 
