@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -295,10 +296,9 @@ def test_where_a_partition_stood_is_found_in_files_that_overlap(
     def joined_by_size(name: str, path: str) -> Any:
         of = made(name, path)
         if name == ENDS:
-            # The rows of the first and the last file in one: the reader is given both as if they were.
-            files = sorted(of.files[0], key=lambda each: each.last)
-            late = [each._replace(last=files[-1].last) for each in files[:1]]
-            of.files[0][:] = [*late, *files[1:]]
+            # The first file reaches as late as the last: it stands for both, joined.
+            first, *others = sorted(of.files[0], key=lambda each: each.last or 0)
+            return replace(of, files={0: [first._replace(last=others[-1].last), *others]})
         return of
 
     monkeypatch.setattr(lag_join, "_input", joined_by_size)
