@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from holdfast.core.kafka.wire import WireReader, WireReason
-from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.apis.call import Call, Fields, HangUp
 from holdfast.embedded.apis.handlers import (
     API_VERSIONS,
     HANDLERS,
@@ -172,6 +172,9 @@ class KafkaConnection(asyncio.Protocol):
                 return self.close()
             except SaslRefusal:
                 return self.close()
+            except HangUp as reason:
+                logger.info("%(reason)s: the connection is closed", {"reason": reason})
+                return self._hang_up()
             except Exception:
                 logger.exception("a request could not be answered: the connection is closed")
                 return self.close()
