@@ -22,7 +22,10 @@ _ERRORS = (" ERROR ", " FATAL ", "Exception in thread ")
 _ENDED = tuple(f" is now {state}" for state in ("EXITED", "FAILED", "LOST", "KILLED"))
 _AWAITED = ("Initial job has not accepted any resources",)
 GONE = "Py4JNetworkError"
-_OURS = {f"{each.__module__}.{each.__qualname__}": each for each in (LostRecordsError, UnreadableError)}
+_OURS = {
+    f"{each.__module__}.{each.__qualname__}": each
+    for each in (LostRecordsError, UnreadableError, LakeError, PipelineError)
+}
 """What our own tasks may end with: the same error as in this process."""
 _CUT_OFF = "An error occurred while calling "
 """How py4j's plain error begins when the JVM has ended in the middle of a call; an answer has a trace with it."""

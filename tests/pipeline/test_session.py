@@ -13,7 +13,14 @@ import pytest
 
 from holdfast.class_archive import ClassArchive
 from holdfast.config import Settings
-from holdfast.errors import ConfigError, LakeError, SparkError
+from holdfast.errors import (
+    ConfigError,
+    LakeError,
+    LostRecordsError,
+    PipelineError,
+    SparkError,
+    UnreadableError,
+)
 from holdfast.jars import spark_jars
 from holdfast.pipeline.spark import session
 from holdfast.pipeline.spark.errors import failed, in_log, session_failed, with_log
@@ -259,6 +266,13 @@ def test_a_workers_traceback_is_cut_to_its_last_line() -> None:
         == "t: the Python of a worker has no module shop: install it there, or set spark.pyspark.python to one of this driver's version that has this "
         "package's dependencies"
     )
+
+
+@pytest.mark.parametrize("kind", [LakeError, LostRecordsError, UnreadableError, PipelineError])
+def test_an_error_of_ours_in_a_task_is_the_same_error_here(kind: type[PipelineError]) -> None:
+    trace = f"Traceback (most recent call last):\n  File x\nholdfast.errors.{kind.__name__}: no: more\n"
+    told = failed(spark_failure(Java("PythonException", trace)), "t")
+    assert (type(told), str(told)) == (kind, "no: more")
 
 
 def test_a_worker_of_another_python_is_told_with_its_cure() -> None:
