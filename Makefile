@@ -77,7 +77,7 @@ test: $(READY) ## all tests, on a real broker and Spark (JOBS=2 for two processe
 fast: $(READY) ## the tests that need no broker, database, Spark or other process: while you work
 	@echo "== fast"
 	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.2 $(RUN)/python -P -m pytest -q -m "not broker and not spark and not database and not process and not browser and not slow" \
-		--numprocesses=4 --dist=load --durations=10 $(ARGS)
+		--numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(READY) ## every decoder of bytes from outside against any bytes (SEED=7 BUDGET=20000 inputs for each)
@@ -119,6 +119,9 @@ ifeq ($(SEED),)
 		tests/core/engine/fold/test_folding_model.py tests/core/engine/state/test_rows.py tests/core/claims/test_properties.py \
 		tests/core/streams/windowing/test_windows_by_oracle.py tests/core/streams/windowing/test_windows_remembered.py \
 		tests/core/streams/joins/test_joins_by_oracle.py tests/core/streams/joins/test_join_foreign.py $(ARGS)
+	@echo "== folds of topologies, under two more hash seeds"
+	@$(RUN)/python -P -m pytest -q --fold-hash-seeds=2 tests/testing/test_*topolog*.py tests/testing/test_globals.py tests/testing/test_several_sources.py \
+		tests/testing/test_event_timers.py tests/core/streams/test_*.py tests/core/streams/joins/test_join_examples.py $(ARGS)
 	@echo "== simulation, owners, versions, clocks and globals of several sources"
 	@$(RUN)/python -P -m pytest -q -m slow --timeout=3600 tests/choices $(ARGS)
 endif

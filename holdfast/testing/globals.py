@@ -7,13 +7,25 @@ from typing import Any
 
 from holdfast.core.engine.declared.global_tables import Global, globals_by_name
 from holdfast.core.engine.fold.stepping import Refused
-from holdfast.core.engine.merge.global_copies import GlobalCopy, GlobalLog, GlobalView, OpenLogs
+from holdfast.core.engine.merge.global_copies import GlobalCopy, GlobalLog, GlobalView, OpenLogs, key_in_part
 from holdfast.core.engine.state.codec import ROW, RowCodec, text_key
 from holdfast.core.engine.state.global_rows import Vector
+from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.testing.logs import TopicLogs, TopicRecord, batch_of, batches_of
+from holdfast.testing.notes import Notes
 
 REPLAY_RECORDS = 3
 """How many records of a global's log a replay reads at once."""
+
+
+class _LastPuts(DictStore):
+    """The rows of a copy, and what the last record has changed."""
+
+    last: Sequence[tuple[bytes, bytes | None]] = ()
+
+    def apply(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None:
+        self.last = [*puts]
+        super().apply(self.last)
 
 
 class KitGlobals:
@@ -23,7 +35,7 @@ class KitGlobals:
         self._logs = logs
         self.refused: list[Refused] = []
         self.copies = {
-            name: GlobalCopy(each, None, self._note) for name, each in globals_by_name(reads).items()
+            name: GlobalCopy(each, _LastPuts(), self._note) for name, each in globals_by_name(reads).items()
         }
 
     def _note(self, partition: int, refused: Refused) -> None:
@@ -38,7 +50,7 @@ class KitGlobals:
         """Return the name of a global that is folded from *topic*."""
         return next(name for name, each in self.copies.items() if each.table.topic == topic)
 
-    def apply(self, record: TopicRecord) -> list[tuple[str, Refused]]:
+    def apply(self, record: TopicRecord, notes: Notes | None = None) -> list[tuple[str, Refused]]:
         """Fold a record into the globals of its topic; return what was refused, by the name of the global."""
         refused: list[tuple[str, Refused]] = []
         for name, copy in self.copies.items():
@@ -46,6 +58,10 @@ class KitGlobals:
                 self.refused.clear()
                 copy.apply(record.partition, batch_of(copy.inputs, [record]))
                 refused += [(name, each) for each in self.refused]
+                if notes is not None:
+                    assert isinstance(copy.store, _LastPuts)
+                    puts = [(key_in_part(key), value) for key, value in copy.store.last]
+                    notes.of_global(name, record, puts, self.refused)
         return refused
 
     def rows(self, name: str) -> dict[str, Any]:

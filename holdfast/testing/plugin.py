@@ -6,6 +6,9 @@
 - ``holdfast_broker`` and ``fresh_topic``: a real broker for the session, and topics of it; see
   `holdfast.dev.fixtures`.
 
+Tests that made a `Topology`, by the fixture or themselves, run again under another hash seed: see `holdfast.testing.hash_seeds`;
+``--fold-hash-seeds 0`` leaves that out.
+
 No Kafka client is imported until a test asks for a broker.
 """
 
@@ -18,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.testing import hash_seeds
 from holdfast.testing.topology import Topology
 
 if TYPE_CHECKING:
@@ -28,13 +32,20 @@ MakeTopology = Callable[..., Topology]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of ``embedded_kafka``."""
-    parser.getgroup("holdfast").addoption(
+    """Add the options of ``embedded_kafka`` and of the tests of topologies."""
+    group = parser.getgroup("holdfast")
+    hash_seeds.add_options(group)
+    group.addoption(
         "--embedded-kafka-folder",
         type=Path,
         metavar="F",
         help="keep what the embedded Kafka of the fixture embedded_kafka holds in this folder",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have tests of topologies run again under another hash seed."""
+    hash_seeds.register(config)
 
 
 @pytest.fixture

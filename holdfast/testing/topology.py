@@ -21,6 +21,7 @@ from holdfast.core.streams.windowing.rows import WindowResult, windows_of
 from holdfast.errors import Later, StoppedError, TopologyError
 from holdfast.testing.globals import KitGlobals
 from holdfast.testing.logs import TopicLogs, TopicRecord, as_bytes
+from holdfast.testing.notes import notes_if_taken
 from holdfast.testing.runs import MergedRun, PartitionRun, open_run
 from holdfast.testing.schemas import KitSchemas
 
@@ -64,7 +65,8 @@ class Topology:
     Every record is folded by a worker that goes on and by one that restarts before it, and the whole log is
     replayed in transactions of other sizes at the end of the `with` block (or by `check`).
     ImpureFoldError when the three differ: then the fold uses a clock, chance or state of its own. All three run in
-    one process, so what depends on its hash seed is not seen: sort sets of text, and do not call `hash` on it.
+    one process, so what depends on its hash seed is not seen there: pytest runs the test in a second process, under
+    another seed, and fails where the two differ (`holdfast.testing.hash_seeds`).
     What a fold raises Later for is `waiting`, and all that follows it in its partition, until it is folded by `go_on`.
     Where a processor is declared with `on_error="stop"`, what would be refused is in `stopped` until `skip` has it
     refused.
@@ -106,6 +108,7 @@ class Topology:
         self._held_globals = deque[TopicRecord]()
         self._global_cause: Later | None = None
         self._now_ms = start_ms
+        self._notes = notes_if_taken()
         self.refused: list[RefusedRecord] = []
         """What was refused, in order; a test that expects none says so: `assert not topology.refused`."""
 
@@ -173,7 +176,7 @@ class Topology:
         while self._held_globals:
             record = self._held_globals[0]
             try:
-                refused = self._globals.apply(record)
+                refused = self._globals.apply(record, self._notes)
             except Later as later:
                 self._global_cause = later
                 return
@@ -201,6 +204,15 @@ class Topology:
             if run.cause is not None:
                 break
             if changes is not None:
+                if self._notes is not None:
+                    self._notes.step(
+                        processor.name,
+                        run.partition,
+                        first,
+                        puts=changes.puts,
+                        emits=changes.emits,
+                        refused=changes.refused,
+                    )
                 record = None if isinstance(first, int) else first
                 self.refused += [self._told(processor, record, each) for each in changes.refused]
                 appended += self._emitted(processor, run.partition, changes)

@@ -156,6 +156,10 @@ def test_settings_count(run: Run, tmp_path: Path) -> None:
     [
         (("--partitions", "8", "--retention", "forever"), "--retention 'forever': write a duration"),
         (("--partitions", "8", "--records-per-s", "inf"), "records_per_s is inf: write a number"),
+        (
+            ("--partitions", "8", "--records-per-s", "1e308", "--fold-us", "1e5"),
+            "records_per_s is 1e+308: write a number",
+        ),
         (("--partitions", "8", "--claim-members", "3"), "tell how many members share how many partitions"),
         (("--partitions", "0"), "Invalid value for '--partitions'"),
         ((), "Missing option '--partitions'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.landed_trimming import LandedTopics
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions
+from holdfast.pipeline.trimming import PartitionTrim
 from holdfast.pipeline.verify import verify
 
 ORDERS, WAIT_S = 7, 20.0
@@ -160,6 +161,25 @@ def test_a_landing_that_follows_trims_again_and_again_and_tells_of_what_it_canno
     count = len(said)
     assert not any(each.name == "holdfast-trim" for each in threading.enumerate())
     assert len(said) == count
+
+
+def test_a_store_that_fails_ends_no_trimming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trims = LandedTopics(Settings(app="shop", data_dir=tmp_path), [], str(tmp_path / "lake"))
+    answers, told, went = iter([OSError("store is away"), ValueError("odd")]), list[str](), threading.Event()
+
+    def trim(topics: Iterable[str]) -> list[PartitionTrim]:
+        if (error := next(answers, None)) is not None:
+            raise error
+        went.set()
+        return []
+
+    monkeypatch.setattr(trims, "trim", trim)
+    with trims.trimmed(lambda: ["orders"], told.append, every_s=0.001):
+        assert went.wait(WAIT_S)
+    assert told == [
+        "orders is not trimmed, and grows: OSError('store is away')",
+        "orders is not trimmed, and grows: ValueError('odd')",
+    ]
 
 
 def test_nothing_is_compared_where_nothing_may_go_and_all_is_before_anything_goes(shop: Shop) -> None:

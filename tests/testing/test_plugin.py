@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -35,7 +36,7 @@ def test_words(topology):
 """
 
 
-def ran(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+def ran(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run a test of a user's in *folder*."""
     (folder / "test_mine.py").write_text(program)
     return subprocess.run(
@@ -46,14 +47,15 @@ def ran(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
             "pytest",
             "-q",
             "-p",
-            "no:holdfast",  # the entry point's, which a checkout may not have installed yet
-            "-p",
             "holdfast.testing.plugin",
             "-p",
             "no:cacheprovider",
+            *options,
             ".",
         ],
         cwd=folder,
+        # No other plugins, and not by the entry point, which a checkout may not have installed yet.
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -7,9 +7,9 @@ records on an ordinary machine: measure your own fold, and set *fold_us*.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from math import ceil, isfinite
+from math import ceil
 
 from holdfast.agents.descriptors import needed
 from holdfast.agents.faust.rebalancing.telling import LIMIT_TOLD_BYTES
@@ -20,6 +20,8 @@ from holdfast.errors import ConfigError
 
 MEGABYTE = 1_000_000
 DAY_S = 86_400
+LIMIT = 1e15
+"""Of every number of a load: what is made of them stays a number."""
 
 # Workers (bench.sizing).
 BASE_BYTES = 94 * MEGABYTE
@@ -93,9 +95,10 @@ class Load:
         for name in ("partitions", "workers", "brokers", "sources"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it is at least 1")
-        for name in ("records_per_s", "changes", "emits", "fold_us"):
-            if not isfinite(getattr(self, name)):
-                raise ConfigError(f"{name} is {getattr(self, name)}: write a number")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None and not 0 <= value <= LIMIT:  # no number is in no range either
+                raise ConfigError(f"{each.name} is {value}: write a number from 0 to {LIMIT:.0e}")
         if bool(self.claim_members) != bool(self.claim_partitions):
             raise ConfigError(
                 "claim_members and claim_partitions belong together: tell how many members share how many partitions, or neither"

@@ -56,6 +56,15 @@ def key_in_copy(partition: int, key: bytes) -> bytes:
     return _prefix(partition) + key
 
 
+def key_in_part(key: bytes) -> bytes:
+    """Return the stored key that lies under *key* in a copy's store.
+
+    >>> key_in_part(key_in_copy(7, b"\\x02ada"))
+    b'\\x02ada'
+    """
+    return key[len(_prefix(0)) :]
+
+
 class PartStore:
     """The rows of one partition of a copy, under the keys that they would have in a store of their own."""
 
