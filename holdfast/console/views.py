@@ -31,7 +31,7 @@ from holdfast.console.pages import (
 )
 from holdfast.console.pages.page import ConsolePage
 from holdfast.console.provider_views import ProviderViews
-from holdfast.console.showing.rendering import ASSETS, asset, render
+from holdfast.console.showing.rendering import ASSETS, asset, render, style_hash
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ GONE_S = 0.5
 FIRST_LOOK_S = 5.0
 HTML = "text/html; charset=utf-8"
 SECURITY = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "Content-Security-Policy": f"default-src 'none'; script-src 'self'; style-src 'self' {style_hash()}; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",

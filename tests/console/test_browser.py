@@ -383,6 +383,19 @@ def test_a_workers_own_port_has_the_same_pages(browser: Browser, system: System)
     assert tab.complaints == []
 
 
+def test_a_page_is_painted_once_it_has_come_and_waits_for_no_other_answer(tab: Tab) -> None:
+    page = tab.context.new_page()
+    page.route("**/assets/**", lambda route: None)  # none of them is ever answered
+    page.goto("/", wait_until="commit")
+    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
+    expect(page.locator("header")).to_have_css("display", "flex")
+    blocking = page.evaluate(
+        "performance.getEntriesByType('resource').filter(each => each.renderBlockingStatus === 'blocking').map(each => each.name)"
+    )
+    assert blocking == []
+    page.close()
+
+
 def test_charts_are_drawn(tab: Tab) -> None:
     page = tab.open("/")
     expect(page.locator("#chart-rate canvas")).to_be_visible()

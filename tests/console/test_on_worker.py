@@ -82,7 +82,7 @@ async def test_every_link_stays_below_the_root_and_leads_somewhere() -> None:
                 if each.startswith("/") and each not in seen and "/assets/" not in each
             ]
         assert f"{ROOT}/tables/view?name=totals&version=1" in seen
-        asset = re.search(r'href="([^"]*console.css[^"]*)"', text)
+        asset = re.search(r'src="([^"]*console.js[^"]*)"', text)
         assert asset is not None
         assert (await browsing.get(asset[1]))[0] == 200
 
