@@ -46,6 +46,10 @@ STILL = (
 """Pages that are not live."""
 WELL = "1 to look at"
 """All is well but a record that was refused, and so it stays."""
+FAKE_STREAM = (
+    "window.EventSource = class { on = {}; constructor() { window.stream = this; } "
+    "addEventListener(name, call) { this.on[name] = call; } close() {} }"
+)
 SESSION_S = 60
 """Long enough that nobody takes over while a test looks at a worker that was killed."""
 WIDE, NARROW = ViewportSize(width=1280, height=800), ViewportSize(width=320, height=640)
@@ -281,14 +285,17 @@ def test_pages_can_be_read_without_javascript(browser: Browser, system: System) 
 def test_what_a_reader_stands_on_outlives_changes_and_updates_can_be_paused(tab: Tab, system: System) -> None:
     page = tab.open("/tables/view?name=totals")
     page.evaluate(
-        "window.changes = 0; new MutationObserver(() => { window.changes++; }).observe(document.getElementById('live'), {childList: true})"
+        "window.changes = 0; new MutationObserver(() => { window.changes++; }).observe(document.getElementById('live'), "
+        "{childList: true, characterData: true, subtree: true})"
     )
     region = page.get_by_role("region", name="Partitions of totals v1")
     state, offset = page.locator("#live-state"), region.locator("td.number").first
     expect(state).to_have_text("Live")
     region.focus()
+    region.evaluate("each => { window.stood = each; }")
     for _ in range(2):
         expect(offset).to_have_text(system.moved())
+    assert page.evaluate("window.stood.isConnected"), "a reader by ear is thrown back to the beginning"
     assert page.evaluate("window.changes") >= 2
     expect(region).to_be_focused()
 
@@ -309,11 +316,26 @@ def test_what_a_reader_stands_on_outlives_changes_and_updates_can_be_paused(tab:
     expect(state).to_have_text("Live")
 
 
+def test_what_is_stood_on_is_never_another_thing(tab: Tab) -> None:
+    """Lines change places below a reader who goes by keyboard: Enter leads where it would have led before, or nowhere."""
+    tab.page.add_init_script(FAKE_STREAM)
+    page = tab.open("/workers")
+
+    def send(*names: str) -> None:
+        lines = "".join(f'<tr><th scope="row"><a href="/{name}">{name}</a></th></tr>' for name in names)
+        page.evaluate("html => window.stream.on.live({data: html})", f"<table><tbody>{lines}</tbody></table>")
+
+    send("anna", "ben", "carl")
+    page.get_by_role("link", name="ben").focus()
+    send("zoe", "anna", "ben")
+    expect(page.get_by_role("link", name="ben")).to_be_focused()
+    send("zoe", "anna")
+    expect(page.locator("a:focus")).to_have_count(0)
+
+
 def test_what_came_last_while_text_was_selected_is_shown_afterwards(tab: Tab) -> None:
     """With a stream that sends nothing more, as that of an application at rest."""
-    tab.page.add_init_script(
-        "window.EventSource = class { on = {}; constructor() { window.stream = this; } addEventListener(name, call) { this.on[name] = call; } close() {} }"
-    )
+    tab.page.add_init_script(FAKE_STREAM)
     page = tab.open("/workers")
     page.locator("#live td").first.select_text()
     page.evaluate("window.stream.on.live({data: '<p>It was killed.</p>'})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from holdfast.agents.app import create_app
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
 from holdfast.console import live
@@ -22,6 +24,7 @@ from holdfast.errors import ConfigError
 from tests.agents.web.test_server import scenario
 from tests.console.opened import Browsing, MadeUpGroups
 from tests.console.test_live import events, live_block
+from tests.console.test_openid import oidc_settings
 from tests.console.test_pages import TOTALS, Outline, worker_settings
 
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -157,3 +160,21 @@ def test_settings_by_which_pages_would_show_what_a_token_guards_are_refused(give
     with pytest.raises(ConfigError, match="console_on_workers shows every row"):
         Settings(console_on_workers=True, **given)
     Settings(console_on_workers=True, **given, console_token=TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("missing", "extra"), [("holdfast.console.on_worker", "console"), ("authlib", "oidc")]
+)
+def test_a_worker_without_the_extra_is_told_which_it_is(
+    missing: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    settings = oidc_settings("https://login.example.org", console_on_workers=True)
+    app = create_app([TOTALS], settings)
+
+    @scenario
+    async def run() -> None:
+        with pytest.raises(ConfigError, match=rf"not installed: pip install 'holdfast\[{extra}\]'"):
+            [*app.on_init_dependencies()]
+
+    run()
