@@ -260,7 +260,8 @@ async def _for_whom_waits(request: web.Request, page: Coroutine[Any, Any, dict[s
 async def _form(request: web.Request) -> dict[str, str]:
     try:
         async with asyncio.timeout(BODY_S):
-            sent = await request.post()
+            # A worker's port, which serves programs too, would take far more.
+            sent = await request.clone(client_max_size=LIMIT_BODY_BYTES).post()
     except TimeoutError:
         raise RequestDenied(408, f"The form did not come within {BODY_S:.0f} s.") from None
     except (web.RequestPayloadError, HttpProcessingError, ClientError, ConnectionError, ValueError):

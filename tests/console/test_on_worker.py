@@ -16,7 +16,7 @@ from yarl import URL
 from holdfast.agents.app import create_app
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
-from holdfast.console import live
+from holdfast.console import live, views
 from holdfast.console.opening import ConsoleSources, open_application
 from holdfast.console.place import ROOT, worker_place
 from holdfast.dev.memory_tables import MemoryWorker
@@ -133,6 +133,13 @@ def test_no_way_of_writing_a_path_gets_round_the_rules_for_programs(path: str) -
                 assert "totals" not in await response.text()
 
     run()
+
+
+@scenario
+async def test_a_form_may_be_no_longer_than_on_the_consoles_own_port() -> None:
+    async with on_worker(console_token=TOKEN) as browsing:
+        assert (await sign_in(browsing, "x" * (views.LIMIT_BODY_BYTES + 1))).status == 413
+        assert (await sign_in(browsing)).status == 303
 
 
 @scenario
