@@ -12,12 +12,18 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize, expect
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
-from holdfast import by_key
+from holdfast import OutboxWriter, by_key
 from holdfast.clients.claims.blocking import BlockingClaimConsumer
 from holdfast.console.views import MENU
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.outbox.harvest.harvester import Harvester
+from holdfast.outbox.harvest.table.rows import OutboxRows
+from holdfast.outbox.schema.migrate import upgrade
+from holdfast.outbox.settings import HarvestSettings
 from holdfast.pipeline.landing.land import land
 from tests.agents.fleet import Fleet, Writer
 from tests.console.running import PARTITIONS, RunningConsole, running_fleet
@@ -115,9 +121,11 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             for name in ("SESSION_TIMEOUT_S", "REQUEST_TIMEOUT_S", "REBALANCE_TIMEOUT_S"):
                 fleet.environment[f"HOLDFAST_{name}"] = str(SESSION_S)
             workers = fleet.worker().start(), fleet.worker().start()
-            lake = str(folder / "lake")
+            lake, outbox = str(folder / "lake"), f"sqlite:///{folder / 'out.db'}"
+            harvest_rows(fleet, outbox)
+            given = ("--set", f"console_lake={lake}", "--set", f"outbox_database={outbox}")
             console, guarded = (
-                RunningConsole(fleet, folder, "--set", f"console_lake={lake}"),
+                RunningConsole(fleet, folder, *given),
                 RunningConsole(fleet, folder, *GUARDED),
             )
             try:
@@ -147,6 +155,19 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             finally:
                 console.close()
                 guarded.close()
+
+
+def harvest_rows(fleet: Fleet, url: str) -> None:
+    """Have some rows written to an outbox, and published by a harvester that ends then."""
+    upgrade(url)
+    engine, topic = create_engine(url), f"{fleet.processors[0].topics[0]}-counted"
+    with Session(engine) as session, session.begin():
+        for key in ("ada", "alan", "grace"):
+            OutboxWriter().write(session, topic, key=key, value=b"1")
+    engine.dispose()
+    harvest = HarvestSettings(database=url, kafka=fleet.settings, name=f"{fleet.settings.app}-outbox")
+    with OutboxRows(url) as rows, Harvester(harvest):
+        wait_for("rows of an outbox to be published", lambda: rows.count() == 0, DEADLINE_MS / 1000)
 
 
 @pytest.fixture(scope="module")
@@ -385,6 +406,13 @@ def test_what_flows_along_every_arrow_is_told(tab: Tab, system: System) -> None:
     )
     assert flow("emits", f"{topic}-counted")[1] == "does not wait"
     expect(page.locator("svg text.flow")).to_have_count(3)
+
+
+def test_how_long_rows_of_an_outbox_wait_is_told(tab: Tab) -> None:
+    latency = tab.open("/outbox").get_by_role("region", name="Latency")
+    expect(latency.get_by_role("row").nth(1).locator("td.number").first).to_have_text("3")
+    waited = latency.get_by_role("row").nth(1).locator("td.number").all_inner_texts()[1:]
+    assert all(re.fullmatch(r"[0-9.]+ (ms|s|min)", each) for each in waited), waited
 
 
 def test_a_workers_own_port_has_the_same_pages(browser: Browser, system: System) -> None:

@@ -58,6 +58,27 @@ async def test_a_directory_that_is_gone_is_told_and_what_was_known_stays() -> No
             )
 
 
+def test_a_look_that_fails_in_a_way_that_nobody_foresaw_is_no_reason_to_hurry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+
+    async def fail(self: Watch) -> None:
+        looks.append(1)
+        raise RuntimeError("nobody foresaw this")
+
+    monkeypatch.setattr(Watch, "look", fail)
+
+    @scenario
+    async def run() -> None:
+        async with Watch(worker_settings(), [TOTALS], FixedDirectory(), None, at_once=False):
+            for _ in range(50):
+                await asyncio.sleep(0)
+        assert looks == [1]
+
+    run()
+
+
 def test_pages_are_answered_while_a_picture_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of 100,000 partitions takes seconds: nobody waits for it before the first byte, and no worker that serves the console stands still."""
 

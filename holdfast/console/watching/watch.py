@@ -124,13 +124,14 @@ class Watch:
     # -- looking
 
     async def _run(self) -> None:
+        if self._at_once:
+            await self._pause(LOOK_S)
         while True:
-            if self.looked:
-                await self._pause(rest_s(self._used_s))
             try:
                 await self.look()
             except Exception:
                 logger.exception("a look at the workers failed")
+            await self._pause(rest_s(self._used_s))
 
     async def _run_groups(self, groups: GroupDesk) -> None:
         while True:
