@@ -28,6 +28,7 @@ from holdfast.pipeline.bronze.files import File
 from holdfast.pipeline.bronze.lake import share
 from holdfast.pipeline.folds.bases import read_bases
 from holdfast.pipeline.folds.folding import FoldPlan, all_emits
+from holdfast.pipeline.folds.spilling import STATE_MEMORY_BYTES
 from holdfast.pipeline.histories.fold_commit import (
     FoldCommit,
     PartitionCommit,
@@ -73,7 +74,7 @@ class FoldOptions:
     into: str | None = None
     allow_holes: bool = False
     max_records: int = 10_000_000
-    memory_bytes: int = 256 << 20
+    memory_bytes: int = STATE_MEMORY_BYTES
     rebuild: bool = False
     spark: SparkOptions = field(default_factory=SparkOptions)
 

@@ -170,9 +170,10 @@ class FoldWork:
         begun = beginning_of(self.plan, partition)
         at = begun.position
         made = Change(counted(offsets_of(at)), at.stream_ms, "", None)
-        for key, value in begun.store.everything():
-            change = made if key[:1] in ROW_KINDS else None
-            store.apply([(key, value), noted_change(key, change)])
+        with closing(begun.store):
+            for key, value in begun.store.everything():
+                change = made if key[:1] in ROW_KINDS else None
+                store.apply([(key, value), noted_change(key, change)])
         return FoldedState(store, at)
 
 
