@@ -77,7 +77,7 @@ test: $(READY) ## all tests, on a real broker and Spark (JOBS=2 for two processe
 fast: $(READY) ## the tests that need no broker, database, Spark or other process: while you work
 	@echo "== fast"
 	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.2 $(RUN)/python -P -m pytest -q -m "not broker and not spark and not database and not process and not browser and not slow" \
-		--numprocesses=4 --dist=load --durations=10 $(ARGS)
+		--numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(READY) ## every decoder of bytes from outside against any bytes (SEED=7 BUDGET=20000 inputs for each)

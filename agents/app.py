@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from holdfast.agents.faust.transport.conductor import AS_IS
 from holdfast.agents.faust.transport.credentials import broker_credentials
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.manager import PartitionManager
-from holdfast.agents.web.server import WebService
+from holdfast.agents.web.server import OpenConsole, WebService
 from holdfast.config import Settings, settings_from_environment
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.core.engine.declared.global_tables import globals_by_name
@@ -86,7 +87,13 @@ class App(FaustParts):
         self.metrics = Metrics(self.settings.app)
         group = FaustGroup(self, self.settings, self.processors)
         self.manager = PartitionManager(self.settings, self.processors, self.metrics, group)
-        web = WebService(self.settings, self.manager, self.metrics, pages=self.page_resources)
+        web = WebService(
+            self.settings,
+            self.manager,
+            self.metrics,
+            pages=self.page_resources,
+            console=self._open_console() if self.settings.console_on_workers else None,
+        )
         services: list[Any] = [web, ManagerService(self.manager)]
         if self.settings.outbox_harvest:
             # Here, since SQLAlchemy is a third of what a worker imports, and most have no outbox.
@@ -98,6 +105,15 @@ class App(FaustParts):
             self.metrics.pages.append(HarvesterPage(self.harvesting.harvester))
             services.append(self.harvesting)
         return [*services, *super().on_init_dependencies()]
+
+    def _open_console(self) -> OpenConsole:
+        try:
+            from holdfast.console.on_worker import open_on_worker
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"console_on_workers needs what is not installed ({error}): pip install 'holdfast[console]'"
+            ) from None
+        return partial(open_on_worker, settings=self.settings, processors=self.processors.values())
 
     def _refuse_faust_options(self) -> None:
         """Only a part of a worker would obey Faust's own options for what holdfast's settings govern. A

@@ -76,6 +76,7 @@ class PartitionMetrics:
         "_table",
         "barriers",
         "emitted",
+        "emitted_to",
         "quarantined",
         "records",
         "restored_records",
@@ -93,13 +94,18 @@ class PartitionMetrics:
             self.restored_records
         ) = 0
         self.store_checks = self.rotten = self.barriers = self.ticks = self.waits = 0
+        self.emitted_to: Counter[str] = Counter()
+        """Records emitted by topic, which are those that the processor declares."""
 
-    def committed(self, *, records: int, rows: int, emitted: int, quarantined: int, seconds: float) -> None:
-        """Count one transaction, once it is durable."""
+    def committed(
+        self, *, records: int, rows: int, emitted: Counter[str], quarantined: int, seconds: float
+    ) -> None:
+        """Count one transaction, once it is durable; *emitted* is how many records went to which topic."""
         self.records += records
         self.transactions += 1
         self.rows_written += rows
-        self.emitted += emitted
+        self.emitted += emitted.total()
+        self.emitted_to.update(emitted)
         self.quarantined += quarantined
         self._table.commit_s.observe(seconds)
 
@@ -301,7 +307,7 @@ class _Page(Collector):
         lag = GaugeMetricFamily("kafka_consumergroup_lag", "Source records not yet folded", labels=labels)
         slowest: dict[tuple[str, int], tuple[int, int]] = {}
         for replica in replicas:
-            for topic, applied, end in _source_positions(replica) if replica.active else ():
+            for topic, applied, end in source_positions(replica) if replica.active else ():
                 place = (topic, replica.partition)
                 if place not in slowest or applied < slowest[place][0]:
                     slowest[place] = applied, end
@@ -382,7 +388,7 @@ class _Page(Collector):
         yield from (serving, standing, applied, stream, rows, partial, lag, age)
 
 
-def _source_positions(replica: Replica) -> Iterator[tuple[str, int, int]]:
+def source_positions(replica: Replica) -> Iterator[tuple[str, int, int]]:
     """Yield (topic, last offset applied, end) of each source."""
     if replica.processor.on is None:
         yield replica.processor.topics[0], replica.applied, replica.source_end

@@ -1,5 +1,6 @@
 """The embedded Kafka, in memory and in a folder, beside librdkafka's mock cluster, `python -P -m bench.embedded`: start, memory, records a
-second and transactions a second, through librdkafka on one core; and its start with a folder of 100 MB. Of Apache Kafka, start and memory.
+second and transactions a second, of one producer and of several at once, through librdkafka on one core; and its start with a folder of 100 MB.
+Of Apache Kafka, start and memory.
 
 Broker and client are pinned to one core, for the mock cluster lives within the client. Of what each took, the seconds of processor are told too:
 on a machine that does other work they say more than those of the clock. The mock cluster keeps no rules (it fences nobody, orders no
@@ -15,8 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +34,8 @@ from holdfast.dev.broker.cluster import Cluster
 RECORD, TOPIC = b"x" * 100, "bench"
 LINGER = {"linger.ms": 20, "queue.buffering.max.messages": 100_000, "acks": "all"}
 DEADLINE_S = 30.0
+PRODUCERS = (1, 4, 8)
+"""That commit transactions at the same time."""
 FOLDER_BYTES = 100_000_000
 _SERVER = """
 import sys, time
@@ -134,15 +139,21 @@ def records(producer: Producer, count: int) -> int:
     return acknowledged
 
 
-def transactions(producer: Producer, seconds: float) -> int:
-    """Commit transactions of one record, one after the other, for *seconds*."""
-    count, until_s = 0, time.perf_counter() + seconds
-    while time.perf_counter() < until_s:
-        producer.begin_transaction()
-        producer.produce(TOPIC, RECORD, partition=0)
-        producer.commit_transaction(DEADLINE_S)
-        count += 1
-    return count
+def transactions(producers: Sequence[Producer], seconds: float) -> int:
+    """Have each producer, in a thread of its own, commit transactions of one record, one after the other, for *seconds*."""
+    until_s = time.perf_counter() + seconds
+
+    def committed(producer: Producer) -> int:
+        count = 0
+        while time.perf_counter() < until_s:
+            producer.begin_transaction()
+            producer.produce(TOPIC, RECORD, partition=0)
+            producer.commit_transaction(DEADLINE_S)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(len(producers)) as threads:
+        return sum(threads.map(committed, producers))
 
 
 def measure(
@@ -151,10 +162,15 @@ def measure(
     producer = Producer({**config, **LINGER})
     records(producer, 1000)
     print(f"{name:<9} records      {spent(lambda: records(producer, count), broker_s)}")
-    writer = Producer({**config, "linger.ms": 0, "transactional.id": "bench"})
-    writer.init_transactions(DEADLINE_S)
-    transactions(writer, 0.2)
-    print(f"{name:<9} transactions {spent(lambda: transactions(writer, seconds), broker_s)}", flush=True)
+    for many in PRODUCERS:
+        writers = [
+            Producer({**config, "linger.ms": 0, "transactional.id": f"bench-{each}"}) for each in range(many)
+        ]
+        for each in writers:
+            each.init_transactions(DEADLINE_S)
+        transactions(writers, 0.2)
+        took = spent(partial(transactions, writers, seconds), broker_s)
+        print(f"{name:<9} transactions of {many} at once {took}", flush=True)
 
 
 def start_with_records() -> None:
@@ -237,7 +253,9 @@ def main() -> None:
     print(
         f"mock      start {took_ms:.1f} ms to its first answer, {resident_mb() - before_mb:.1f} MB more than before"
     )
-    measure("mock", {"test.mock.num.brokers": "1"}, told.records, told.seconds, lambda: 0.0)
+    (broker,) = mock.list_topics(timeout=DEADLINE_S).brokers.values()
+    config = {"bootstrap.servers": f"{broker.host}:{broker.port}"}  # one mock for all producers
+    measure("mock", config, told.records, told.seconds, lambda: 0.0)
 
 
 if __name__ == "__main__":

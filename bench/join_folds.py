@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
@@ -31,7 +31,7 @@ from holdfast.tables.changelog import ChangelogPart, ChangelogWriter
 
 PARTITIONS, FETCHED, EMITS = 4, 4_000, 10_000
 START_MS = 1_700_000_000_000
-Log = list[tuple[int, bytes | None, bytes | None]]
+Log = list[tuple[int, str | bytes | None, bytes | None]]
 """Append time, key and value of the records of one partition."""
 
 
@@ -59,29 +59,100 @@ class Packing:
     async def close(self) -> None: ...
 
 
-class Work:
-    """One partition of one processor, over its logs; *took* has the seconds of each of its steps."""
+def batches_of(processor: Processor[Any, Any], number: int, log: Log) -> Iterator[Batch]:
+    """Yield the batches in which source *number* of a processor is fetched."""
+    inputs = processor.columns if processor.on is None else processor.folds[number].inputs
+    for at in range(0, len(log), FETCHED):
+        part = log[at : at + FETCHED]
+        columns: dict[str, Sequence[Any]] = {
+            "key": [key for _, key, _ in part],
+            "value": [value for *_, value in part],
+            "headers": [()] * len(part),
+            "partition": [0] * len(part),
+        }
+        times = [at_ms for at_ms, *_ in part]
+        yield Batch(range(at, at + len(part)), times, tuple(columns[name] for name in inputs))
+
+
+class Source(Protocol):
+    """Where a fold's input comes from."""
+
+    def given(self) -> Iterator[Any]:
+        """Yield what is to be folded next: what was not folded to its end first."""
+
+    def settle(self) -> None:
+        """Take it that what was folded is committed."""
+
+
+class OneLog:
+    """The batches of one log."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches, self._left = batches, list[Batch]()
+
+    def given(self) -> Iterator[Batch]:
+        if self._left:
+            yield self._left[0]
+        for batch in self._batches:
+            self._left = [batch]
+            yield batch
+
+    def settle(self) -> None:
+        pass
+
+
+class MergedLogs:
+    """The batches of several logs, merged as *folder* wants them."""
 
     def __init__(
-        self, processor: Processor[Any, Any], logs: Sequence[Log], took: dict[str, float], hop: str = ""
+        self, processor: Processor[Any, Any], folder: MergingFolder[Any], logs: Sequence[Iterator[Batch]]
     ) -> None:
-        self.processor, self._took, self._hop, self.sent = processor, took, hop, list[Emit]()
-        self._logs = [self._batches(number, log) for number, log in enumerate(logs)]
-        self._store, self._writer = DictStore(), ChangelogWriter(Packing(), changelog="c", partition=0)
+        self._folder, self._logs = folder, logs
+        self._merger, self._ends = Merger(start_of(processor)), [1 << 62] * len(logs)
 
-    def _batches(self, number: int, log: Log) -> Iterator[Batch]:
-        on = self.processor.on
-        inputs = self.processor.columns if on is None else self.processor.folds[number].inputs
-        for at in range(0, len(log), FETCHED):
-            part = log[at : at + FETCHED]
-            columns: dict[str, Sequence[Any]] = {
-                "key": [key for _, key, _ in part],
-                "value": [value for *_, value in part],
-                "headers": [()] * len(part),
-                "partition": [0] * len(part),
-            }
-            times = [at_ms for at_ms, *_ in part]
-            yield Batch(range(at, at + len(part)), times, tuple(columns[name] for name in inputs))
+    def given(self) -> Iterator[Any]:
+        while True:
+            while (stretch := self._merger.take(self._ends)) is not None:
+                yield stretch
+            source = self._merger.waits_for(self._ends)
+            if source is None:
+                return
+            batch = next(self._logs[source], None)
+            if batch is None:
+                self._ends[source] = 0
+            else:
+                self._merger.offer(source, batch)
+
+    def settle(self) -> None:
+        self._merger.settle(self._folder.marker)
+
+
+class Work:
+    """One partition of one processor, from fold to commit; *took* has the seconds of each of its steps."""
+
+    def __init__(
+        self,
+        folder: Folder[Any] | MergingFolder[Any],
+        source: Source,
+        store: DictStore,
+        took: dict[str, float],
+        hop: str = "",
+    ) -> None:
+        self._folder, self._source, self._store = folder, source, store
+        self._took, self._hop, self.sent = took, hop, list[Emit]()
+        self._writer = ChangelogWriter(Packing(), changelog="c", partition=0)
+
+    @classmethod
+    def of_one(cls, processor: Processor[Any, Any], log: Log, took: dict[str, float], hop: str = "") -> Work:
+        store = DictStore()
+        return cls(Folder(processor, store), OneLog(batches_of(processor, 0, log)), store, took, hop)
+
+    @classmethod
+    def of_several(cls, processor: Processor[Any, Any], logs: Sequence[Log], took: dict[str, float]) -> Work:
+        store = DictStore()
+        folder: MergingFolder[Any] = MergingFolder(processor, store)
+        batches = [batches_of(processor, number, log) for number, log in enumerate(logs)]
+        return cls(folder, MergedLogs(processor, folder, batches), store, took)
 
     def run(self) -> None:
         while self._timed("fold", self._fold):
@@ -97,7 +168,7 @@ class Work:
         return found
 
     def _fold(self) -> Any:
-        for _ in self._folder.steps(self._given()):
+        for _ in self._folder.steps(self._source.given()):
             if self._folder.emitted >= EMITS:
                 self._folder.close_early()
         return self._folder.changes
@@ -113,49 +184,7 @@ class Work:
         assert self._folder.changes is not None
         self._store.apply(self._folder.changes.puts)
         self._folder.commit()
-
-    _folder: Any
-
-    def _given(self) -> Iterator[Any]:
-        raise NotImplementedError
-
-
-class OneSource(Work):
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._folder: Folder[Any] = Folder(self.processor, self._store)
-        self._left: list[Batch] = []
-
-    def _given(self) -> Iterator[Batch]:
-        if self._left:
-            yield self._left[0]
-        for batch in self._logs[0]:
-            self._left = [batch]
-            yield batch
-
-
-class SeveralSources(Work):
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._folder: MergingFolder[Any] = MergingFolder(self.processor, self._store)
-        self._merger, self._ends = Merger(start_of(self.processor)), [1 << 62, 1 << 62]
-
-    def _given(self) -> Iterator[Any]:
-        while True:
-            while (stretch := self._merger.take(self._ends)) is not None:
-                yield stretch
-            source = self._merger.waits_for(self._ends)
-            if source is None:
-                return
-            batch = next(self._logs[source], None)
-            if batch is None:
-                self._ends[source] = 0
-            else:
-                self._merger.offer(source, batch)
-
-    def _commit(self) -> None:
-        super()._commit()
-        self._merger.settle(self._folder.marker)
+        self._source.settle()
 
 
 def logs_of(records: Iterator[Record]) -> list[list[Log]]:
@@ -176,13 +205,13 @@ def in_turn(orders: int, customers: int, fold: str) -> dict[str, float]:
     processors = declared(fold, Settings(app="bench"), ORDERS, CUSTOMERS)
     sent = 0
     for of_orders, of_customers in parts:
-        first = SeveralSources(processors[0], [of_customers, of_orders], took)
+        first = Work.of_several(processors[0], [of_customers, of_orders], took)
         first.run()
         if len(processors) == 1:
             sent += len(first.sent)
             continue
         merged = [(START_MS, each.key, each.value) for each in first.sent]
-        second = OneSource(processors[1], [merged], took, "2nd ")
+        second = Work.of_one(processors[1], merged, took, "2nd ")
         second.run()
         sent += len(second.sent)
     assert sent == orders, f"{sent} of {orders}"

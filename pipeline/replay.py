@@ -36,6 +36,7 @@ from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
 from holdfast.pipeline.folds.paired import VersionBeside
 from holdfast.pipeline.folds.results import Replayed, gather
+from holdfast.pipeline.folds.spilling import STATE_MEMORY_BYTES
 from holdfast.pipeline.output import Format, Writer, written_by_spark
 from holdfast.pipeline.progress import begin
 from holdfast.pipeline.spark.pickling import modules_of
@@ -62,6 +63,7 @@ class ReplayOptions:
     None: what the application skips of the source, by its topic, or for bronze by what the last landing
     noted. *positions* stand in for *until* where there are several sources. *emits* has what is emitted told. *refused* are records, by topic and offset, that are refused unread.
     With *beside* another version is folded over the same records, and only where the two differ is told (holdfast/pipeline/folds/paired.py).
+    About *memory_bytes* of a partition's state are in memory while it is folded, and all of it in a temporary file where there is more.
     Results go *through* something where they are made: here, or in Spark's tasks, so that it can be pickled.
     """
 
@@ -82,6 +84,7 @@ class ReplayOptions:
     refused: Mapping[int, frozenset[tuple[str, int]]] = field(default_factory=dict)
     through: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None
     beside: VersionBeside | None = None
+    memory_bytes: int = STATE_MEMORY_BYTES
     spark: SparkOptions = field(default_factory=SparkOptions)
 
     def __post_init__(self) -> None:
@@ -144,6 +147,7 @@ def replay(
         refused=options.refused,
         later_timeout_s=settings.later_timeout_s,
         beside=options.beside,
+        memory_bytes=options.memory_bytes,
     )
     if options.beside is None and (processor.migrate or options.source != "bronze"):
         plan = replace(plan, bases=read_bases(processor, settings))

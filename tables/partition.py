@@ -42,8 +42,9 @@ from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, en
 from holdfast.core.engine.state.handover import HANDOVER, HANDOVER_FORMAT, Handover, encode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_lost_heads
 from holdfast.core.engine.state.passing_refusals import refusal_note
+from holdfast.core.engine.state.source_ids import SOURCE_IDS, SourceIds, decode_source_ids, encode_source_ids
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.errors import ChangelogError, ConfigError, OutOfRangeError
+from holdfast.errors import ChangelogError, ConfigError, OutOfRangeError, TopicError
 from holdfast.kafka.transactions.transactional_producer import ProducerFactory
 from holdfast.tables.changelog import ChangelogPart, ChangelogWriter
 from holdfast.tables.pins import PinnedState
@@ -140,8 +141,10 @@ class Partition:
         from it any more.
         """
         self._writer: ChangelogWriter | None = None
-        self._new_types: bytes | None = None
-        """The note of row types that the next transaction has to write."""
+        self.sources: SourceIds | None = None
+        """The ids that the sources have now, where they were asked for; set before `activate`."""
+        self._due: dict[bytes, bytes] = {}
+        """Notes of what is new here, by key, which the next transaction has to write."""
         self._lost = False
         self._folder: AnyFolder | None = None
         self.recorded: list[bytes] = []
@@ -331,7 +334,11 @@ class Partition:
         )
 
     def activate(self) -> None:
-        """Start folding from the restored position; ConfigError where the row type cannot read what is there, or a migration is due."""
+        """Start folding from the restored position; ConfigError where the row type cannot read what is there, or a migration is due,
+        TopicError where a source is not the log that was folded.
+        """
+        self._due = {}
+        self._compare_sources()
         self._compare_types()
         self._check_migrated()
         self.role, marker, cache_rows = PartitionRole.ACTIVE, self._store.marker, self._env.cache_rows
@@ -356,6 +363,21 @@ class Partition:
             handover=handover,
         )
 
+    def _compare_sources(self) -> None:
+        """Have the next transaction note the ids of the sources, where they are not those that are noted."""
+        now, noted = self.sources, decode_source_ids(self._store.get(SOURCE_IDS))
+        if now is None or now == noted:
+            return
+        folded = [topic for topic, offset in self.offsets.items() if offset != NOTHING_APPLIED]
+        if noted is not None and (other := noted.other_logs(now, folded)):
+            topic, processor = other[0], self.processor
+            raise TopicError(
+                f"topic {topic} was deleted and made again (its id was {noted.topics[topic]}, is {now.topics[topic]}), and {processor.table} partition "
+                f"{self.partition} has folded the old one up to offset {self.offsets[topic]}: write version={processor.version + 1}, which builds the table "
+                "from the new log, or run `holdfast reset`"
+            )
+        self._due[SOURCE_IDS] = encode_source_ids(now)
+
     def _compare_types(self) -> None:
         """Have the next transaction note the types of rows, where they are not those that are noted."""
         if self.processor.stateless:
@@ -363,8 +385,10 @@ class Partition:
         is_empty = counted(offsets_of(self._store.marker)) == NOTHING_APPLIED
         noted = None if is_empty else decode_row_types(self._store.get(ROW_TYPES))
         types = evolved(noted, self.processor)
-        self._new_types = None if types == noted else encode_row_types(types)
-        if self._new_types is not None and noted is not None:
+        if types == noted:
+            return
+        self._due[ROW_TYPES] = encode_row_types(types)
+        if noted is not None:
             logger.warning(
                 "%(table)s partition %(partition)d: the row type has changed; rows that were written before keep their bytes, so that `verify` "
                 "tells a difference until the table is rebuilt",
@@ -432,27 +456,23 @@ class Partition:
     def keep(self, changes: AnyChanges, changelog_next: int) -> None:
         """Apply here what Kafka has committed. Blocks; raises StoreError."""
         self._store.write(changes.puts, changes.marker, changelog_next)
-        if changes.puts and changes.puts[-1][0] == ROW_TYPES:
-            self._new_types = None
+        if changes.puts and changes.puts[-1][0] in self._due:
+            self._due = {}
 
     def noted(self, changes: AnyChanges) -> AnyChanges:
         """Return *changes* with the notes that are due, before `commit` and `keep`: of the heads that were lost, where they bring the
-        first record of such a source, of the handover, where it was just learned, of records that are refused for now, and of row types that are new here.
+        first record of such a source, of the handover, where it was just learned, of records that are refused for now, and of what is new here.
 
         Raises OutOfRangeError when records between the state and these were deleted.
         """
         self._require_no_hole()
         notes = [*self._note_of_heads(changes), *self._note_of_handover(), *self._notes_of_refusals(changes)]
-        notes += self._note_of_types()  # the last: see `keep`
+        notes += self._due.items()  # the last: see `keep`
         return replace(changes, puts=[*changes.puts, *notes]) if notes else changes
 
     def _notes_of_refusals(self, changes: AnyChanges) -> Iterator[tuple[bytes, bytes]]:
         own = self.processor.topics[0]
         return (refusal_note(each.topic or own, each.offset) for each in changes.refused if each.passing)
-
-    def _note_of_types(self) -> Iterator[tuple[bytes, bytes]]:
-        if self._new_types is not None:
-            yield ROW_TYPES, self._new_types
 
     def _note_of_handover(self) -> Iterator[tuple[bytes, bytes]]:
         if self._handover is not None and self._handover != self._store.handover:

@@ -10,6 +10,7 @@ import gc
 import os
 from collections.abc import Iterator
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -21,7 +22,7 @@ from holdfast.dev.databases.server import DatabaseServer
 from holdfast.dev.databases.servers import MariaDB, MySQL, Postgres
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, session_broker
 from holdfast.pipeline.spark import session
-from tests.support import schedule, shared_broker
+from tests.support import collecting, schedule, shared_broker
 from tests.support.parts import PARTS, part, parts_of, times
 from tests.support.scale import scaled
 
@@ -29,6 +30,9 @@ __all__ = ["broker", "fresh_topic", "holdfast_broker"]
 
 WITHOUT_PARTS = bool(os.environ.get("TESTS_WITHOUT_PARTS"))
 DESK = pytest.StashKey[shared_broker.Desk]()
+IDS = pytest.StashKey[Path]()
+SCOUT = "gw0"
+"""The process that collects everything."""
 
 # Hypothesis gives each example 200 ms by itself, which a loaded machine takes for nothing: how long an
 # example may take is told by the test's own timeout.
@@ -39,12 +43,17 @@ hypothesis.settings.load_profile("holdfast")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with the parts it needs, and put what runs long first."""
+    mark(items)
+    schedule.order(items)
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Mark each test with the parts it needs."""
     for item in items:
         for name in set(parts_of(item)):
             item.add_marker(name)
         if needed := [name for name in PARTS if item.get_closest_marker(name)]:
             item.user_properties.append(("parts", "+".join(needed)))
-    schedule.order(items)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,15 +62,29 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-def pytest_collection_finish() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Of several processes let one collect everything."""
+    given = getattr(session.config, "workerinput", {})
+    if (ids := given.get("ids")) is not None and given["workerid"] != SCOUT:
+        collecting.collect_later(session, Path(ids), mark)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave what is there now out of each later search for garbage."""
     gc.freeze()
     gc.enable()
+    given = getattr(session.config, "workerinput", {})
+    if (ids := given.get("ids")) is not None and given["workerid"] == SCOUT:
+        collecting.share(session, Path(ids))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell one of several processes where to ask for their broker."""
+    """Tell one of several processes where the ids of all tests are, and where to ask for their broker."""
+    if node.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        if IDS not in node.config.stash:
+            node.config.stash[IDS] = node.config._tmp_path_factory.mktemp("collected") / "ids.json"
+        node.workerinput["ids"] = str(node.config.stash[IDS])
     if not WITHOUT_PARTS:
         if DESK not in node.config.stash:
             folder = node.config._tmp_path_factory.mktemp("desk")
@@ -72,7 +95,8 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> schedule.Groups | None:
     """Hand out tests as `Groups` does where files are to stay together."""
-    return schedule.Groups(config, log) if config.getoption("dist") == "loadfile" else None
+    together = config.getoption("dist") == "loadfile" and not WITHOUT_PARTS  # then no session is started
+    return schedule.Groups(config, log) if together else None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -39,6 +39,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "web": frozenset({"config", "clock"}),
     "agents": frozenset(
         {
+            "console",
             "web",
             "tables",
             "outbox",
@@ -149,8 +150,9 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "call": frozenset(),
         "coordinators": frozenset({"call"}),
         "describing": frozenset({"call"}),
-        "groups": frozenset({"call", "coordinators", "describing"}),
-        "transactions": frozenset({"call", "coordinators", "groups"}),
+        "patterns": frozenset(),
+        "groups": frozenset({"call", "coordinators", "describing", "patterns"}),
+        "transactions": frozenset({"call", "coordinators", "groups", "patterns"}),
         "records": frozenset({"call", "transactions"}),
         "topics": frozenset({"call", "describing"}),
         "security": frozenset({"call"}),
@@ -242,30 +244,25 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "groups": frozenset({"application", "asked", "asking", "context", "logs", "output", "tails"}),
     },
     "console": {
-        "access": frozenset(),
+        "place": frozenset(),
+        "access": frozenset({"place"}),
         "asking": frozenset(),
-        "watching": frozenset(),
+        "watching": frozenset({"asking"}),
         "showing": frozenset({"access"}),
         "desk": frozenset({"asking", "watching"}),
         "acting": frozenset({"access", "desk", "showing", "watching"}),
         "pages": frozenset({"access", "asking", "desk", "showing", "watching"}),
-        "openid": frozenset({"access"}),
+        "openid": frozenset({"access", "place"}),
         "provider_views": frozenset({"access", "openid"}),
         "live": frozenset({"access", "desk", "pages", "showing", "watching"}),
-        "server": frozenset(
-            {
-                "openid",
-                "provider_views",
-                "access",
-                "acting",
-                "asking",
-                "desk",
-                "live",
-                "pages",
-                "showing",
-                "watching",
-            }
+        "views": frozenset(
+            {"access", "acting", "desk", "live", "openid", "pages", "provider_views", "showing"}
         ),
+        "opening": frozenset(
+            {"access", "acting", "asking", "desk", "live", "openid", "place", "views", "watching"}
+        ),
+        "server": frozenset({"asking", "opening", "place", "showing", "watching"}),
+        "on_worker": frozenset({"opening", "place", "showing"}),
     },
     "console.watching": {
         "reports": frozenset(),
@@ -275,7 +272,11 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "picture": frozenset({"reports"}),
         "findings": frozenset({"picture"}),
         "history": frozenset({"picture"}),
-        "watch": frozenset({"groups", "history", "picture", "reports"}),
+        "beside": frozenset({"findings"}),
+        "outbox": frozenset({"findings"}),
+        "refused": frozenset({"findings"}),
+        "landed": frozenset({"findings"}),
+        "watch": frozenset({"beside", "groups", "history", "picture", "reports"}),
     },
     "dev.demo": {
         "narrator": frozenset(),
@@ -416,7 +417,9 @@ PACKAGES: Mapping[str, frozenset[str]] = {
         {"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}
     ),
     "web": frozenset({"aiohttp"}),
-    "console": frozenset({"aiohttp", "authlib", "confluent_kafka", "jinja2", "joserfc", "msgspec"}),
+    "console": frozenset(
+        {"aiohttp", "authlib", "confluent_kafka", "jinja2", "markupsafe", "joserfc", "msgspec"}
+    ),
 }
 # A fold may see nothing but its arguments, so what it is made of may not even name these.
 IMPURE = frozenset(

@@ -131,11 +131,13 @@ class GlobalPages:
 
 
 def described(copy: GlobalReplica) -> dict[str, Any]:
-    """Return what the list of tables tells of a copy."""
+    """Return what the list of tables tells of a copy; how far it is behind where the ends of its topic are known."""
+    lags = copy.lags
     return {
         "source": copy.table.topic,
         "serving": copy.unready() is None,
         "position": [*copy.applied.values()],
+        **({"behind": sum(lags.values())} if lags else {}),
         "approximate_rows": copy.approximate_rows(),
     }
 

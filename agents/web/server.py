@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from importlib import metadata
 from typing import Any
 
@@ -16,7 +17,7 @@ from aiohttp import web
 from mode import Service
 
 from holdfast.agents import descriptors
-from holdfast.agents.metrics import Metrics, age_bound_ms, behind
+from holdfast.agents.metrics import Metrics, age_bound_ms, behind, source_positions
 from holdfast.agents.serving import UNKNOWN, Replica, Serving
 from holdfast.agents.web.access import Access
 from holdfast.agents.web.bounding import bounded, size_of_row, size_of_value
@@ -43,6 +44,7 @@ from holdfast.agents.web.window_pages import page_of_windows
 from holdfast.clients.tables.web_tls import server_tls
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.console.place import ROOT
 from holdfast.core.engine import query_wire
 from holdfast.core.engine.declared.processor import Processor, table_name
 from holdfast.core.engine.query_wire import PageReply, RowReply, RowsReply, Staleness, render
@@ -58,6 +60,7 @@ logger = logging.getLogger(__name__)
 LIMIT_IN_FLIGHT = 2_000
 RETRY_AFTER_MS = 200
 
+OpenConsole = Callable[[AsyncExitStack], Awaitable[web.Application]]
 RouteHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -71,12 +74,15 @@ class WebService(Service):
         metrics: Metrics,
         *,
         pages: Callable[[], Iterable[web.AbstractResource]] = tuple,
+        console: OpenConsole | None = None,
         clock: Clock = system_clock,
     ) -> None:
-        """*pages* gives what the application declares beside, asked for when the port opens."""
+        """*pages* gives what the application declares beside, asked for when the port opens; *console* opens what is served below /console."""
         super().__init__()
-        self._settings, self._pages = settings, pages
-        self._application = build_application(settings, serving, metrics, clock)
+        self._settings, self._pages, self._console = settings, pages, console
+        self._stack = AsyncExitStack()
+        self._mounted: list[web.Application] = []
+        self._application = build_application(settings, serving, metrics, clock, self._mounted)
         self._watch_loop = metrics.watch_loop
         self._troubles = Troubles("web port", metrics.web_refused, clock)
         self._port: WebPort | None = None
@@ -93,6 +99,9 @@ class WebService(Service):
             )
         for resource in self._pages():
             self._application.router.register_resource(resource)
+        if self._console is not None:
+            self._mounted.append(await self._console(self._stack))
+            self._application.add_subapp(ROOT, self._mounted[0])
         limits = ConnectionLimits(
             connections=connections,
             per_peer=min(connections, settings.web_connections_per_peer),
@@ -104,6 +113,7 @@ class WebService(Service):
         try:
             await port.open(settings.web_bind, settings.web_port)
         except OSError as error:
+            await self._stack.aclose()
             raise ConfigError(
                 f"cannot listen on {settings.web_bind} port {settings.web_port}: {error.strerror}; set web_bind and web_port to a free place"
             ) from error
@@ -115,12 +125,17 @@ class WebService(Service):
         port, self._port = self._port, None
         if port is not None:
             await port.close()
+        await self._stack.aclose()
 
 
 def build_application(
-    settings: Settings, serving: Serving, metrics: Metrics, clock: Clock
+    settings: Settings,
+    serving: Serving,
+    metrics: Metrics,
+    clock: Clock,
+    mounted: Sequence[web.Application],
 ) -> web.Application:
-    """Return the aiohttp application behind the web port."""
+    """Return the aiohttp application behind the web port; those *mounted* in it judge for themselves who may ask."""
     access, tables = Access(settings), _Tables(settings, serving, metrics, clock)
     copies = GlobalPages(settings.app, serving)
     own: set[web.AbstractResource] = set()
@@ -129,6 +144,8 @@ def build_application(
     @web.middleware
     async def guard(request: web.Request, handler: RouteHandler) -> web.StreamResponse:
         try:
+            if any(each in mounted for each in request.match_info.apps):
+                return await handler(request)  # it has rules of its own, for people
             resource = request.match_info.route.resource
             if resource is None or resource in own:  # an application's own page judges its forms itself
                 check_form(request)
@@ -305,6 +322,7 @@ class _Tables:
                     "stream_ms": replica.stream_ms,
                     "approximate_rows": replica.approximate_rows(),
                     **self._progress(replica),
+                    **self._emitted(replica),
                 }
                 for replica in held
             ],
@@ -315,6 +333,12 @@ class _Tables:
         told: dict[str, Any] = {}
         if replica.source_end != UNKNOWN:
             told["behind"] = behind(replica)
+            if replica.processor.on is not None:
+                told["behind_of"] = {
+                    topic: max(0, end - applied - 1)
+                    for topic, applied, end in source_positions(replica)
+                    if end != UNKNOWN
+                }
         if replica.role == "standby" and (age_ms := age_bound_ms(replica, self._clock.now_ms())) is not None:
             told["age_ms"] = age_ms
         if (
@@ -322,6 +346,13 @@ class _Tables:
         ):  # the client library has a number of its own for what it does not know
             told["changelog"] = {"next": replica.changelog_next, "end": replica.changelog_end}
         return told
+
+    def _emitted(self, replica: Replica) -> dict[str, Any]:
+        """Return how many records this worker has emitted from the partition to each topic since it started."""
+        if not replica.active or not replica.processor.emits:
+            return {}
+        counts = self._metrics.partition(replica.processor.name, replica.partition).emitted_to
+        return {"emitted": {str(topic): counts[str(topic)] for topic in replica.processor.emits}}
 
     # -- the reads
 

@@ -26,6 +26,10 @@ class ConsoleSettings(Section):
         None, "topic that says who did what in the console; nobody acts without it"
     )
 
+    console_on_workers: bool = setting(
+        False, "each worker serves the console too, below /console of its web port"
+    )
+
     console_lake: str | None = setting(
         None, "folder or address of the lake that the console shows, and reads to explain rows"
     )
@@ -61,6 +65,11 @@ class ConsoleSettings(Section):
     def console_is_guarded(self) -> bool:
         """Return whether people have to show who they are."""
         return any((self.console_token, self.console_tls_ca, self.console_oidc_issuer))
+
+    @property
+    def console_asks_who(self) -> bool:
+        """Return whether people have to sign in, by a page: on a worker's port there is no other way."""
+        return any((self.console_token, self.console_oidc_issuer))
 
     def problems(self) -> Iterator[str]:
         for name in ("console_token", "console_acting_token"):

@@ -99,6 +99,11 @@ class Settings(
             problems.append(
                 f"{self.place('kafka.bootstrap.servers')} is {self.bootstrap_servers!r}; write host:port,host:port"
             )
+        if self.console_on_workers and not self.console_asks_who and not self.web_is_open:
+            problems.append(
+                f"{self.place('console_on_workers')} shows every row to whoever reaches the web port, which is guarded or not on loopback: "
+                "set console_token (best by HOLDFAST_CONSOLE_TOKEN_FILE) or console_oidc_issuer"
+            )
         with noted(problems):
             check_security(self.kafka)
         refuse(problems)

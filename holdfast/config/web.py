@@ -46,6 +46,11 @@ class WebSettings(Section):
         host = f"[{host}]" if ":" in host else host
         return f"{'https' if self.web_tls_cert else 'http'}://{host}:{self.web_port}"
 
+    @property
+    def web_is_open(self) -> bool:
+        """Return whether whoever reaches the web port may ask, which is this machine alone."""
+        return is_loopback(self.web_bind) and self.web_token is None and self.web_tls_ca is None
+
     def problems(self) -> Iterator[str]:
         yield from self._tls_problems()
         yield from self._token_problems()

@@ -15,6 +15,7 @@ from aiohttp import web
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.config.section import names_in
+from holdfast.console.place import ConsolePlace
 from holdfast.web.headers import bearer, is_secret, names_this_machine
 from holdfast.web.port import peer_of
 
@@ -85,22 +86,23 @@ class ConsoleAccess:
     What a form sends must come from a page of the console itself.
     """
 
-    def __init__(self, settings: Settings, *, clock: Clock = system_clock) -> None:
+    def __init__(self, settings: Settings, place: ConsolePlace, *, clock: Clock = system_clock) -> None:
         token, acting = settings.console_token, settings.console_acting_token
         self._token = None if token is None else token.encode()
         self._acting = None if acting is None else acting.encode()
-        self._clock, self._guarded = clock, settings.console_is_guarded
+        self._clock, self._place, self._guarded = clock, place, place.guarded
         self._names, self._acting_names = settings.console_names, settings.console_acting_names
-        self._certificates = settings.console_tls_ca is not None
+        self._certificates = place.certificates
         self._form_key = secrets.token_bytes(32)
         self.by_token = token is not None or acting is not None
         self.by_provider = settings.console_oidc_issuer is not None
-        self.secure = settings.console_address.startswith("https:")
-        """Whether browsers reach the console over TLS alone, so that cookies need nothing else."""
         self._sessions: dict[str, ConsoleSession] = {}
         self._wrong = WrongTokens(clock)
-        self.cookie = f"holdfast-console-{settings.console_port}"
-        """Cookies know no ports, so the name does."""
+
+    @property
+    def place(self) -> ConsolePlace:
+        """Return where the pages are."""
+        return self._place
 
     @property
     def guarded(self) -> bool:
@@ -119,7 +121,8 @@ class ConsoleAccess:
                 403, "The Host header must name this machine, since no token protects the console."
             )
         check_site(request)
-        if not self._guarded or request.path.startswith(OPEN_PATHS) or self._bears_token(request):
+        path = request.path.removeprefix(self._place.root)
+        if not self._guarded or path.startswith(OPEN_PATHS) or self._bears_token(request):
             return
         if self.session(request) is None:
             if self._certificates:
@@ -130,17 +133,17 @@ class ConsoleAccess:
         given = bearer(request)
         if given is None or self._token is None:
             return False
-        self._wrong.refuse("bearer", _peer(request))
+        self._wrong.refuse("bearer", peer_of_request(request))
         if is_secret(given, self._token):
             return True
-        self._wrong.note("bearer", _peer(request))
+        self._wrong.note("bearer", peer_of_request(request))
         return False
 
     def session(self, request: web.Request) -> ConsoleSession | None:
         """Return the session of a browser, None when it has none or it has ended."""
         if self._certificates:
             return self._of_certificate(request)
-        key = request.cookies.get(self.cookie, "")
+        key = request.cookies.get(self._place.cookie, "")
         found = self._sessions.get(key)
         if found is not None and found.ends_s <= self._clock.monotonic_s():
             del self._sessions[key]
@@ -152,10 +155,10 @@ class ConsoleAccess:
 
         Whoever may act says *who* that is.
         """
-        self._wrong.refuse("sign-in", _peer(request))
+        self._wrong.refuse("sign-in", peer_of_request(request))
         acts, who = is_secret(given, self._acting), who.strip()
         if not acts and not is_secret(given, self._token):
-            self._wrong.note("sign-in", _peer(request))
+            self._wrong.note("sign-in", peer_of_request(request))
             raise RequestDenied(403, "That is no token of this console.")
         if acts and not (1 <= len(who) <= LIMIT_WHO and who.isprintable()):
             raise RequestDenied(
@@ -210,17 +213,19 @@ class ConsoleAccess:
     def remember(self, response: web.Response, key: str) -> None:
         """Have the browser keep the cookie of a session."""
         response.set_cookie(
-            self.cookie,
+            self._place.cookie,
             key,
             max_age=int(SESSION_S),
             httponly=True,
             samesite="Strict",
-            secure=self.secure,
-            path="/",
+            secure=self._place.secure,
+            path=self._place.root or "/",
         )
 
-    def sign_out(self, request: web.Request) -> None:
-        self._sessions.pop(request.cookies.get(self.cookie, ""), None)
+    def sign_out(self, request: web.Request, response: web.Response) -> None:
+        """End a browser's session, and have it forget the cookie."""
+        self._sessions.pop(request.cookies.get(self._place.cookie, ""), None)
+        response.del_cookie(self._place.cookie, path=self._place.root or "/")
 
 
 def common_name(certificate: Mapping[str, Any]) -> str:
@@ -248,7 +253,8 @@ def _is_named(name: str, patterns: str | None) -> bool:
     return any(re.fullmatch(each, name.lower()) for each in escaped)
 
 
-def _peer(request: web.Request) -> str:
+def peer_of_request(request: web.Request) -> str:
+    """Return whom a request counts for, "" where it has left."""
     return peer_of(request.remote) if request.remote else ""
 
 

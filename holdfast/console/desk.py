@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.clients.tables.client import TableClient
 from holdfast.config import Settings
 from holdfast.console.asking.child_calls import ChildCalls
+from holdfast.console.asking.lake import LakeTopicLine
 from holdfast.console.asking.why import Load
+from holdfast.console.watching.beside import BesideLook
 from holdfast.console.watching.blocking import BlockingCalls
 from holdfast.console.watching.groups import GroupDesk
+from holdfast.console.watching.outbox import OutboxPicture
 from holdfast.console.watching.watch import Watch
 from holdfast.core.engine.declared.global_tables import Global, globals_by_name
 from holdfast.core.engine.declared.processor import Processor
@@ -27,6 +30,10 @@ class ConsoleDesk:
     tables: TableClient
     calls: BlockingCalls
     children: ChildCalls
+    outbox: BesideLook[OutboxPicture] | None = None
+    """None where no outbox is named."""
+    lake: BesideLook[Sequence[LakeTopicLine]] | None = None
+    """None where no lake is named."""
     load: Load | None = None
     """Loads the application again in a process of its own; None where that cannot be done."""
     acting: GroupDesk | None = None

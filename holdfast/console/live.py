@@ -88,13 +88,12 @@ class LiveStreams:
         return found
 
     async def _make(self, request: web.Request, page: ConsolePage) -> str:
+        common = {"picture": self._desk.watch.picture, "root": self._access.place.root}
         try:
             context = await page.build(self._desk, request.query)
         except RequestDenied as denied:
-            return render_block(
-                "trouble.html", "live", {"picture": self._desk.watch.picture, "trouble": str(denied)}
-            )
-        return render_block(page.template, "live", {"picture": self._desk.watch.picture, **context})
+            return render_block("trouble.html", "live", {**common, "trouble": str(denied)})
+        return render_block(page.template, "live", {**common, **context})
 
 
 def _last(desk: ConsoleDesk) -> ChartPoint | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import msgspec
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings, is_loopback
 from holdfast.console.access import RequestDenied
+from holdfast.console.place import ConsolePlace
 from holdfast.web.headers import is_secret
 
 T = TypeVar("T")
@@ -22,12 +24,14 @@ T = TypeVar("T")
 BACK = "/sign-in/oidc/back"
 """Where the provider sends people back to; it has to know that address."""
 PENDING_S = 600.0
-LIMIT_PENDING = 1_000
+LIMIT_PENDING, LIMIT_PENDING_OF_PEER = 1_000, 100
 TIMEOUT_S = 10.0
 LIMIT_BYTES = 1 << 20
 KNOWN_S = 3600.0
-KEYS_S = 60.0
-"""The provider's keys are fetched again after so long, if one is asked for that is not among them."""
+KEYS_S = 5.0
+"""The provider's keys are fetched again after so long, if a token is signed by none of them."""
+FAILED_S = 5.0
+"""A provider that did not answer is not asked again for so long: strangers must not have the console wait for it again and again."""
 LEEWAY_S = 60
 LIMIT_NAME = 200
 LIMIT_TOLD = 200
@@ -63,8 +67,9 @@ class ProviderKeys(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingSignIn:
-    """Somebody who was sent to the provider: only the browser with the cookie *browser* may come back, once, until *ends_s*."""
+    """Somebody of *peer* who was sent to the provider: only the browser with the cookie *browser* may come back, once, until *ends_s*."""
 
+    peer: str
     nonce: str
     verifier: str
     browser: str
@@ -74,16 +79,18 @@ class PendingSignIn:
 class OpenIdSignIn:
     """Sends people to the provider, and knows who comes back. Use it with `async with`."""
 
-    def __init__(self, settings: Settings, *, clock: Clock = system_clock) -> None:
+    def __init__(self, settings: Settings, place: ConsolePlace, *, clock: Clock = system_clock) -> None:
         import authlib  # noqa: F401  what is missing is told when the console starts, not when the first person signs in
 
         assert settings.console_oidc_issuer is not None
         self._settings, self._clock = settings, clock
         self._issuer = settings.console_oidc_issuer
         self._client = settings.console_oidc_client or ""
-        self._redirect = f"{settings.console_address.rstrip('/')}{BACK}"
+        self._redirect = f"{place.url.rstrip('/')}{BACK}"
         self._pending: dict[str, PendingSignIn] = {}
         self._provider: tuple[float, OpenIdProvider] | None = None
+        self._one = asyncio.Lock()
+        self._failed: tuple[float, RequestDenied] | None = None
         self._keys: tuple[float, ProviderKeys] | None = None
         self._session: aiohttp.ClientSession | None = None
 
@@ -102,15 +109,14 @@ class OpenIdSignIn:
 
     # -- there and back
 
-    async def begin(self) -> tuple[str, str]:
-        """Return the provider's address to go to, and the cookie that the browser has to bring back."""
+    async def begin(self, peer: str) -> tuple[str, str]:
+        """Return the provider's address to go to, and the cookie that the browser of *peer* has to bring back."""
         from authlib.oauth2.rfc6749.parameters import prepare_grant_uri
         from authlib.oauth2.rfc7636 import create_s256_code_challenge
 
         provider = await self._told()
-        state, pending = secrets.token_urlsafe(32), self._new()
-        if len(self._pending) >= LIMIT_PENDING:
-            del self._pending[next(iter(self._pending))]  # who went longest ago
+        state, pending = secrets.token_urlsafe(32), self._new(peer)
+        self._make_room(peer)
         self._pending[state] = pending
         address = prepare_grant_uri(
             provider.authorization_endpoint,
@@ -125,8 +131,20 @@ class OpenIdSignIn:
         )
         return str(address), pending.browser
 
-    def _new(self) -> PendingSignIn:
+    def _make_room(self, peer: str) -> None:
+        """Forget those whose time is over, and who of *peer* went longest ago where it has too many: nobody forgets others' ways by going again and again."""
+        now_s = self._clock.monotonic_s()
+        for state in [state for state, each in self._pending.items() if each.ends_s <= now_s]:
+            del self._pending[state]
+        own = [state for state, each in self._pending.items() if each.peer == peer]
+        if len(own) >= LIMIT_PENDING_OF_PEER:
+            del self._pending[own[0]]
+        elif len(self._pending) >= LIMIT_PENDING:
+            del self._pending[next(iter(self._pending))]
+
+    def _new(self, peer: str) -> PendingSignIn:
         return PendingSignIn(
+            peer=peer,
             nonce=secrets.token_urlsafe(32),
             verifier=secrets.token_urlsafe(48),
             browser=secrets.token_urlsafe(32),
@@ -152,7 +170,7 @@ class OpenIdSignIn:
             raise RequestDenied(
                 403, f"The provider's token has no {claim} that could be a name; see console_oidc_claim."
             )
-        if claim == "email" and claims.get("email_verified") is False:
+        if claim == "email" and claims.get("email_verified") in (False, "false"):  # some write it as text
             raise RequestDenied(403, "The provider has not verified this email address.")
         return name
 
@@ -161,12 +179,12 @@ class OpenIdSignIn:
     async def _claims(self, code: str, pending: PendingSignIn) -> Mapping[str, Any]:
         provider = await self._told()
         granted = await self._granted(provider, code, pending)
-        from joserfc.errors import InvalidKeyIdError, JoseError
+        from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError
 
         try:
             try:
                 return self._judged(provider, granted, pending, await self._signing_keys(provider, KNOWN_S))
-            except InvalidKeyIdError:
+            except (InvalidKeyIdError, BadSignatureError):  # keys may have changed, and bear no names
                 return self._judged(provider, granted, pending, await self._signing_keys(provider, KEYS_S))
         except (JoseError, ValueError, TypeError, KeyError) as error:
             raise RequestDenied(
@@ -214,16 +232,31 @@ class OpenIdSignIn:
     # -- what the provider tells of itself
 
     async def _told(self) -> OpenIdProvider:
-        now_s = self._clock.monotonic_s()
-        if self._provider is None or now_s - self._provider[0] > KNOWN_S:
-            address = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
-            found = await self._fetch("GET", address, OpenIdProvider)
-            if found.issuer != self._issuer:
-                raise RequestDenied(
-                    502, f"The provider calls itself {found.issuer[:LIMIT_TOLD]}: set console_oidc_issuer so."
-                )
+        """Return what the provider tells of itself; it is asked once for all who wait for that."""
+        async with self._one:
+            now_s = self._clock.monotonic_s()
+            if self._provider is not None and now_s - self._provider[0] <= KNOWN_S:
+                return self._provider[1]
+            if self._failed is not None and now_s - self._failed[0] <= FAILED_S:
+                raise self._failed[1]
+            try:
+                found = await self._discovered()
+            except RequestDenied as denied:
+                self._failed = self._clock.monotonic_s(), denied
+                raise
             self._provider = now_s, found
-        return self._provider[1]
+            return found
+
+    async def _discovered(self) -> OpenIdProvider:
+        address = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
+        found = await self._fetch("GET", address, OpenIdProvider)
+        if found.issuer != self._issuer:
+            raise RequestDenied(
+                502, f"The provider calls itself {found.issuer[:LIMIT_TOLD]}: set console_oidc_issuer so."
+            )
+        for each in (found.authorization_endpoint, found.token_endpoint, found.jwks_uri):
+            _require_private(each)
+        return found
 
     async def _signing_keys(self, provider: OpenIdProvider, fresh_s: float) -> ProviderKeys:
         now_s = self._clock.monotonic_s()
@@ -234,12 +267,10 @@ class OpenIdSignIn:
     async def _fetch(self, method: str, address: str, of: type[T], **more: Any) -> T:
         """Return what the provider answers, as *of*; RequestDenied when it does not."""
         assert self._session is not None, "use `async with`"
-        parts = urlsplit(address)
-        if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
-            raise RequestDenied(502, f"The provider names {address[:LIMIT_TOLD]}, which is not https.")
+        _require_private(address)
         try:
             async with self._session.request(method, address, allow_redirects=False, **more) as response:
-                body = await response.content.read(LIMIT_BYTES)
+                body = await _whole(response)
                 if response.status == 200:
                     return msgspec.json.decode(body, type=of)
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, ValueError) as error:
@@ -250,3 +281,25 @@ class OpenIdSignIn:
         raise RequestDenied(
             502, f"The provider refused: HTTP {response.status} {body[:LIMIT_TOLD].decode(errors='replace')}"
         )
+
+
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
+    """Return a body, which comes in as many pieces as networks make of it; ValueError for a very long one."""
+    pieces, size_bytes = list[bytes](), 0
+    async for piece in response.content.iter_any():
+        size_bytes += len(piece)
+        if size_bytes > LIMIT_BYTES:
+            raise ValueError(f"it sent more than {LIMIT_BYTES} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _require_private(address: str) -> None:
+    """Refuse an address to which a secret or a person would go in the clear."""
+    try:
+        parts = urlsplit(address)
+        private = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+    except ValueError:
+        private = False
+    if not private:
+        raise RequestDenied(502, f"The provider names {address[:LIMIT_TOLD]}, which is not https.")

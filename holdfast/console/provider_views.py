@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from holdfast.console.access import ConsoleAccess, RequestDenied
+from holdfast.console.access import ConsoleAccess, RequestDenied, peer_of_request
 from holdfast.console.openid import PENDING_S, OpenIdSignIn
 
 Html = Callable[[web.Request, str, Mapping[str, Any], int], web.Response]
@@ -18,12 +18,12 @@ class ProviderViews:
 
     def __init__(self, access: ConsoleAccess, openid: OpenIdSignIn, html: Html) -> None:
         self._access, self._openid, self._html = access, openid, html
-        self._cookie = f"{access.cookie}-oidc"
+        self._cookie, self._path = f"{access.place.cookie}-oidc", f"{access.place.root}/sign-in"
 
     async def go(self, request: web.Request) -> web.Response:
         """Send a browser to the provider, with a cookie by which it is known when it comes back."""
         try:
-            address, browser = await self._openid.begin()
+            address, browser = await self._openid.begin(peer_of_request(request))
         except RequestDenied as denied:
             return self._denied(request, denied)
         response = web.Response(status=303, headers={"Location": address})
@@ -34,8 +34,8 @@ class ProviderViews:
             max_age=int(PENDING_S),
             httponly=True,
             samesite="Lax",
-            secure=self._access.secure,
-            path="/sign-in",
+            secure=self._access.place.secure,
+            path=self._path,
         )
         return response
 
@@ -50,7 +50,7 @@ class ProviderViews:
         except RequestDenied as denied:
             return self._denied(request, denied)
         response = self._html(request, "signed_in.html", {"title": "Signed in", "name": name}, 200)
-        response.del_cookie(self._cookie, path="/sign-in")
+        response.del_cookie(self._cookie, path=self._path)
         self._access.remember(response, key)
         return response
 

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.serving import UNKNOWN
-from holdfast.agents.web.server import WebService
+from holdfast.agents.web.server import OpenConsole, WebService
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -185,6 +185,7 @@ class MemoryWorker:
         partitions: int,
         active: Iterable[int] | None = None,
         standby: Iterable[int] = (),
+        console: OpenConsole | None = None,
         clock: Clock = system_clock,
     ) -> None:
         self.settings, self.url = settings, settings.advertised_url
@@ -209,7 +210,7 @@ class MemoryWorker:
                 read for processor in self._processors.values() for read in processor.reads
             ).items()
         }
-        self._web = WebService(settings, self, self.metrics, clock=clock)
+        self._web = WebService(settings, self, self.metrics, console=console, clock=clock)
 
     async def __aenter__(self) -> Self:
         await self._web.start()

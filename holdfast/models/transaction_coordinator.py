@@ -125,8 +125,8 @@ def _init(
     if known.state in PREPARED:
         return _error(Code.CONCURRENT_TRANSACTIONS)
     if known.state is _S.ONGOING:
-        # No answer carries the new epoch: the producer asks again when the abort is complete, and gets the
-        # next one.
+        # The producer asks again when the abort is complete. Then one that says who it is gets this epoch
+        # (KIP-360), and any other start the next one.
         _put(rows, transactional_id, known, _fenced(known, at_ms))
         return CoordinatorReply(error=Code.CONCURRENT_TRANSACTIONS, touched=(transactional_id,))
     expected_epoch = None if command.expected is None else command.expected[1]
@@ -181,12 +181,15 @@ def _next_epoch(known: Transaction, expected: int | None) -> tuple[int, int] | N
 def _fenced(known: Transaction, at_ms: int) -> Transaction:
     """Return the transaction in a new epoch, to be aborted: through PREPARE_EPOCH_FENCE, which is never
     written.
+
+    The producer may go on from the epoch before, as from an abort of its own (TransactionMetadata.prepareAbortOrCommit
+    under transaction.version 2); not where the new one is the last: from there it needs another id.
     """
     assert known.epoch < MAX_EPOCH, f"epoch {known.epoch} cannot be fenced: there is none after it"
     return msgspec.structs.replace(
         known,
         epoch=known.epoch + 1,
-        last_epoch=NO_EPOCH,
+        last_epoch=known.epoch if known.epoch + 1 < EXHAUSTED_EPOCH else NO_EPOCH,
         state=_S.PREPARE_ABORT,
         pending_state=None,
         updated_ms=at_ms,

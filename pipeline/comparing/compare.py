@@ -25,11 +25,11 @@ from holdfast.pipeline.folds.paired import (
     widened,
 )
 from holdfast.pipeline.folds.results import decode_summary, summaries_of
+from holdfast.pipeline.folds.spilling import STATE_MEMORY_BYTES
 from holdfast.pipeline.replay import ReplayOptions, replay
 
 LIMIT_KEYS = 10_000
 """So many keys that differ are told of each partition; all are counted."""
-MEMORY_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def compare(
     settings: Settings,
     options: ReplayOptions | None = None,
     *,
-    memory_bytes: int = MEMORY_BYTES,
+    memory_bytes: int = STATE_MEMORY_BYTES,
     limit_keys: int = LIMIT_KEYS,
 ) -> Comparison:
     """Fold *processor* and *other* over one history, each record once, and return where their rows differ.

@@ -172,5 +172,4 @@ def claim_intervals(settings: Settings) -> DerivedTable:
         row=ClaimInterval,
         processor=processor,
         current=partial(_current, stale_after_s=stale_after_s),
-        parameters=f"stale_after_s={stale_after_s}",
     )

@@ -187,5 +187,4 @@ def claim_takeovers(settings: Settings) -> DerivedTable:
         row=ClaimTakeover,
         processor=processor,
         current=_current,
-        parameters=f"stale_after_s={stale_after_s}",
     )

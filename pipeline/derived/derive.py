@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
@@ -11,6 +12,8 @@ from holdfast.pipeline.bronze.lake import bronze_path
 from holdfast.pipeline.derived.claim_intervals import INTERVALS, claim_intervals
 from holdfast.pipeline.derived.claim_takeovers import TAKEOVERS, claim_takeovers
 from holdfast.pipeline.derived.group_moves import MOVES, group_moves
+from holdfast.pipeline.derived.lag_by_minute import BY_MINUTE, LagTable
+from holdfast.pipeline.derived.lag_join import join_lag
 from holdfast.pipeline.derived.lag_tables import COMMITS, ENDS, lag_commits, lag_ends
 from holdfast.pipeline.derived.outbox_latency import LATENCY, outbox_latency
 from holdfast.pipeline.derived.producer_anomalies import ANOMALIES, producer_anomalies
@@ -18,6 +21,8 @@ from holdfast.pipeline.derived.quarantine_events import QUARANTINE, quarantine_e
 from holdfast.pipeline.derived.table import ROWS, DerivedOutput, DerivedTable
 from holdfast.pipeline.histories.fold import FoldOptions, FoldReport, fold
 from holdfast.pipeline.histories.fold_tables import is_table
+
+AnyTable: TypeAlias = DerivedTable | LagTable
 
 
 def _anomalies(settings: Settings, topics: Sequence[str]) -> list[DerivedTable]:
@@ -32,19 +37,27 @@ def _ends(settings: Settings, topics: Sequence[str]) -> list[DerivedTable]:
     return [lag_ends(topic) for topic in topics]
 
 
-TABLES: Mapping[str, Callable[[Settings, Sequence[str]], Sequence[DerivedTable]]] = {
+def _by_minute(settings: Settings, topics: Sequence[str]) -> list[LagTable]:
+    return [LagTable(topic=topic) for topic in topics]
+
+
+TABLES: Mapping[str, Callable[[Settings, Sequence[str]], Sequence[AnyTable]]] = {
     INTERVALS: lambda settings, topics: [claim_intervals(settings)],
     TAKEOVERS: lambda settings, topics: [claim_takeovers(settings)],
-    COMMITS: lambda settings, topics: [lag_commits(settings)],
+    COMMITS: lambda settings, topics: [lag_commits()],
     ENDS: _ends,
-    MOVES: lambda settings, topics: [group_moves(settings)],
+    BY_MINUTE: _by_minute,
+    MOVES: lambda settings, topics: [group_moves()],
     LATENCY: _latencies,
     ANOMALIES: _anomalies,
     QUARANTINE: lambda settings, topics: [quarantine_events(settings)],
 }
-"""The tables that can be derived, by name: one, or one for each topic. They are made of the settings, and `lag.ends` of topics that are named."""
+"""The tables that can be derived, by name: one, or one for each topic. They are made of the settings, and those of lag of topics that are named; a table comes
+behind those that it is joined of.
+"""
 _NAMED_BY = {
     ENDS: "name them: --topics orders,payments",
+    BY_MINUTE: "name them: --topics orders,payments",
     LATENCY: "name them in the setting progress: --set progress=shop.progress",
     ANOMALIES: "name them in the setting books: --set books=orders,payments",
 }
@@ -68,8 +81,8 @@ def derived_path(lake: str, path: str) -> str:
     return f"{derived_folder(lake, path)}/{ROWS}"
 
 
-def tables_named(name: str, settings: Settings, topics: Sequence[str] = ()) -> Sequence[DerivedTable]:
-    """Return the tables of a name, of `lag.ends` those of *topics*; ConfigError where there are none."""
+def tables_named(name: str, settings: Settings, topics: Sequence[str] = ()) -> Sequence[AnyTable]:
+    """Return the tables of a name, of those of lag the ones of *topics*; ConfigError where there are none."""
     made = TABLES.get(name)
     if made is None:
         raise ConfigError(f"there is no derived table {name!r:.200}; there are {', '.join(TABLES)}")
@@ -79,22 +92,50 @@ def tables_named(name: str, settings: Settings, topics: Sequence[str] = ()) -> S
     return found
 
 
-def landed_tables(lake: str, settings: Settings, topics: Sequence[str] = ()) -> list[DerivedTable]:
-    """Return the tables whose topic was landed, `lag.ends` of *topics* among them; ConfigError where there is none."""
+def tables_to_derive(
+    names: Sequence[str], lake: str, settings: Settings, topics: Sequence[str] = ()
+) -> list[AnyTable]:
+    """Return the tables of *names*, without any those whose topics were landed: each once, and behind those that it is joined of.
+
+    ConfigError for a name of none, or a lake in which no topic of any was landed.
+    """
+    if not names:
+        return _landed(lake, settings, topics)
+    wanted = dict.fromkeys(
+        each for name in names for each in ((COMMITS, ENDS, name) if name == BY_MINUTE else (name,))
+    )
+    return [table for name in wanted for table in tables_named(name, settings, topics)]
+
+
+def _landed(lake: str, settings: Settings, topics: Sequence[str]) -> list[AnyTable]:
     every = [table for make in TABLES.values() for table in make(settings, topics)]
-    found = [table for table in every if is_table(bronze_path(lake, table.topic))]
+    there = {
+        topic: is_table(bronze_path(lake, topic))
+        for topic in dict.fromkeys(each for table in every for each in table.sources)
+    }
+    found = [table for table in every if all(there[topic] for topic in table.sources)]
     if not found:
-        topics = ", ".join(dict.fromkeys(table.topic for table in every))
         raise ConfigError(
-            f"{lake} holds none of the topics that tables are derived from: land them first (`holdfast pipeline land --topics TOPIC`): {topics}"
+            f"{lake} holds none of the topics that tables are derived from: land them first (`holdfast pipeline land --topics TOPIC`): {', '.join(there)}"
         )
     return found
 
 
-def derive(table: DerivedTable, settings: Settings, options: FoldOptions) -> FoldReport:
-    """Take what was landed since the last time into a derived table; both engines write the same rows.
+def derive(table: AnyTable, settings: Settings, options: FoldOptions) -> FoldReport:
+    """Take what was landed since the last time into a derived table; both engines write the same rows. `lag.by_minute` is joined of what was derived of both its logs.
 
     Raises what `fold` does: LakeError where the topic was never landed or something else has changed the tables, ConfigError for tables of other settings.
     """
+    if isinstance(table, LagTable):
+        return join_lag(table, settings, options, lag_paths(options.lake, table))
     into = options.into or derived_folder(options.lake, table.path)
     return fold(table.processor, settings, replace(options, into=into), output=DerivedOutput(table))
+
+
+def lag_paths(lake: str, table: LagTable) -> dict[str, str]:
+    """Return where `lag.by_minute` of a topic and the two tables that it is joined of lie."""
+    return {
+        BY_MINUTE: derived_path(lake, table.path),
+        COMMITS: derived_path(lake, COMMITS),
+        ENDS: derived_path(lake, lag_ends(table.topic).path),
+    }

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.config import Settings
 from holdfast.core.broker_logs.assignments import (
     AssignedMember,
     GroupAssigned,
@@ -113,7 +112,7 @@ def _current(stored: StoredRows) -> Iterable[GroupMove]:
     return ()
 
 
-def group_moves(settings: Settings) -> DerivedTable:
+def group_moves() -> DerivedTable:
     """Return the table of the cluster's classic consumer groups."""
     processor = Processor(
         name="groups-moves",

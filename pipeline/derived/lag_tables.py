@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from holdfast.config import Settings
 from holdfast.core.broker_logs.folds import (
     OFFSETS_TOPIC,
     GroupEvent,
@@ -68,7 +67,7 @@ def _current_commits(stored: StoredRows) -> Iterator[CommittedAt]:
         yield _committed(key, of)
 
 
-def lag_commits(settings: Settings) -> DerivedTable:
+def lag_commits() -> DerivedTable:
     """Return the table of what the cluster's groups have committed."""
     processor = Processor(
         name="lag-commits",

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.core.engine.declared.processor import Emit, Emits, Headers, Processor
 from holdfast.core.engine.state.rows import Rows
-from holdfast.core.outbox.created_times import read_created
+from holdfast.core.outbox.created_times import rank_of, read_created
 from holdfast.core.outbox.harvest import RowsProgress, decode_progress
 from holdfast.pipeline.derived.table import ROWS, DerivedTable, StoredRows, row_over, time_at
 
@@ -110,26 +110,12 @@ def _latency(producer: str, of: LatencyMinute, waited: Sequence[tuple[int, int]]
         transactions=of.transactions,
         rows=rows,
         least_ms=ordered[0][0],
-        p50_ms=_rank(ordered, rows, 50),
-        p95_ms=_rank(ordered, rows, 95),
-        p99_ms=_rank(ordered, rows, 99),
+        p50_ms=rank_of(ordered, 50),
+        p95_ms=rank_of(ordered, 95),
+        p99_ms=rank_of(ordered, 99),
         greatest_ms=ordered[-1][0],
         mean_ms=sum(ms * count for ms, count in ordered) / rows,
     )
-
-
-def _rank(ordered: Sequence[tuple[int, int]], rows: int, percent: int) -> int:
-    """Return the value that *percent* of the rows reach or stay below, by nearest rank.
-
-    >>> _rank([(1, 1), (5, 2), (9, 1)], 4, 50), _rank([(1, 1), (5, 2), (9, 1)], 4, 99)
-    (5, 9)
-    """
-    left = -(-rows * percent // 100)
-    for value, count in ordered:
-        left -= count
-        if left <= 0:
-            return value
-    return ordered[-1][0]
 
 
 def _current(stored: StoredRows) -> Iterable[OutboxLatency]:

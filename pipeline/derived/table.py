@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -61,14 +62,13 @@ class DerivedTable:
     """A table of rows of type *row*, which are its columns, made of what *processor* folds of one topic.
 
     The fold emits each row that is over, by `row_over`. *current* tells those that are as of now, by what is stored: they are written anew by each run.
-    *parameters* is all that the rows depend on besides the log and the functions. *is_of_topic*: there is a table of that name for each topic. Can be pickled.
+    *is_of_topic*: there is a table of that name for each topic. Can be pickled.
     """
 
     name: str
     row: type[msgspec.Struct]
     processor: Processor[Any, Any]
     current: Callable[[StoredRows], Iterable[msgspec.Struct]]
-    parameters: str = ""
     is_of_topic: bool = False
 
     @property
@@ -86,9 +86,21 @@ class DerivedTable:
         """Return its columns, without those of every derived table, `partition` and `is_current`."""
         return pa.schema([*row_column(self.row).type])
 
-    def batch(self, rows: Iterable[msgspec.Struct]) -> pa.RecordBatch:
-        """Return *rows* as Arrow has them."""
-        return pa.RecordBatch.from_struct_array(row_column(self.row).array(rows))
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Return the topics that must have been landed."""
+        return (self.topic,)
+
+    def batches(self, rows: Iterable[msgspec.Struct]) -> Iterator[pa.RecordBatch]:
+        """Yield *rows* as Arrow has them."""
+        return row_batches(self.row, rows)
+
+
+def row_batches(kind: type[msgspec.Struct], rows: Iterable[msgspec.Struct]) -> Iterator[pa.RecordBatch]:
+    """Yield rows of type *kind* as Arrow has them, at most OUT_ROWS at once."""
+    column, left = row_column(kind), iter(rows)
+    while some := [*islice(left, OUT_ROWS)]:
+        yield pa.RecordBatch.from_struct_array(column.array(some))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +110,6 @@ class DerivedOutput:
     table: DerivedTable
     name: str = ROWS
     takes_emits: bool = True
-
-    @property
-    def parameters(self) -> str:
-        return self.table.parameters
 
     @property
     def schema(self) -> pa.Schema:
@@ -134,18 +142,8 @@ class DerivedRows(Results):
         """Yield the rows that are over, once there are *at_least* so many."""
         if len(self._over) >= at_least:
             rows, self._over = self._over, []
-            yield from self._batches(rows)
+            yield from self._table.batches(rows)
 
     def current(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows that are as of now."""
-        yield from self._batches(self._table.current(self._stored))
-
-    def _batches(self, rows: Iterable[msgspec.Struct]) -> Iterator[pa.RecordBatch]:
-        some: list[msgspec.Struct] = []
-        for row in rows:
-            some.append(row)
-            if len(some) == OUT_ROWS:
-                yield self._table.batch(some)
-                some = []
-        if some:
-            yield self._table.batch(some)
+        yield from self._table.batches(self._table.current(self._stored))

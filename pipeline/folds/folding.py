@@ -26,10 +26,10 @@ from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.migrating import Beginning
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_KINDS, Marker, digest
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
-from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.errors import OrderError
 from holdfast.pipeline.bronze.files import whole_ms
+from holdfast.pipeline.folds.spilling import STATE_MEMORY_BYTES, SpillingStore
 from holdfast.pipeline.folds.waiting import fold_whole, waiting
 from holdfast.pipeline.progress import advance
 
@@ -123,6 +123,8 @@ class FoldPlan:
     later_timeout_s: float = 600.0
     bases: Mapping[int, Beginning] = field(default_factory=dict)
     """What partitions begin with in place of nothing."""
+    memory_bytes: int = STATE_MEMORY_BYTES
+    """About so much of the state of a partition is in memory while it is folded, and all of it in a temporary file where there is more."""
     beside: FoldBeside | None = None
     """Another version that is folded beside it, each partition from its beginning: where the two differ is told then, and nothing else."""
 
@@ -271,18 +273,20 @@ class FoldStore(Protocol):
 
     def everything(self) -> Iterator[tuple[bytes, bytes]]: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class FoldedState:
-    """What a fold of one partition goes on with: what is stored, at *position*."""
+    """What a fold of one partition goes on with: what is stored, at *position*. Who made it closes it."""
 
     store: FoldStore
     position: Position
 
 
 def beginning_of(plan: FoldPlan, partition: int) -> FoldedState:
-    """Return what a partition begins with, in memory."""
-    store, base = DictStore(), plan.bases.get(partition)
+    """Return what a partition begins with, in a store of its own."""
+    base, store = plan.bases.get(partition), SpillingStore(plan.memory_bytes)
     if base is None:
         return FoldedState(store, stored_format(plan.processor).start)
     store.apply(base.stored)
@@ -290,13 +294,14 @@ def beginning_of(plan: FoldPlan, partition: int) -> FoldedState:
 
 
 class PartitionFold:
-    """The fold of one partition, from *state* (None: from its beginning, in memory) to its last record."""
+    """The fold of one partition, from *state* (None: from its beginning) to its last record. Close it when done: what it began with may be in a file."""
 
     def __init__(
         self, plan: FoldPlan, partition: int, results: Results, state: FoldedState | None = None
     ) -> None:
         self.partition, self._plan, self._results = partition, plan, results
         self._skips = plan.skips.get(partition, ())
+        self._owns_store = state is None
         state = state or beginning_of(plan, partition)
         self._store, at = state.store, state.position
         assert isinstance(at, Marker), "several sources are folded elsewhere"
@@ -387,7 +392,9 @@ class PartitionFold:
         yield summary_batch(summary)
 
     def close(self) -> None:
-        """Nothing is to be closed: the state is somebody else's, or in memory."""
+        """Let go of the state, unless it is somebody else's."""
+        if self._owns_store:
+            self._store.close()
 
 
 def states(store: FoldStore, partition: int) -> Iterator[pa.RecordBatch]:

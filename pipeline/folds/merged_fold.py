@@ -53,7 +53,7 @@ class FoldedStretches(Protocol):
 
 
 class MergedFold:
-    """The fold of one partition, from *state* (None: from its beginning) on. Close it when done: the copies of globals may be in files."""
+    """The fold of one partition, from *state* (None: from its beginning) on. Close it when done: what it began with, and the copies of globals, may be in files."""
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class MergedFold:
         open_global: OpenGlobal,
         state: FoldedState | None = None,
     ) -> None:
+        self._owns_store = state is None
         processor, state = plan.processor, state or beginning_of(plan, partition)
         assert isinstance(state.position, VectorMarker), "of several sources"
         self._plan, self._partition, self._results, self._store = plan, partition, results, state.store
@@ -131,6 +132,8 @@ class MergedFold:
         )
 
     def close(self) -> None:
-        """Remove the copies of globals."""
+        """Remove the copies of globals, and let go of the state, unless it is somebody else's."""
         for each in self._copies:
             each.close()
+        if self._owns_store:
+            self._store.close()

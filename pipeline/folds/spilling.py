@@ -1,5 +1,4 @@
-"""Rows in memory, and in a temporary file when they become many: of the copies of global tables in a replay, and of a partition's state where it
-is folded into a table of the lake.
+"""Rows in memory, and in a temporary file when they become many: of a partition's state while it is folded, and of the copies of global tables.
 
 Each partition that is folded has a copy of its own, since it sees its own positions; a Spark executor folds several at once.
 """
@@ -18,6 +17,8 @@ from holdfast.errors import PipelineError
 
 LIMIT_BYTES = 64 << 20
 """What the rows of a copy may take in memory, about."""
+STATE_MEMORY_BYTES = 256 << 20
+"""What the rows of a partition that is folded may take in memory, about."""
 ROW_BYTES = 200
 """What a row takes in memory besides its key and value, about."""
 PAGE_ROWS = 1_000

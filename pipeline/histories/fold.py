@@ -8,13 +8,12 @@ that the output's commit tells, and goes on from there. Of two folds that go on 
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,6 +28,7 @@ from holdfast.pipeline.bronze.files import File
 from holdfast.pipeline.bronze.lake import share
 from holdfast.pipeline.folds.bases import read_bases
 from holdfast.pipeline.folds.folding import FoldPlan, all_emits
+from holdfast.pipeline.folds.spilling import STATE_MEMORY_BYTES
 from holdfast.pipeline.histories.fold_commit import (
     FoldCommit,
     PartitionCommit,
@@ -37,6 +37,7 @@ from holdfast.pipeline.histories.fold_commit import (
     noted_types,
     told_position,
 )
+from holdfast.pipeline.histories.fold_engines import chosen_engine
 from holdfast.pipeline.histories.fold_tables import (
     HISTORY_BY,
     STATE_BY,
@@ -50,12 +51,11 @@ from holdfast.pipeline.histories.landed_history import HistoryParts, landed_hist
 from holdfast.pipeline.histories.output_table import HistoryOutput, OutputTable
 from holdfast.pipeline.histories.partition_fold import PART_DDL, FoldedPart, FoldWork
 from holdfast.pipeline.progress import begin
-from holdfast.pipeline.replay import ReplayEngine, choose_engine
+from holdfast.pipeline.replay import ReplayEngine
 from holdfast.pipeline.spark.pickling import modules_of
-from holdfast.pipeline.spark.session import SparkOptions, cores_of, import_pyspark, open_session
+from holdfast.pipeline.spark.session import SparkOptions, import_pyspark, open_session
 from holdfast.schemas import registry
 
-FoldEngine = Literal["local", "spark"]
 LOOKS = 3
 """How often both tables are read: another fold may extend both in between."""
 _NOTHING = PartitionCommit(position="")
@@ -74,7 +74,7 @@ class FoldOptions:
     into: str | None = None
     allow_holes: bool = False
     max_records: int = 10_000_000
-    memory_bytes: int = 256 << 20
+    memory_bytes: int = STATE_MEMORY_BYTES
     rebuild: bool = False
     spark: SparkOptions = field(default_factory=SparkOptions)
 
@@ -171,7 +171,7 @@ class _TableFold:
     ) -> None:
         self._processor, self._settings, self._options = processor, settings, options
         self._opened, self._beside, self._told, self._anew = opened, beside, told, options.rebuild
-        self._identity = identity_of(processor, settings, beside.parameters)
+        self._identity = identity_of(processor, settings)
         self._bases = read_bases(processor, settings) if processor.migrate else {}
         self._landed = landed_history(processor, settings, options.lake)
         folder = (options.into or folds_path(options.lake, processor.name)).rstrip("/")
@@ -385,7 +385,9 @@ class _TableFold:
             memory_bytes=self._options.memory_bytes,
             writes_output=writes_output,
         )
-        self.report.engine = self._engine(target.offsets, len(wanted))
+        self.report.engine = chosen_engine(
+            self._options.engine, self._options.spark, target.offsets, len(wanted)
+        )
         if self.report.engine == "spark":
             return self._on_spark(work, wanted)
         begin(f"fold of {self._processor.name}", target.offsets)
@@ -397,13 +399,6 @@ class _TableFold:
             self._drop(parts)
             raise
         return parts
-
-    def _engine(self, offsets: int, partitions: int) -> FoldEngine:
-        if self._options.engine != "auto":
-            return self._options.engine
-        spark = self._options.spark
-        cores = cores_of(spark.master) if spark.in_one_jvm else os.cpu_count() or 1
-        return choose_engine("bronze", offsets, partitions, cores)
 
     def _on_spark(self, work: FoldWork, wanted: Sequence[int]) -> list[FoldedPart]:
         """Have each partition folded by a task, which writes its files; those of tasks that fail are named by no commit."""

@@ -19,9 +19,9 @@ Code = Callable[..., Any]
 _PLAIN = str | int | float | bytes | None
 
 
-def code_of(processor: Processor[Any, Any], parameters: str) -> str:
-    """Return the digest of the functions of a processor, of the functions, classes and plain constants of their own modules that they name, and that these name, and of
-    *parameters*. What holdfast, Python and installed packages bring is not looked at.
+def code_of(processor: Processor[Any, Any]) -> str:
+    """Return the digest of the functions of a processor, of what functions are bound to, and of the functions, classes and plain constants
+    of their own modules that they name, and that these name. What holdfast, Python and installed packages bring is not looked at.
     """
     sha, used = hashlib.sha256(), dict[str, str]()
     for each in _functions(processor):
@@ -29,7 +29,6 @@ def code_of(processor: Processor[Any, Any], parameters: str) -> str:
         _reach(each, used)
     for name in sorted(used):
         sha.update(f"{name}\x00{used[name]}\x00".encode())
-    sha.update(parameters.encode())
     return sha.hexdigest()[:16]
 
 

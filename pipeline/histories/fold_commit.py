@@ -46,14 +46,14 @@ def _told(value: Any) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def identity_of(processor: Processor[Any, Any], settings: Settings, parameters: str = "") -> FoldIdentity:
-    """Return which fold *processor* is; *parameters* are what it depends on besides its functions."""
+def identity_of(processor: Processor[Any, Any], settings: Settings) -> FoldIdentity:
+    """Return which fold *processor* is."""
     return FoldIdentity(
         app=settings.app,
         processor=processor.name,
         version=processor.version,
         topics=tuple(map(str, processor.topics)),
-        code=code_of(processor, parameters),
+        code=code_of(processor),
     )
 
 
@@ -75,7 +75,8 @@ class FoldCommit(msgspec.Struct, frozen=True, kw_only=True):
     """What one fold did to both of its tables, in the words of each: the commit of the output comes first, that of the state with the same *batch* after
     it. *start* is the batch that it went on from, "" for none.
 
-    *skips* are offsets of each source that were left out, *holes* what was missing and allowed. *row_types* are those of all rows so far.
+    *skips* are offsets of each source that were left out, *holes* what was missing and allowed. *row_types* are those of all rows so far. A table that is
+    joined of others has no *partitions* of its own: *joined* is what those of the others were, by name.
     """
 
     batch: str
@@ -86,6 +87,7 @@ class FoldCommit(msgspec.Struct, frozen=True, kw_only=True):
     skips: dict[str, dict[int, list[tuple[int, int]]]] = {}
     holes: tuple[str, ...] = ()
     row_types: bytes = b""
+    joined: dict[str, dict[int, PartitionCommit]] = {}
     holdfast_fold: int = 1
 
     def encode(self) -> str:

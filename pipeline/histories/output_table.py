@@ -45,11 +45,6 @@ class OutputTable(Protocol):
         """Return whether its rows are made of what the fold emits, rather than of each change of a row."""
         ...
 
-    @property
-    def parameters(self) -> str:
-        """Return what its rows depend on besides the functions of the processor; part of the fold's identity."""
-        ...
-
     def told(self, store: FoldStore) -> ToldRows: ...
 
 
@@ -60,7 +55,6 @@ class HistoryOutput:
     processor: Processor[Any, Any]
     name: str = "history"
     takes_emits: bool = False
-    parameters: str = ""
 
     @property
     def schema(self) -> pa.Schema:

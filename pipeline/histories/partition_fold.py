@@ -43,7 +43,7 @@ from holdfast.pipeline.histories.landed_history import HistoryPart, HistoryParts
 from holdfast.pipeline.histories.output_table import OutputTable, ToldRows
 
 PART_DDL = "part binary"
-_PART = pa.schema([("part", pa.binary())])
+PART_SCHEMA = pa.schema([("part", pa.binary())])
 _KINDS = {WAKE: "wake", TICK: "tick", EVENT: "event"}
 _STORED = ["stored_key", "stored", "offset", "topic", "valid_from_ms", "previous"]
 
@@ -83,7 +83,7 @@ class FoldWork:
         for numbers in named:
             for partition in numbers.column(0).to_pylist():
                 told = msgspec.msgpack.encode(self.fold(partition))
-                yield pa.RecordBatch.from_arrays([pa.array([told], pa.binary())], schema=_PART)
+                yield pa.RecordBatch.from_arrays([pa.array([told], pa.binary())], schema=PART_SCHEMA)
 
     def fold(self, partition: int) -> FoldedPart:
         """Fold one partition and return what came of it; where that fails, no file of it is left."""
@@ -170,9 +170,10 @@ class FoldWork:
         begun = beginning_of(self.plan, partition)
         at = begun.position
         made = Change(counted(offsets_of(at)), at.stream_ms, "", None)
-        for key, value in begun.store.everything():
-            change = made if key[:1] in ROW_KINDS else None
-            store.apply([(key, value), noted_change(key, change)])
+        with closing(begun.store):
+            for key, value in begun.store.everything():
+                change = made if key[:1] in ROW_KINDS else None
+                store.apply([(key, value), noted_change(key, change)])
         return FoldedState(store, at)
 
 

@@ -11,7 +11,8 @@ from holdfast.pipeline.derived.claim_intervals import INTERVALS
 from holdfast.pipeline.derived.claim_takeovers import TAKEOVERS
 from holdfast.pipeline.derived.derive import TABLES, derived_path
 from holdfast.pipeline.derived.group_moves import MOVES
-from holdfast.pipeline.derived.lag_tables import COMMITS, ENDS
+from holdfast.pipeline.derived.lag_by_minute import BY_MINUTE
+from holdfast.pipeline.derived.lag_tables import COMMITS
 from holdfast.pipeline.derived.outbox_latency import LATENCY
 from holdfast.pipeline.derived.producer_anomalies import ANOMALIES
 from holdfast.pipeline.derived.quarantine_events import QUARANTINE
@@ -30,21 +31,15 @@ TIMES: Mapping[str, tuple[str, str]] = {
     INTERVALS: ("held_from", "held_until"),
     TAKEOVERS: ("taken", "taken"),
     COMMITS: ("minute", "minute"),
-    ENDS: ("minute", "minute"),
+    BY_MINUTE: ("minute", "until"),
     MOVES: ("at", "at"),
     LATENCY: ("minute", "minute"),
     ANOMALIES: ("at", "at"),
     QUARANTINE: ("at", "at"),
 }
-"""By which columns the rows of a table begin and end."""
-MINUTE_MS, LAG_PARTS, LOOK_BACK_PARTS = 60_000, 60, 60
-"""Lag is told at the end of so many parts of the time. What groups had committed and where partitions ended holds until it changes: it is looked for so many parts
-before the time.
-"""
-_LAG_OF = {
-    COMMITS: (("group_id", "topic", "topic_partition"), ("offset",)),
-    ENDS: (("partition",), ("end_offset",)),
-}
+"""The tables that are told of, and by which columns their rows begin and end."""
+MINUTE_MS, LAG_PARTS = 60_000, 60
+"""Lag is told at the end of so many parts of the time."""
 
 
 def lag_part_ms(from_ms: int, to_ms: int) -> int:
@@ -86,8 +81,8 @@ def report(settings: Settings, options: ReportOptions) -> ReportedTime:
         raise ConfigError("--from is not before --to: a report needs a time to look at")
     paths = {
         (name, table.topic): derived_path(options.lake, table.path)
-        for name, make in TABLES.items()
-        for table in make(settings, options.topics)
+        for name in TIMES
+        for table in TABLES[name](settings, options.topics)
     }
     there = {key: path for key, path in paths.items() if is_table(path)}
     if not there:
@@ -109,13 +104,14 @@ def report(settings: Settings, options: ReportOptions) -> ReportedTime:
 
 
 def _slice(name: str, options: ReportOptions) -> TimeSlice:
-    times = TIMES[name]
-    if name not in _LAG_OF:
-        return TimeSlice(*times, options.from_ms, options.to_ms)
-    part_ms = lag_part_ms(options.from_ms, options.to_ms)
-    keys, values = _LAG_OF[name]
-    thinned = Thinned(keys=keys, values=values, by="minute", part_ms=part_ms)
-    return TimeSlice(*times, options.from_ms - LOOK_BACK_PARTS * part_ms, options.to_ms, thinned)
+    thinned = None
+    if name == BY_MINUTE:
+        part_ms = lag_part_ms(options.from_ms, options.to_ms)
+        thinned = Thinned(keys=("group_id", "partition"), values=("lag",), by="minute", part_ms=part_ms)
+    elif name == COMMITS:  # for when a group committed last
+        keys = ("group_id", "topic", "topic_partition")
+        thinned = Thinned(keys=keys, values=(), by="minute", part_ms=options.to_ms - options.from_ms)
+    return TimeSlice(*TIMES[name], options.from_ms, options.to_ms, thinned)
 
 
 def _until(row: DerivedRow, of: TimeSlice) -> DerivedRow:

@@ -9,7 +9,8 @@ from html import escape
 from holdfast.pipeline.derived.claim_intervals import INTERVALS
 from holdfast.pipeline.derived.claim_takeovers import TAKEOVERS
 from holdfast.pipeline.derived.group_moves import MOVES
-from holdfast.pipeline.derived.lag_tables import COMMITS, ENDS
+from holdfast.pipeline.derived.lag_by_minute import BY_MINUTE
+from holdfast.pipeline.derived.lag_tables import COMMITS
 from holdfast.pipeline.derived.outbox_latency import LATENCY
 from holdfast.pipeline.derived.producer_anomalies import ANOMALIES
 from holdfast.pipeline.derived.quarantine_events import QUARANTINE
@@ -28,7 +29,7 @@ from holdfast.pipeline.pages.timelines import (
     parted,
     stacked,
 )
-from holdfast.pipeline.reporting.lag import MINUTE_MS, lag_by_minute, total_over_time
+from holdfast.pipeline.reporting.lag import MINUTE_MS, lags_over_time, total_over_time
 from holdfast.pipeline.reporting.ownership import (
     NOBODY,
     ClaimTime,
@@ -56,7 +57,7 @@ def report_page(found: ReportedTime) -> str:
     sections: Mapping[str, Callable[[ReportedTime, Sequence[DerivedRow]], str]] = {
         INTERVALS: _ownership,
         TAKEOVERS: _takeovers,
-        COMMITS: _lag,
+        BY_MINUTE: _lag,
         MOVES: _moves,
         LATENCY: _latency,
         ANOMALIES: _anomalies,
@@ -70,7 +71,8 @@ def report_page(found: ReportedTime) -> str:
 
 
 def _missing(name: str) -> str:
-    return f"<h2>{escape(name)}</h2><p>This table was not derived: land its topic, then run <code>holdfast pipeline derive</code>.</p>"
+    topics = " Name topics (<code>--topics</code>), there and here." if name == BY_MINUTE else ""
+    return f"<h2>{escape(name)}</h2><p>This table was not derived: land its topic, then run <code>holdfast pipeline derive</code>.{topics}</p>"
 
 
 def _axis(found: ReportedTime, left: int | None = None) -> TimeAxis:
@@ -233,12 +235,9 @@ def _takeover(row: DerivedRow) -> tuple[object, ...]:
 
 
 def _lag(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:
-    by_topic = defaultdict[str, list[DerivedRow]](list)
-    for row in found.tables.get(ENDS, ()):
-        by_topic[row["of_topic"]].append(row)
-    lags = lag_by_minute(rows, by_topic)
+    lags = lags_over_time(rows, found.tables.get(COMMITS, ()))
     if not lags:
-        return "<h2>Lag</h2><p>Of no topic both commits and ends are known: name topics (<code>--topics</code>), also to <code>pipeline derive</code>.</p>"
+        return "<h2>Lag</h2><p>Nothing is known of groups in these topics in this time.</p>"
     behind = Counter[str]()
     for each in lags:
         behind[each.group] += each.worst
@@ -256,7 +255,7 @@ def _lag(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:
         "minutes since its last commit",
     )
     listed = [
-        (each.group, f"{each.topic}-{each.partition}", each.last, each.worst, each.silent_ms // MINUTE_MS)
+        (each.group, f"{each.topic}-{each.partition}", each.last, each.worst, _minutes_of(each.silent_ms))
         for each in lags[:LIMIT_LISTED]
     ]
     return "".join(
@@ -268,6 +267,10 @@ def _lag(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:
             _more(len(lags)),
         )
     )
+
+
+def _minutes_of(ms: int | None) -> int | None:
+    return None if ms is None else ms // MINUTE_MS
 
 
 # -- consumer groups

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -84,7 +85,7 @@ def test_lag_is_not_told_while_the_end_of_the_log_is_unknown_nor_for_standbys(wo
 def test_transactions_are_counted_by_table_and_partition_and_timed_by_table(worker: MemoryWorker) -> None:
     for partition, seconds in ((0, 0.003), (0, 0.2), (1, 40.0)):
         counts = worker.metrics.partition("totals", partition)
-        counts.committed(records=100, rows=10, emitted=2, quarantined=1, seconds=seconds)
+        counts.committed(records=100, rows=10, emitted=Counter({"paid": 2}), quarantined=1, seconds=seconds)
     samples = scrape(worker)
     for name, value in (
         ("holdfast_records_folded_total", 200),
@@ -110,7 +111,7 @@ def test_transactions_are_counted_by_table_and_partition_and_timed_by_table(work
 
 def test_counters_outlive_losing_the_partition(worker: MemoryWorker) -> None:
     counts = worker.metrics.partition("totals", 0)
-    counts.committed(records=5, rows=1, emitted=0, quarantined=0, seconds=0.001)
+    counts.committed(records=5, rows=1, emitted=Counter(), quarantined=0, seconds=0.001)
     counts.restored(records=7, seconds=1.5)
     del worker.replicas["totals", 0]
     samples = scrape(worker)

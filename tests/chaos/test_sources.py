@@ -114,6 +114,22 @@ def test_a_worker_whose_next_records_are_gone_stops_and_says_what_is_lost(
     )
 
 
+def test_a_source_that_was_made_again_is_refused_though_it_reaches_as_far(
+    application: MakeApplication,
+) -> None:
+    app = application(partitions=1, instance_id="only")
+    worker = app.worker().start()
+    write(app, *[b"add k1 1"] * 50)
+    prove(app)
+    app.broker.delete_topics([app.source])
+    app.create_topics()
+    write(app, *[b"add k1 1"] * 80)  # another log, which has the next offset too
+    worker.wipe()  # what it was is known to the changelog, and not to this machine alone
+    assert worker.start().wait_exit(60) > 0
+    told = rf"leaving: topic {app.source} was deleted and made again .* has folded the old one up to offset 49: write version="
+    assert worker.said(told), worker.tail()
+
+
 def test_a_worker_at_the_very_end_of_a_log_that_retention_has_emptied_goes_on(
     application: MakeApplication,
 ) -> None:

@@ -32,6 +32,14 @@ def break_down() -> None:
     raise RuntimeError("a fold that cannot be called")
 
 
+def grow(size_bytes: int) -> int:
+    """Hold so much memory, and answer only after a while: nobody waits for that who sees it grow."""
+    held = bytearray(size_bytes)
+    held[:: 1 << 12] = b"x" * len(held[:: 1 << 12])  # each page is one of its own
+    time.sleep(600)
+    return len(held)
+
+
 def linger(noted: str) -> None:
     """Write the number of this process to the file *noted*, and never end."""
     Path(noted).write_text(str(os.getpid()))

@@ -5,8 +5,10 @@ It signs in without asking whoever `person` names. A test may have it tell untru
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
+import json
 import secrets
 import time
 import warnings
@@ -22,6 +24,19 @@ from joserfc.jwk import OctKey, RSAKey
 Claims = dict[str, Any]
 
 
+async def in_pieces(request: web.Request, told: dict[str, Any]) -> web.StreamResponse:
+    """Answer as a real network brings an answer of some KiB: in pieces."""
+    body, response = (
+        json.dumps(told).encode(),
+        web.StreamResponse(headers={"Content-Type": "application/json"}),
+    )
+    await response.prepare(request)
+    for piece in (body[: len(body) // 2], body[len(body) // 2 :]):
+        await response.write(piece)
+        await asyncio.sleep(0.02)
+    return response
+
+
 class OpenIdTestProvider:
     """The provider at *issuer*, which knows one client and the address that it sends people back to."""
 
@@ -33,6 +48,8 @@ class OpenIdTestProvider:
         self.change: Callable[[Claims], Claims] = dict
         self.sign: Callable[[Claims], str] = self._sign
         self.refuses: str | None = None
+        self.authorization = f"{self.issuer}/authorize"
+        self.names_keys = True
         self._codes: dict[str, dict[str, str]] = {}
         self.asked: list[str] = []
 
@@ -55,22 +72,27 @@ class OpenIdTestProvider:
         finally:
             await runner.cleanup()
 
-    async def _discovery(self, request: web.Request) -> web.Response:
-        return web.json_response(
+    async def _discovery(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append("discovery")
+        return await in_pieces(
+            request,
             {
                 "issuer": self.issuer,
-                "authorization_endpoint": f"{self.issuer}/authorize",
+                "authorization_endpoint": self.authorization,
                 "token_endpoint": f"{self.issuer}/token",
                 "jwks_uri": f"{self.issuer}/keys",
                 "response_types_supported": ["code"],
                 "subject_types_supported": ["public"],
                 "id_token_signing_alg_values_supported": ["RS256", "HS256", "none"],
-            }
+            },
         )
 
-    async def _keys(self, request: web.Request) -> web.Response:
+    async def _keys(self, request: web.Request) -> web.StreamResponse:
         self.asked.append("keys")
-        return web.json_response({"keys": [self.key.as_dict(private=False)]})
+        key = self.key.as_dict(private=False)
+        if not self.names_keys:
+            del key["kid"]
+        return await in_pieces(request, {"keys": [key]})
 
     async def _authorize(self, request: web.Request) -> web.Response:
         asked = dict(request.query)
@@ -114,7 +136,8 @@ class OpenIdTestProvider:
         )
 
     def _sign(self, claims: Claims) -> str:
-        return jwt.encode({"alg": "RS256", "kid": self.key.kid}, claims, self.key)
+        named = {"kid": self.key.kid} if self.names_keys else {}
+        return jwt.encode({"alg": "RS256", **named}, claims, self.key)
 
     def sign_by_secret(self, claims: Claims) -> str:
         """Sign by what the client knows too, which proves nothing."""

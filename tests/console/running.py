@@ -14,7 +14,7 @@ from holdfast.clients.topics.application import create_topics
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from tests.agents.fleet import Fleet
-from tests.console.shop import totals
+from tests.console.shop import rated_totals, totals
 from tests.support import fork_server
 from tests.support.harness import wait_for
 from tests.support.places import ROOT
@@ -24,8 +24,8 @@ PARTITIONS = 4
 
 
 @contextmanager
-def running_fleet(broker: SessionBroker, folder: Path) -> Iterator[Fleet]:
-    """Give a fleet without workers yet, whose topics are there."""
+def running_fleet(broker: SessionBroker, folder: Path, *, rated: bool = False) -> Iterator[Fleet]:
+    """Give a fleet without workers yet, whose topics are there; of `rated_totals`, or of `totals` alone."""
     times = {"message.timestamp.type": "LogAppendTime"}
     source = broker.create_topic("orders", partitions=PARTITIONS, config=times)
     fleet = Fleet(
@@ -34,10 +34,14 @@ def running_fleet(broker: SessionBroker, folder: Path) -> Iterator[Fleet]:
         app="console",
         partitions=PARTITIONS,
         module="tests.console.shop",
-        declare=lambda settings: [totals(source)],
+        declare=lambda settings: [rated_totals(source) if rated else totals(source)],
         standbys=1,
     )
     fleet.environment["CONSOLE_SOURCE"] = source
+    if rated:
+        fleet.environment["CONSOLE_RATED"] = "1"
+        for more in ("rates", "counted"):
+            broker.create_topic(f"{source}-{more}", partitions=PARTITIONS, exact=True, config=times)
     create_topics(fleet.settings, fleet.processors, partitions=PARTITIONS)
     try:
         yield fleet

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize, exp
 
 from holdfast import by_key
 from holdfast.clients.claims.blocking import BlockingClaimConsumer
-from holdfast.console.server import MENU
+from holdfast.console.views import MENU
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.pipeline.landing.land import land
@@ -44,6 +44,8 @@ STILL = (
     "error",
 )
 """Pages that are not live."""
+WELL = "1 to look at"
+"""All is well but a record that was refused, and so it stays."""
 SESSION_S = 60
 """Long enough that nobody takes over while a test looks at a worker that was killed."""
 WIDE, NARROW = ViewportSize(width=1280, height=800), ViewportSize(width=320, height=640)
@@ -104,7 +106,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("console")
     with EmbeddedKafka(seed=21) as kafka:
         broker = SessionBroker(config={"bootstrap.servers": kafka.bootstrap})
-        with running_fleet(broker, folder) as fleet:
+        with running_fleet(broker, folder, rated=True) as fleet:
+            fleet.environment["HOLDFAST_CONSOLE_ON_WORKERS"] = "true"
             for name in ("SESSION_TIMEOUT_S", "REQUEST_TIMEOUT_S", "REBALANCE_TIMEOUT_S"):
                 fleet.environment[f"HOLDFAST_{name}"] = str(SESSION_S)
             workers = fleet.worker().start(), fleet.worker().start()
@@ -152,9 +155,9 @@ def browser() -> Iterator[Browser]:
 class Tab:
     """A page of the console in a browser, with what the browser complained of."""
 
-    def __init__(self, browser: Browser, console: RunningConsole, *, scripts: bool = True) -> None:
+    def __init__(self, browser: Browser, url: str, *, scripts: bool = True) -> None:
         self.context = browser.new_context(
-            base_url=console.url, color_scheme="light", java_script_enabled=scripts, viewport=WIDE
+            base_url=url, color_scheme="light", java_script_enabled=scripts, viewport=WIDE
         )
         self.context.set_default_timeout(DEADLINE_MS)
         self.page: Page = self.context.new_page()
@@ -174,7 +177,7 @@ class Tab:
 
 @pytest.fixture
 def tab(browser: Browser, system: System) -> Iterator[Tab]:
-    found = Tab(browser, system.console)
+    found = Tab(browser, system.console.url)
     yield found
     found.context.close()
     assert found.complaints == []
@@ -182,14 +185,14 @@ def tab(browser: Browser, system: System) -> Iterator[Tab]:
 
 def test_nothing_keeps_people_from_using_a_page(browser: Browser, system: System) -> None:
     found: dict[str, list[str]] = {}
-    tab = Tab(browser, system.console)
+    tab = Tab(browser, system.console.url)
     for name, path in system.paths().items():
         page = tab.open(path)
         if name not in STILL:
             expect(page.locator("#live-state")).to_have_text("Live")
         found[name] = judged(page)
     tab.context.close()
-    guarded = Tab(browser, system.guarded)
+    guarded = Tab(browser, system.guarded.url)
     found["sign in"] = judged(guarded.open("/"))
     guarded.page.get_by_label("Token").fill("wrong")
     guarded.page.get_by_role("button").click()
@@ -256,7 +259,7 @@ def test_every_entry_of_the_menu_is_marked_where_one_is(tab: Tab) -> None:
 
 
 def test_pages_can_be_read_without_javascript(browser: Browser, system: System) -> None:
-    tab = Tab(browser, system.console, scripts=False)
+    tab = Tab(browser, system.console.url, scripts=False)
     for path in system.paths().values():
         page = tab.open(path)
         expect(page.locator("h1")).to_be_visible()
@@ -264,8 +267,8 @@ def test_pages_can_be_read_without_javascript(browser: Browser, system: System) 
         assert page.locator("#live").inner_text().strip()
     # Such a page stays as it was made, and on a busy machine a claim may be renewed a moment late.
     wait_for(
-        "a page on which all is well",
-        lambda: "All is well" in tab.open("/").locator("#live").inner_text(),
+        "a page that tells of nothing but the refused record",
+        lambda: WELL in tab.open("/").locator("#live").inner_text(),
         DEADLINE_MS / 1000,
     )
     tab.open("/tables/view?name=totals")
@@ -319,6 +322,67 @@ def test_what_came_last_while_text_was_selected_is_shown_afterwards(tab: Tab) ->
     expect(page.locator("#live")).to_have_text("It was killed.")
 
 
+def test_a_page_that_nobody_sees_leaves_its_connection_to_others(tab: Tab, system: System) -> None:
+    """More pages of one browser than it opens connections: those that are hidden do not keep a new one from loading, and go on once seen."""
+    hide = """seen => { Object.defineProperty(document, 'visibilityState', {value: seen ? 'visible' : 'hidden', configurable: true});
+        document.dispatchEvent(new Event('visibilitychange')); }"""
+    pages = [tab.context.new_page() for _ in range(6)]
+    for page in pages:
+        page.goto("/workers")
+        expect(page.locator("#live-state")).to_have_text("Live")
+    for page in pages:
+        page.evaluate(hide, False)
+    for page in pages:
+        expect(page.locator("#live-state")).to_contain_text("Paused at")
+    tab.open("/tables")
+    expect(tab.page.locator("#live-state")).to_have_text("Live")
+    pages[0].evaluate(hide, True)
+    expect(pages[0].locator("#live-state")).to_have_text("Live")
+
+
+def test_what_flows_along_every_arrow_is_told(tab: Tab, system: System) -> None:
+    page, topic, writer = (
+        tab.open("/topology"),
+        system.fleet.processors[0].topics[0],
+        Writer(system.fleet.broker),
+    )
+    rates = f"{topic}-rates"
+
+    def flow(kind: str, of: str) -> list[str]:
+        row = page.get_by_role("row").filter(has_text=kind).filter(has_text=re.compile(f"{of}[0-9,.–]"))
+        return row.locator("td.number").all_inner_texts()
+
+    def all_flow() -> bool:
+        writer.write(topic, b"mary", key=b"mary", partition=0)
+        writer.write(rates, b"1.5", key=b"usd", partition=0)
+        shown = [flow(*each) for each in (("folds", topic), ("reads", rates), ("emits", f"{topic}-counted"))]
+        return all(each and each[0] not in ("–", "0.0") for each in shown)
+
+    wait_for(
+        "records along every arrow", all_flow, DEADLINE_MS / 1000, lambda: page.locator("#live").inner_text()
+    )
+    assert flow("emits", f"{topic}-counted")[1] == "does not wait"
+    expect(page.locator("svg text.flow")).to_have_count(3)
+
+
+def test_a_workers_own_port_has_the_same_pages(browser: Browser, system: System) -> None:
+    tab = Tab(browser, system.workers[1].url)
+    page = tab.open("/console")
+    expect(page.locator("#live")).to_contain_text(WELL)
+    expect(page.locator("#live-state")).to_have_text("Live")
+    assert violations(page) == []
+    page.get_by_role("navigation", name="Pages").get_by_role("link", name="Tables", exact=True).click()
+    page.get_by_role("link", name="totals").click()
+    page.get_by_label("Key").fill("ada")
+    page.get_by_role("button", name="Read").click()
+    expect(page.get_by_role("region", name="Answer")).to_contain_text('"count": 1')
+    for name, path in MENU.items():
+        page = tab.open(f"/console{path}")
+        expect(page.locator("nav [aria-current=page]")).to_have_text(name)
+    tab.context.close()
+    assert tab.complaints == []
+
+
 def test_charts_are_drawn(tab: Tab) -> None:
     page = tab.open("/")
     expect(page.locator("#chart-rate canvas")).to_be_visible()
@@ -326,12 +390,12 @@ def test_charts_are_drawn(tab: Tab) -> None:
 
 
 def test_a_person_signs_in_and_out(browser: Browser, system: System) -> None:
-    tab = Tab(browser, system.guarded)
+    tab = Tab(browser, system.guarded.url)
     page = tab.open("/workers")
     expect(page).to_have_url(re.compile("/sign-in$"))
     page.get_by_label("Token").fill(TOKEN)
     page.get_by_role("button", name="Sign in").click()
-    expect(page.locator("#live")).to_contain_text("All is well")
+    expect(page.locator("#live")).to_contain_text(WELL)
     expect(page.locator("#live-state")).to_have_text("Live")
     elsewhere = {"Origin": system.guarded.url}
     tab.context.request.post("/sign-out", headers=elsewhere, max_redirects=0)
@@ -348,9 +412,9 @@ def test_a_kill_shows_before_anybody_takes_over_and_so_does_the_end_of_the_conso
     browser: Browser, system: System, tmp_path: Path
 ) -> None:
     """The last of this file: it takes apart what the others look at."""
-    tab = Tab(browser, system.console)
+    tab = Tab(browser, system.console.url)
     page, killed = tab.open("/"), system.workers[0]
-    expect(page.locator("#live")).to_contain_text("All is well")
+    expect(page.locator("#live")).to_contain_text(WELL)
     killed.kill()
     expect(page.locator("#live")).to_contain_text(f"Worker {killed.url} cannot be reached")
     expect(page.locator("#live")).to_contain_text("have an owner that does not answer")

@@ -104,6 +104,18 @@ def test_an_answer_that_is_too_long_is_not_taken(monkeypatch: pytest.MonkeyPatch
     run()
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells what a process holds")
+def test_one_that_takes_too_much_memory_is_ended() -> None:
+    @scenario
+    async def run() -> None:
+        calls = ChildCalls(DEADLINE_S, memory_bytes=100 << 20)
+        with pytest.raises(ChildError, match="more than 100 MiB of memory"):
+            await calls.run(partial(asked_work.grow, 200 << 20))
+        assert await calls.run(partial(asked_work.add, 2, 3)) == 5
+
+    run()
+
+
 def test_so_many_wait_and_the_end_ends_all(tmp_path: Path) -> None:
     @scenario
     async def run() -> None:

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from holdfast.clients.tables.directory import FixedDirectory
-from holdfast.console import server
+from holdfast.console import server, views
 from holdfast.console.access import LIMIT_FAILURES
 from holdfast.web import port
 from holdfast.web.port import ConnectionLimits
@@ -48,7 +48,7 @@ async def test_a_connection_that_sends_no_whole_request_is_closed() -> None:
 @scenario
 async def test_a_form_that_comes_too_slowly_is_not_waited_for() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "BODY_S", 0.3)
+        patch.setattr(views, "BODY_S", 0.3)
         async with opened(console_settings(console_token=TOKEN), FixedDirectory()) as browsing:
             reader, writer = await connect(browsing)
             form = ("Content-Length: 1000", "Content-Type: application/x-www-form-urlencoded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -109,6 +110,7 @@ UNTRUE: dict[str, tuple[Callable[[Claims], Claims], str]] = {
     "without a name": (changed(email=None), "has no email"),
     "with a name that is none": (changed(email=["ada@example.org"]), "has no email"),
     "of an address that is not verified": (changed(email_verified=False), "not verified"),
+    "of an address that is not verified, in text": (changed(email_verified="false"), "not verified"),
     "of somebody who may not look": (changed(email="eve@evil.example"), "not among those who may look"),
     "of a name with a control character": (changed(email="ada\n@example.org"), "has no email"),
 }
@@ -204,12 +206,64 @@ def test_keys_that_the_provider_changes_are_fetched_again(monkeypatch: pytest.Mo
         async with both() as (provider, browsing):
             assert (await sign_in(browsing))[0] == 200
             assert (await sign_in(browsing))[0] == 200
-            assert provider.asked == ["keys"]
+            assert provider.asked.count("keys") == 1
             provider.key = RSAKey.generate_key(2048, {"kid": "two", "use": "sig"}, private=True)
             assert (await sign_in(browsing))[0] == 200
-            assert provider.asked == ["keys", "keys"]
+            assert provider.asked.count("keys") == 2
 
     run()
+
+
+def test_keys_without_names_are_fetched_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openid, "KEYS_S", 0.0)
+
+    @scenario
+    async def run() -> None:
+        async with both() as (provider, browsing):
+            provider.names_keys = False
+            assert (await sign_in(browsing))[0] == 200
+            provider.key = RSAKey.generate_key(2048, {"kid": "two", "use": "sig"}, private=True)
+            assert (await sign_in(browsing))[0] == 200
+            provider.sign = provider.sign_by_stranger
+            assert (await sign_in(browsing))[0] == 403
+
+    run()
+
+
+@pytest.mark.parametrize("named", ["http://evil.example/authorize", "javascript:alert(1)", "https://[evil"])
+def test_a_provider_sends_nobody_where_others_listen(named: str) -> None:
+    @scenario
+    async def run() -> None:
+        async with both() as (provider, browsing):
+            provider.authorization = named
+            status, text = await browsing.get("/sign-in/oidc")
+            assert (status, "which is not https" in text) == (502, True), text
+
+    run()
+
+
+@scenario
+async def test_whoever_goes_again_and_again_makes_nobody_else_lose_the_way_back() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openid, "LIMIT_PENDING_OF_PEER", 3)
+        patch.setattr(openid, "LIMIT_PENDING", 5)
+        async with (
+            both() as (_, browsing),
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))) as session,
+        ):
+            back, other = await leave(browsing), Browsing(browsing.url, session)
+            for _ in range(9):
+                assert (await other.get("/sign-in/oidc"))[0] == 303
+            assert (await browsing.get(back))[0] == 200
+
+
+@scenario
+async def test_a_provider_that_is_away_is_asked_once_for_all_who_wait() -> None:
+    async with both() as (provider, browsing):
+        provider.authorization = "http://evil.example"
+        found = await asyncio.gather(*(browsing.get("/sign-in/oidc") for _ in range(8)))
+        assert {status for status, _ in found} == {502}
+        assert provider.asked == ["discovery"]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
 from holdfast.console.asking.child_calls import ChildCalls
 from holdfast.console.asking.transactions import HangingLine, TransactionsAnswer
-from holdfast.console.server import MENU, PAGES
 from holdfast.console.showing.paging import PAGE_LINES
+from holdfast.console.views import MENU, PAGES
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from tests.agents.web.test_server import scenario

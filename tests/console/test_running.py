@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from holdfast import OutboxWriter, Settings, by_key
@@ -21,7 +21,9 @@ from holdfast.clients.claims.blocking import BlockingClaimConsumer
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.outbox.harvest.harvester import Harvester
 from holdfast.outbox.schema.migrate import upgrade
+from holdfast.outbox.settings import HarvestSettings
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.topic import TopicLog
 from tests.agents.fleet import Fleet, Writer
@@ -105,6 +107,7 @@ def test_a_refused_record_is_found_with_its_reason_and_its_place_in_the_log(
     shown = console.wait_shown(f"/quarantine/view?name={place}", f"totals refused {place}", "0x3cff3e", "ada")
     assert "UnicodeDecodeError" in shown
     console.wait_shown("/quarantine?processor=another", "No such record waits")
+    start().wait_shown("/", "1 record was refused within a day, and not tried again")
     assert "The quarantine holds no" in console.get("/quarantine/view?name=nothing/0/0")
     log = f"/log?topic={topic}&partition=0&offset={offset}"
     console.wait_shown(log, "0x3cff3e", "committed readers", "see it", "log append time")
@@ -135,6 +138,8 @@ def test_why_a_row_is_so_and_what_of_its_topic_is_landed(
     for file in (lake / "bronze" / topic).rglob("*.parquet"):
         file.unlink()
     console.wait_shown(f"/lake/view?topic={topic}", "1 fault", "is gone: it was removed by hand")
+    console.wait_shown("/lake", "1 fault")
+    console.wait_shown("/", f"Topic {topic} has 1 fault in the lake")
     bare = start()
     bare.wait_shown("/lake", "No lake is named")
     bare.wait_shown(why, "4 of 4 changes")
@@ -150,12 +155,37 @@ def test_an_outbox_and_ledgers_are_shown_where_there_are_any(
         OutboxWriter().write(session, "orders", key="ada", value=b"1")
     engine.dispose()
     console = start("--set", f"outbox_database={url}")
-    console.wait_shown("/outbox", "Rows waiting1", "No harvester leads")
+    console.wait_shown("/outbox", "Rows waiting1", "No harvester leads", "Latency: topic", "does not exist")
     console.wait_shown("/producers", "keeps no ledgers of producers")
     bare = start()
     bare.wait_shown("/outbox", "No outbox is named")
     wrong = start("--set", f"outbox_database=sqlite:///{tmp_path / 'other.db'}")
     wrong.wait_shown("/outbox", "Trouble:")
+    wrong.wait_shown("/", "The outbox cannot be looked at:")
+
+
+def test_how_long_rows_of_an_outbox_wait_is_told_and_that_they_wait_too_long(
+    fleet: Fleet, start: Callable[..., RunningConsole], tmp_path: Path
+) -> None:
+    url, topic = f"sqlite:///{tmp_path / 'out.db'}", fleet.processors[0].topics[0]
+    upgrade(url)
+    engine = create_engine(url)
+
+    def write(rows: int) -> None:
+        with Session(engine) as session, session.begin():
+            for at in range(rows):
+                OutboxWriter().write(session, topic, key=f"k{at}", value=b"ada")
+
+    write(3)
+    console = start("--set", f"outbox_database={url}")
+    harvest = HarvestSettings(database=url, kafka=fleet.settings, name=f"{fleet.settings.app}-outbox")
+    with Harvester(harvest):
+        console.wait_shown("/outbox", "Rows waiting0", "Latency: how long rows waited", "03")
+    write(1)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox SET created_ms = created_ms - 3600000"))
+    engine.dispose()
+    console.wait_shown("/", "1 rows of the outbox wait, the first for 3,6")
 
 
 def test_acts_are_done_and_noted_with_who_what_and_outcome(

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from holdfast.dev import processes
 from holdfast.dev.embedded_process import EmbeddedFault, EmbeddedProcess
 from holdfast.errors import DevBrokerError
-from tests.embedded.raw_client import RawClient
+from tests.embedded.clients.raw_client import RawClient
 
 pytestmark = pytest.mark.process
 

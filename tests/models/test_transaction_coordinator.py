@@ -117,12 +117,12 @@ def test_each_start_raises_the_epoch_and_fences_the_one_before() -> None:
     assert add(desk, 77, 1).error is Code.INVALID_PRODUCER_ID_MAPPING
 
 
-def test_a_start_during_a_transaction_aborts_it_under_an_epoch_nobody_is_told() -> None:
+def test_a_start_during_a_transaction_aborts_it_under_the_next_epoch() -> None:
     desk = Desk()
     pid = init(desk).producer_id
     add(desk, pid, 0)
     assert init(desk).error is Code.CONCURRENT_TRANSACTIONS
-    assert (desk.row().state, desk.row().epoch, desk.row().last_epoch) == (S.PREPARE_ABORT, 1, -1)
+    assert (desk.row().state, desk.row().epoch, desk.row().last_epoch) == (S.PREPARE_ABORT, 1, 0)
     assert end(desk, pid, 0).error is Code.PRODUCER_FENCED
     assert init(desk).error is Code.CONCURRENT_TRANSACTIONS, "until the markers are written"
     written(desk)
@@ -140,6 +140,34 @@ def test_a_producer_that_says_who_it_is_goes_on_from_an_error() -> None:
     assert init(desk, (pid + 1, 2)).error is Code.PRODUCER_FENCED
     assert init(desk).epoch == 3
     assert init(desk, (pid, 2)).error is Code.PRODUCER_FENCED, "a start by another forgets the last epoch"
+
+
+def test_a_producer_goes_on_though_its_transaction_was_aborted_for_it() -> None:
+    """KIP-360, as Apache Kafka 4.3.1 answers: by its own start, or after its timeout."""
+    for began in (False, True):
+        desk = Desk()
+        pid = init(desk).producer_id
+        add(desk, pid, 0)
+        if began:
+            assert init(desk, (pid, 0)).error is Code.CONCURRENT_TRANSACTIONS
+        else:
+            desk.at_ms += 60_001
+            assert desk.do(AbortTimedOut()).touched == ("pay",)
+        written(desk)
+        assert (init(desk, (pid, 0)).epoch, desk.row().state) == (1, S.EMPTY)
+        assert init(desk, (pid, 0)).epoch == 1, "the answer was lost; asked again, it is the same"
+        assert init(desk).epoch == 2
+        assert init(desk, (pid, 0)).error is Code.PRODUCER_FENCED
+        assert init(desk, (pid, 1)).error is Code.PRODUCER_FENCED, "another has started"
+
+
+def test_a_producer_whose_epochs_are_used_up_by_such_an_abort_is_fenced() -> None:
+    for epoch in (EXHAUSTED_EPOCH - 1, EXHAUSTED_EPOCH):
+        desk = Desk()
+        placed(desk, epoch=epoch, state=S.ONGOING, partitions=(ORDERS,))
+        assert init(desk, (9, epoch)).error is Code.CONCURRENT_TRANSACTIONS
+        written(desk)
+        assert init(desk, (9, epoch)).error is Code.PRODUCER_FENCED
 
 
 def test_the_first_call_of_a_producer_that_believes_to_have_an_id_gives_a_new_one() -> None:

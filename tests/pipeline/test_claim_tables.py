@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import uuid
+from bisect import bisect_right
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,12 +37,14 @@ from holdfast.pipeline.histories.fold import FoldOptions, FoldReport
 from tests.core.claims.test_properties import Log, logs
 from tests.pipeline.folds import Record
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
+from tests.support.scale import scaled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NO_KAFKA = Settings(app="derived")
 STALE_S = 120
+States = list[dict[str, GuardedRow]]
 
 
 def value_of(frame: Frame) -> bytes:
@@ -104,12 +107,9 @@ def check_intervals(log: Log) -> None:
     near = {
         at_ms // 1000 + more for _, at_ms in log for more in (-1, 0, 1, STALE_S - 1, STALE_S, STALE_S + 1)
     }
+    states = states_of(log)
     for now_s in sorted(near):
-        state = cast(Rows[GuardedRow], {})
-        for frame, at_ms in log:
-            if at_ms // 1000 <= now_s:
-                fold_guarded(state, frame, at_ms, STALE_S)
-        for key, claim in cast(dict[str, GuardedRow], state).items():
+        for key, claim in states[bisect_right(log, now_s, key=lambda each: each[1] // 1000)].items():
             if not isinstance(claim, Claim):
                 continue
             holders = [
@@ -123,46 +123,53 @@ def check_intervals(log: Log) -> None:
                 now_s,
                 key,
             )
-    check_frames(log, every)
+    check_frames(log, states, every)
 
 
-def check_frames(log: Log, every: list[ClaimInterval]) -> None:
+def check_frames(log: Log, states: States, every: list[ClaimInterval]) -> None:
     """Check what an interval says of the frames that began and ended it, and of offsets, against states folded up to them."""
     for each in every:
         key = f"{each.group_id}/{each.topic}/{each.topic_partition}"
         began, _ = log[each.began_at]
         assert (began.client_id, began.instance_id) == (each.client_id, each.instance_id)
         assert isinstance(began, Heartbeat if each.began_by != "claim" else ClaimingPartition)
-        before, after = claim_at(log, each.began_at, key), claim_at(log, each.began_at + 1, key)
+        before, after = claim_at(states, each.began_at, key), claim_at(states, each.began_at + 1, key)
         assert after is not None
         assert (after.epoch, after.heartbeat_at_s) == (each.epoch, seconds(each.held_from))
         assert each.offset_from == (None if before is None else before.current_offset)
         assert (each.ended_at is None) == (each.ended_by is None)
         end = len(log) if each.ended_at is None else each.ended_at
-        last = claim_at(log, end, key)
+        last = claim_at(states, end, key)
         assert last is not None
         assert (last.epoch, last.heartbeat_at_s) == (each.epoch, seconds(each.last_sign))
-        told = claim_at(log, end + 1, key) if each.ended_by == "released" else last
+        told = claim_at(states, end + 1, key) if each.ended_by == "released" else last
         assert told is not None
         assert each.offset_to == told.current_offset
         if each.ended_by == "released":
             assert isinstance(log[end][0], ReleasingPartition)
 
 
-def claim_at(log: Log, end: int, key: str) -> Claim | None:
-    state: dict[str, GuardedRow] = {}
-    for frame, at_ms in log[:end]:
-        fold_guarded(cast(Rows[GuardedRow], state), frame, at_ms, STALE_S)
-    return cast(Claim | None, state.get(key))
+def states_of(log: Log) -> States:
+    """Return the guarded view before each frame of a log, and after the last one."""
+    states: States = [{}]
+    for frame, at_ms in log:
+        states.append(dict(states[-1]))
+        fold_guarded(cast(Rows[GuardedRow], states[-1]), frame, at_ms, STALE_S)
+    return states
+
+
+def claim_at(states: States, end: int, key: str) -> Claim | None:
+    return cast(Claim | None, states[end].get(key))
 
 
 def takeovers_model(log: Log) -> Iterator[tuple[Any, ...]]:
     """Yield each takeover, in the order of the log, by looking ahead for the first offset that its new owner tells."""
+    states = states_of(log)
     for at, (frame, _) in enumerate(log):
         if isinstance(frame, ReleaseGroup):
             continue
         key = f"{frame.group_id}/{frame.topic}/{frame.partition}"
-        before, after = claim_at(log, at, key), claim_at(log, at + 1, key)
+        before, after = claim_at(states, at, key), claim_at(states, at + 1, key)
         if before is None or after is None or before.epoch == after.epoch:
             continue
         sign_s = cast(int, before.heartbeat_at_s if before.released_at_s is None else before.released_at_s)
@@ -173,7 +180,7 @@ def takeovers_model(log: Log) -> Iterator[tuple[Any, ...]]:
             cause = "released"
         else:
             cause = "expired" if taken_s - sign_s >= STALE_S else "replaced"
-        told = first_told(log, at, key, after)
+        told = first_told(log, states, at, key, after)
         gap = None if told is None or before.current_offset is None else told - before.current_offset
         owners = before.client_id, before.instance_id, after.client_id, after.instance_id
         yield (
@@ -192,9 +199,9 @@ def takeovers_model(log: Log) -> Iterator[tuple[Any, ...]]:
         )
 
 
-def first_told(log: Log, at: int, key: str, owner: Claim) -> int | None:
+def first_told(log: Log, states: States, at: int, key: str, owner: Claim) -> int | None:
     for number, (frame, _) in enumerate(log[at:], at):
-        claim = claim_at(log, number + 1, key)
+        claim = claim_at(states, number + 1, key)
         if claim is None or claim.epoch != owner.epoch or claim.released_at_s is not None:
             return None
         mine = (frame.client_id, frame.instance_id) == (owner.client_id, owner.instance_id)
@@ -219,20 +226,20 @@ def check_takeovers(log: Log) -> None:
     over, current = rows_by_fold(claim_takeovers(NO_KAFKA), log)
     assert sorted(map(takeover_told, [*over, *current])) == sorted(takeovers_model(log))
     for each in current:
-        claim = claim_at(log, len(log), f"{each.group_id}/{each.topic}/{each.topic_partition}")
+        claim = claim_at(states_of(log), len(log), f"{each.group_id}/{each.topic}/{each.topic_partition}")
         assert claim is not None
         assert (claim.epoch, claim.released_at_s) == (each.epoch, None), (
             "a row is over once its owner has told or left"
         )
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=scaled(150), deadline=None)
 @given(logs())
 def test_whoever_holds_a_claim_at_a_moment_is_in_the_interval_of_that_moment(log: Log) -> None:
     check_intervals(stamped(log))
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=scaled(150), deadline=None)
 @given(logs())
 def test_takeovers_are_those_that_looking_ahead_finds(log: Log) -> None:
     check_takeovers(log)

@@ -28,6 +28,7 @@ from holdfast.pipeline.spark.session import SparkOptions
 from tests.pipeline.compared import second
 from tests.pipeline.folds import Log, Record, accounts, logs
 from tests.pipeline.lakes import write_bronze
+from tests.support.scale import scaled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,7 +89,7 @@ def shown(found: Comparison) -> tuple[Any, Any, Any]:
 
 
 @hypothesis_settings(
-    max_examples=20,
+    max_examples=scaled(20),
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     deadline=None,

@@ -68,7 +68,7 @@ def made(folder: Path, shop: str = SHOP, helpers: str = HELPERS) -> str:
     processor: Processor[Any, Any] = Processor(
         name="totals", source="t", decode=module.decode, fold=module.fold, row=int
     )
-    return code_of(processor, "")
+    return code_of(processor)
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_it_is_the_same_in_another_process_with_another_hash_seed() -> None:
         "from tests.choices.world import processor_of\n"
         "from tests.pipeline.folds import accounts\n"
         "from holdfast.pipeline.histories.fold_code import code_of\n"
-        "print(code_of(accounts(), ''), code_of(processor_of(2), ''))"
+        "print(code_of(accounts()), code_of(processor_of(2)))"
     )
     root = Path(__file__).parents[2]
     told = {
@@ -143,5 +143,4 @@ def test_a_fold_that_changes_is_another(tmp_path: Path) -> None:
     from tests.pipeline.folds import accounts
 
     first = accounts()
-    assert code_of(first, "") == code_of(replace(first, name="other"), "")
-    assert code_of(first, "") != code_of(first, "72 hours")
+    assert code_of(first) == code_of(replace(first, name="other"))

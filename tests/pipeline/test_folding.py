@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import Later, OrderError, StillWaitingError
 from holdfast.pipeline.bronze.files import whole_ms
+from holdfast.pipeline.folds import folding
 from holdfast.pipeline.folds.folding import (
     OUT_ROWS,
     RESULT,
@@ -109,6 +111,36 @@ def test_where_the_batches_are_cut_changes_nothing(log: Log, one: int, other: in
     first, second = replayed(cut(log, one), log, plan), replayed(cut(log, other), log, plan)
     assert first == second or first.results.equals(second.results)  # type: ignore[union-attr]
     assert first.partitions == second.partitions
+
+
+@RELAXED
+@given(log=logs(), size=st.integers(1, 40), limit=st.sampled_from([0, 1_000]))
+def test_a_state_larger_than_its_memory_is_the_same_one_in_a_file_that_goes(
+    log: Log, size: int, limit: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tempfile, "tempdir", folder)
+        patched.setattr(folding, "TRANSACTION_RECORDS", 10)
+        plan = FoldPlan(processor=PROCESSOR, transitions=True)
+        want, got = (
+            replayed(cut(log, size), log, replace(plan, memory_bytes=each)) for each in (1 << 30, limit)
+        )
+        assert (got.partitions, got.results) == (want.partitions, want.results)
+        assert [*Path(folder).iterdir()] == []
+
+
+def test_a_fold_that_is_given_up_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(folding, "TRANSACTION_RECORDS", 1)
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield record_batch(0, [Record(0, 1, None, b"add a 1")])
+        assert [*tmp_path.iterdir()], "the rows are in a file"
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        [*fold_batches(FoldPlan(processor=PROCESSOR, memory_bytes=0), broken())]
+    assert [*tmp_path.iterdir()] == []
 
 
 @RELAXED

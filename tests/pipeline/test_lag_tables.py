@@ -1,4 +1,4 @@
-"""Lag by the minute and the tables that it is joined of, against a count over both logs for each minute; in Python and by Spark SQL."""
+"""The tables that lag is joined of, and what the report tells of lag, against a count over both logs for each minute."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from deltalake import DeltaTable
 from holdfast.config import Settings
 from holdfast.core.broker_logs.folds import OFFSETS_TOPIC
 from holdfast.errors import ConfigError
-from holdfast.pipeline.derived.derive import derive, derived_path, tables_named
+from holdfast.pipeline.derived.derive import derive, derived_path, tables_named, tables_to_derive
+from holdfast.pipeline.derived.lag_by_minute import BY_MINUTE
 from holdfast.pipeline.derived.lag_tables import COMMITS, ENDS
 from holdfast.pipeline.histories.fold import FoldOptions
-from holdfast.pipeline.reporting.lag import lag_by_minute, total_over_time
+from holdfast.pipeline.reporting.lag import lags_over_time, total_over_time
 from holdfast.pipeline.reporting.report import ReportOptions, report
 from holdfast.pipeline.reporting.report_page import report_page
 from tests.pipeline.folds import Record
 from tests.pipeline.test_group_tables import text
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
-from tests.support.places import DOCS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,12 +59,11 @@ class Logs:
             for second in sorted(chance.sample(range(60), 4)):
                 self._step(chance, BEGIN_MS + minute * MINUTE_MS + second * 1_000)
             if minute % 30 == 29:
-                for topic, names in ((self.orders, [ENDS]), (self.offsets, [COMMITS])):
+                for topic in (self.orders, self.offsets):
                     landed_from(monkeypatch, topic)
                     land(topic, lake)
-                    for name in names:
-                        [table] = tables_named(name, NO_KAFKA, ["orders"])
-                        derive(table, NO_KAFKA, FoldOptions(lake=str(lake), engine="local"))
+                for table in tables_to_derive([BY_MINUTE], str(lake), NO_KAFKA, ["orders"]):
+                    derive(table, NO_KAFKA, FoldOptions(lake=str(lake), engine="local"))
 
     def _step(self, chance: random.Random, at_ms: int) -> None:
         partition = chance.choice(PARTITIONS)
@@ -100,7 +99,10 @@ def test_lag_is_that_of_a_count_over_both_logs(
     monkeypatch: pytest.MonkeyPatch, lake: Path, seed: int
 ) -> None:
     logs = Logs(monkeypatch, lake, seed)
-    found = lag_by_minute(logs.rows(COMMITS), {"orders": logs.rows(f"{ENDS}/orders")})
+    commits = sorted(logs.rows(COMMITS), key=lambda row: row["minute"])
+    found = lags_over_time(
+        [{**row, "of_topic": "orders"} for row in logs.rows(f"{BY_MINUTE}/orders")], commits
+    )
     for each in found:
         for minute in range(MINUTES):
             lag = logs.lag_at(each.group, each.partition, minute)
@@ -150,26 +152,6 @@ def test_the_tables_have_a_row_for_each_minute_in_which_something_moved(
     assert sum(row["is_current"] for row in logs.rows(f"{ENDS}/orders")) == len(PARTITIONS)
 
 
-def sql_of_the_page() -> str:
-    page = (DOCS / "derived-tables.md").read_text()
-    begin = page.index("    SELECT group_id, topic_partition, minute,")
-    return page[begin : page.index("\n\n", begin)]
-
-
-def test_the_sql_of_the_page_gives_the_same_on_spark(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, lake: Path
-) -> None:
-    logs = Logs(monkeypatch, lake, 2, minutes=30)
-    for view, path in (("commits", COMMITS), ("ends", f"{ENDS}/orders")):
-        spark.read.format("delta").load(derived_path(str(lake), path)).createOrReplaceTempView(view)
-    told = 0
-    for row in spark.sql(sql_of_the_page()).collect():
-        minute = (int(row["minute"].timestamp()) * 1000 - BEGIN_MS) // MINUTE_MS
-        assert row["lag"] == logs.lag_at(row["group_id"], row["topic_partition"], minute)
-        told += row["lag"] is not None
-    assert told > 30
-
-
 def test_the_page_tells_of_lag_where_topics_are_named(monkeypatch: pytest.MonkeyPatch, lake: Path) -> None:
     logs = Logs(monkeypatch, lake, 3)
     to_ms = BEGIN_MS + MINUTES * MINUTE_MS
@@ -180,13 +162,12 @@ def test_the_page_tells_of_lag_where_topics_are_named(monkeypatch: pytest.Monkey
         f"4 partitions of groups are known, {sum(bool(each) for each in behind)} of them are behind" in page
     )
     made = report(NO_KAFKA, asked)
-    lags = lag_by_minute(made.tables[COMMITS], {"orders": made.tables[ENDS]})
-    for each in lags:
+    for each in lags_over_time(made.tables[BY_MINUTE], made.tables[COMMITS]):
         for minute in range(MINUTES - 30, MINUTES):  # a part of half an hour is a minute
             wanted = logs.lag_at(each.group, each.partition, minute)
             assert each.at(BEGIN_MS + minute * MINUTE_MS) == (wanted or 0)
     without = ReportOptions(lake=str(lake), from_ms=asked.from_ms, to_ms=to_ms)
-    assert "Of no topic both commits and ends are known" in report_page(report(NO_KAFKA, without))
+    assert "Name topics" in report_page(report(NO_KAFKA, without))
     with pytest.raises(ConfigError, match="--topics orders,payments"):
         tables_named(ENDS, NO_KAFKA)
 
@@ -205,8 +186,8 @@ def test_parts_of_many_minutes_tell_the_lag_at_their_ends_on_both_engines(
     here = report(NO_KAFKA, ReportOptions(**asked))
     assert here == report(NO_KAFKA, ReportOptions(**asked, engine="spark"))
     part_ms = 4 * MINUTE_MS
-    assert len(here.tables[COMMITS]) < len(logs.rows(COMMITS))
-    for each in lag_by_minute(here.tables[COMMITS], {"orders": here.tables[ENDS]}):
+    assert len(here.tables[BY_MINUTE]) < len(logs.rows(f"{BY_MINUTE}/orders"))
+    for each in lags_over_time(here.tables[BY_MINUTE], here.tables[COMMITS]):
         for until_ms in range(begin_ms + part_ms, begin_ms + 240 * MINUTE_MS + 1, part_ms):
             minute = (until_ms - BEGIN_MS) // MINUTE_MS - 1
             assert each.at(until_ms - MINUTE_MS) == (logs.lag_at(each.group, each.partition, minute) or 0), (

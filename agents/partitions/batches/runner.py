@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from confluent_kafka import KafkaError
@@ -33,6 +35,7 @@ from holdfast.tables.partition import AnyChanges, AnyFolder, Partition
 
 logger = logging.getLogger(__name__)
 
+TOPIC = attrgetter("topic")
 LONG_TURN_S = 0.2
 """When several partitions have long folds, each runs LONG_TURN_S before it yields to the next: its rows stay
 in the processor's cache.
@@ -255,7 +258,7 @@ class Runner:
         self._counts.committed(
             records=changes.records,
             rows=len(changes.puts),
-            emitted=len(changes.emits),
+            emitted=Counter(map(TOPIC, changes.emits)),
             quarantined=len(changes.refused),
             seconds=self._clock.monotonic_s() - folded_s,
         )

@@ -15,6 +15,7 @@ from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.membership import Membership
 from holdfast.agents.partitions.ownership.beginnings import all_of, begin
 from holdfast.agents.partitions.ownership.handovers import learn_handovers
+from holdfast.agents.partitions.ownership.source_logs import learn_sources
 from holdfast.agents.partitions.readiness import Readiness
 from holdfast.agents.partitions.types import NOT_IN_GROUP, AssignmentPlan, Held, RunInThread
 from holdfast.agents.partitions.upkeep.skipping import Skipping
@@ -199,6 +200,7 @@ class Adoption:
         records += await begin(fresh, self._read, settings.commit_timeout_s)
         await self._thread(read_choices, *self._reading(fresh))
         await self._thread(learn_handovers, settings, fresh)
+        await self._thread(learn_sources, settings, fresh)
         await self._skipping.refresh()
         await asyncio.gather(*(self._thread(self._activate, part) for part in fresh))
         return records

@@ -11,7 +11,7 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, note, show, show_json
-from holdfast.cli.pipeline.engines import EngineName, EngineOption, takes_spark
+from holdfast.cli.pipeline.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
 from holdfast.cli.pipeline.lakes import absolute
 from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.cli.pipeline.replay import LakeOption, SourceName, chosen_source
@@ -81,6 +81,7 @@ def bootstrap(
             "send all of it.",
         ),
     ] = EmitsName.SUPPRESS,
+    state_memory_mb: StateMemoryOption = 256,
 ) -> None:
     from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions
     from holdfast.pipeline.bootstrap.bootstrap import bootstrap as run
@@ -109,6 +110,7 @@ def bootstrap(
         else chosen_source(None if source is None else SourceName(source.value), lake),
         lake=None if lake is None else absolute(lake),
         until=None if until is None else parse_until(until),
+        memory_bytes=state_memory_mb << 20,
         spark=spark,
     )
     with shown_progress():

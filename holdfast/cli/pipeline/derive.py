@@ -34,7 +34,9 @@ def derive(
     ] = None,
     topics: Annotated[
         str | None,
-        typer.Option("--topics", help="Topics whose ends lag.ends tells, with commas between them."),
+        typer.Option(
+            "--topics", help="Topics that lag.ends and lag.by_minute are of, with commas between them."
+        ),
     ] = None,
     engine: EngineOption = EngineName.AUTO,
     allow_holes: Annotated[
@@ -51,7 +53,7 @@ def derive(
     conf: ConfOption = None,
 ) -> None:
     from holdfast.pipeline.derived.derive import derive as run
-    from holdfast.pipeline.derived.derive import landed_tables, tables_named
+    from holdfast.pipeline.derived.derive import tables_to_derive
     from holdfast.pipeline.histories.fold import FoldOptions
 
     settings = settings_of(context)
@@ -64,9 +66,7 @@ def derive(
         spark=spark_options(settings, master, memory, conf),
     )
     with shown_progress():
-        of = names_of(topics or "")
-        named = [table for name in names or () for table in tables_named(name, settings, of)]
-        wanted = named or landed_tables(options.lake, settings, of)
+        wanted = tables_to_derive(names or (), options.lake, settings, names_of(topics or ""))
         reports = {table.path: run(table, settings, options) for table in wanted}
     if output_of(context) is Output.JSON:
         show_json([{"table": name, **report.document()} for name, report in reports.items()])

@@ -10,7 +10,7 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, left_out, note, show, show_json
-from holdfast.cli.pipeline.engines import EngineName, EngineOption, takes_spark
+from holdfast.cli.pipeline.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
 from holdfast.cli.pipeline.lakes import absolute
 from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.errors import ConfigError
@@ -87,6 +87,7 @@ def replay(
     allow_holes: Annotated[
         bool, typer.Option("--allow-holes", help="Fold the rest of a log whose beginning was deleted.")
     ] = False,
+    state_memory_mb: StateMemoryOption = 256,
 ) -> None:
     from holdfast.pipeline.bronze.extent import parse_until
     from holdfast.pipeline.replay import ReplayOptions
@@ -106,6 +107,7 @@ def replay(
         out=None if out is None else absolute(out),
         format=form.value,
         allow_holes=allow_holes,
+        memory_bytes=state_memory_mb << 20,
         spark=spark,
     )
     with shown_progress():

@@ -147,7 +147,7 @@ def _paths(lake: str, topics: str | None, folds: str | None, derived: str | None
     from holdfast.pipeline.bronze.lake import bronze_path
     from holdfast.pipeline.derived.derive import derived_folder
     from holdfast.pipeline.derived.table import ROWS
-    from holdfast.pipeline.histories.fold_tables import folds_path
+    from holdfast.pipeline.histories.fold_tables import folds_path, is_table
 
     if sum(each is not None for each in (topics, folds, derived)) > 1:
         raise ConfigError("--topics, --fold and --derived each say what to vacuum: give one of them")
@@ -161,4 +161,5 @@ def _paths(lake: str, topics: str | None, folds: str | None, derived: str | None
         f"{name} {table}": f"{folder}/{table}"
         for name, (folder, output) in folders.items()
         for table in ("state", output)
+        if table == output or is_table(f"{folder}/{table}")  # what is joined of others has no state beside it
     }

@@ -13,7 +13,7 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, left_out, note, show, show_json
-from holdfast.cli.pipeline.engines import EngineName, EngineOption, takes_spark
+from holdfast.cli.pipeline.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
 from holdfast.cli.pipeline.lakes import absolute
 from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.cli.pipeline.replay import LakeOption, SourceOption, chosen_source
@@ -69,6 +69,7 @@ def verify(
         float,
         typer.Option(metavar="SECONDS", help="With --store: how long a worker may take to read a partition."),
     ] = 600.0,
+    state_memory_mb: StateMemoryOption = 256,
 ) -> None:
     from holdfast.pipeline.replay import ReplayOptions
     from holdfast.pipeline.verify import verify as run
@@ -82,6 +83,7 @@ def verify(
         engine=engine.value,
         source=chosen_source(source, lake),
         lake=None if lake is None else absolute(lake),
+        memory_bytes=state_memory_mb << 20,
         spark=spark,
     )
     if emits:

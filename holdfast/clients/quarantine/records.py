@@ -220,7 +220,7 @@ class Quarantine:
         clock: Clock = system_clock,
     ) -> None:
         self._settings, self._timeout_s, self._tail, self._clock = settings, timeout_s, tail, clock
-        self.topic = settings.quarantine_topic
+        self.topic, self._group = settings.quarantine_topic, f"{settings.app}-quarantine-readers"
         self.left_out = 0
 
     def records(
@@ -245,6 +245,17 @@ class Quarantine:
         return [
             replace(record, retried_to=retried.get(name)) for name, record in _newest(found, limit).items()
         ]
+
+    def ends(self) -> dict[int, int]:
+        """Return the next offset of each partition, so that nobody reads it again while nothing was written to it."""
+        config = self._settings.consumer(
+            **reader_options(self._group, committed=True, wait_ms=10, lost="error")
+        )
+        with reading(self._settings, self.topic, config, logger=logger, clock=self._clock) as reader:
+            return {
+                place[1]: log_bounds(reader.consumer, place, self._timeout_s, clock=self._clock)[1]
+                for place in self._places(reader.consumer, self.topic)
+            }
 
     def original(self, record: QuarantinedRecord) -> QuarantinedRecord:
         """Return the record whole: read again from its topic when the quarantine holds only a part of it."""
@@ -357,8 +368,9 @@ class Quarantine:
         """Yield the committed records of *topic* up to its present ends; of one partition from an offset
         on, with *at*.
         """
-        group = f"{self._settings.app}-quarantine-readers"
-        config = self._settings.consumer(**reader_options(group, committed=True, wait_ms=10, lost="error"))
+        config = self._settings.consumer(
+            **reader_options(self._group, committed=True, wait_ms=10, lost="error")
+        )
         with reading(self._settings, topic, config, logger=logger, clock=self._clock) as reader:
             starts = self._starts(reader.consumer, topic, at)
             reader.assign(starts)
@@ -369,15 +381,18 @@ class Quarantine:
                     raise
                 # the offset asked for is no longer in the log
 
-    def _starts(self, consumer: Consumer, topic: str, at: tuple[int, int] | None) -> dict[Place, int]:
+    def _places(self, consumer: Consumer, topic: str) -> list[Place]:
         listed = consumer.list_topics(topic, timeout=self._timeout_s).topics.get(topic)
         if listed is None or not listed.partitions:
             raise TopicError(
                 f"topic {topic} does not exist: no worker of {self._settings.app} can have run; see `holdfast topics check`"
             )
+        return [(topic, partition) for partition in sorted(listed.partitions)]
+
+    def _starts(self, consumer: Consumer, topic: str, at: tuple[int, int] | None) -> dict[Place, int]:
+        places = self._places(consumer, topic)
         if at is not None:
-            return {(topic, at[0]): at[1]} if at[0] in listed.partitions else {}
-        places = [(topic, partition) for partition in sorted(listed.partitions)]
+            return {(topic, at[0]): at[1]} if (topic, at[0]) in places else {}
         if self._tail is None:
             return dict.fromkeys(places, OFFSET_BEGINNING)
         return self._last(consumer, places, self._tail)

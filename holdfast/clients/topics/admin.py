@@ -27,6 +27,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
 
 from holdfast.clients.topics.types import (
     AlterConfig,
+    ClusterIds,
     ClusterTopics,
     CreateTopic,
     PartitionState,
@@ -193,6 +194,23 @@ class Admin:
             return found
 
         return self._persist(ask) if asked else {}
+
+    def topic_ids(self, names: Iterable[str]) -> ClusterIds:
+        """Return the ids of the cluster and of these topics: one that is deleted and made again under its name has another. TopicError
+        for one that is not there.
+        """
+        asked = sorted(names)
+
+        def ask(metadata: Any, wait_s: float) -> ClusterIds:
+            futures = self._client.describe_topics(TopicCollection(asked), request_timeout=wait_s)
+            told = {
+                name: self._result(future, f"the id of {name}", wait_s) for name, future in futures.items()
+            }
+            return ClusterIds(
+                metadata.cluster_id or "", {name: str(each.topic_id) for name, each in told.items()}
+            )
+
+        return self._persist(ask)
 
     def delete_before(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Delete what lies before these offsets of partitions; what is gone already is no error."""

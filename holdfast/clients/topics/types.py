@@ -98,6 +98,14 @@ class TopicState:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterIds:
+    """Kafka's ids of a cluster, and of topics in it by name."""
+
+    cluster_id: str
+    topics: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterTopics:
     """The brokers and those topics that were asked for."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from holdfast.errors import HoldfastError
@@ -24,13 +26,20 @@ def framed(content: bytes) -> bytes:
 def main() -> None:
     source, out = sys.stdin.buffer, os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what an application prints is no answer
-    os.nice(NICER)
+    _step_back()
     work: Callable[[], Any] = pickle.loads(source.read(int.from_bytes(source.read(LENGTH_BYTES), "big")))
     threading.Thread(target=_end_with, args=(source,), daemon=True).start()
     with os.fdopen(out, "wb") as replies:
         replies.write(_reply(work))
         replies.flush()
     os._exit(0)  # threads of clients may run on
+
+
+def _step_back() -> None:
+    """Have the machine serve others first, and where it has no memory left, end this process before them."""
+    os.nice(NICER)
+    with contextlib.suppress(OSError):  # not Linux, or not allowed
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _reply(work: Callable[[], Any]) -> bytes:

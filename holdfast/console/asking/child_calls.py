@@ -20,6 +20,8 @@ LIMIT_WAITING = 4
 ANSWER_S = 30.0
 LIMIT_ANSWER_BYTES = 32 << 20
 LIMIT_TOLD = 300
+LIMIT_MEMORY_BYTES = 1 << 30
+MEMORY_EVERY_S = 0.2
 END_S = 5.0
 
 
@@ -30,15 +32,15 @@ class ChildError(HoldfastError):
 class ChildCalls:
     """Runs calls that can be pickled in processes of their own, from the start of this object to `close`."""
 
-    def __init__(self, answer_s: float = ANSWER_S) -> None:
-        self._answer_s = answer_s
+    def __init__(self, answer_s: float = ANSWER_S, memory_bytes: int = LIMIT_MEMORY_BYTES) -> None:
+        self._answer_s, self._memory_bytes = answer_s, memory_bytes
         self._one = asyncio.Lock()
         self._waiting = 0
         self._closed = False
         self._running: Process | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what *work* returns. ChildError when that fails, takes too long, or too many wait already."""
+        """Return what *work* returns. ChildError when that fails, takes too long or too much memory, BrokerError when too many wait already."""
         if self._waiting >= LIMIT_WAITING:
             raise BrokerError(f"{LIMIT_WAITING} such questions wait already; ask again later")
         self._waiting += 1
@@ -62,6 +64,7 @@ class ChildCalls:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(each or str(Path.cwd()) for each in sys.path)},
         )
         self._running, complaints = child, asyncio.create_task(_last(child.stderr))
+        grown = asyncio.create_task(_kill_once_grown(child, self._memory_bytes))
         try:
             async with asyncio.timeout(self._answer_s):
                 told, said = await _answer(child, work), await complaints
@@ -69,9 +72,15 @@ class ChildCalls:
             raise ChildError(f"there was no answer within {self._answer_s:g} s") from None
         finally:
             self._running = None
-            complaints.cancel()
-            await asyncio.gather(complaints, return_exceptions=True)
+            too_large = grown.done()
+            for task in (complaints, grown):
+                task.cancel()
+            await asyncio.gather(complaints, grown, return_exceptions=True)
             await _end(child)
+        if too_large:
+            raise ChildError(
+                f"the answer took more than {self._memory_bytes >> 20} MiB of memory; the command line has no such limit"
+            )
         if not told:
             raise ChildError(
                 f"the process that was asked ended without an answer: {said or 'it said nothing'}"
@@ -101,6 +110,24 @@ async def _answer(child: Process, work: bytes) -> bytes:
             raise ChildError(f"the answer has more than {LIMIT_ANSWER_BYTES >> 20} MiB")
         pieces.append(piece)
     return b"".join(pieces)
+
+
+async def _kill_once_grown(child: Process, limit_bytes: int) -> None:
+    """Return once a process has taken more memory, and was killed for it; never where the machine does not tell."""
+    while True:
+        if (held_bytes(child.pid) or 0) > limit_bytes:
+            _kill(child)
+            return
+        await asyncio.sleep(MEMORY_EVERY_S)
+
+
+def held_bytes(pid: int) -> int | None:
+    """Return how much memory a process holds for itself alone, files and what it shares left out; None where Linux does not tell."""
+    try:
+        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def _last(stream: asyncio.StreamReader | None) -> str:

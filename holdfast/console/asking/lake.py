@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.config import Settings
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import HoldfastError, LakeError
 
 LIMIT_FAULTS = 50
+LIMIT_TOPICS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,11 @@ class LakeTopicLine:
 def _sum(parts: Sequence[int | None]) -> int | None:
     known = [each for each in parts if each is not None]
     return sum(known) if len(known) == len(parts) else None
+
+
+def lake_topics(processors: Iterable[Processor[Any, Any]]) -> list[str]:
+    """Return the topics whose bronze tables an application's lake would have: those that it folds."""
+    return sorted({str(topic) for each in processors for topic in each.topics})
 
 
 def answer_landed(settings: Settings, lake: str, topics: Sequence[str]) -> list[LakeTopicLine]:

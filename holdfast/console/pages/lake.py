@@ -2,59 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from holdfast.console.access import RequestDenied
-from holdfast.console.asking.lake import LakeTopicLine, answer_landed
+from holdfast.console.asking.lake import LIMIT_TOPICS, LakeTopicLine, answer_landed, lake_topics
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.pages.page import ConsolePage, Query
 from holdfast.console.showing.paging import paged
 from holdfast.errors import HoldfastError
 
-LIMIT_TOPICS = 100
-
 
 async def build_list(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
-    topics = _topics(desk)
-    found, trouble = await _ask(desk, topics[:LIMIT_TOPICS])
+    look = desk.lake
+    if look is not None:
+        await look.now()
     return {
         "title": "Lake",
         "lake": desk.settings.console_lake,
-        "found": found,
-        "left_out": topics[LIMIT_TOPICS:],
-        "trouble": trouble,
+        "found": [] if look is None or look.trouble is not None else look.found,
+        "left_out": lake_topics(desk.processors)[LIMIT_TOPICS:],
+        "trouble": None if look is None else look.trouble,
     }
 
 
 async def build_view(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
-    topic = query.get("topic", "")
-    if topic not in _topics(desk):
+    topic, lake = query.get("topic", ""), desk.settings.console_lake
+    if topic not in lake_topics(desk.processors):
         raise RequestDenied(404, f"{desk.settings.app} folds no topic {topic[:100]}.")
-    if desk.settings.console_lake is None:
+    if lake is None:
         raise RequestDenied(404, "No lake is named: set console_lake.")
-    found, trouble = await _ask(desk, [topic])
-    landed = found[0] if found else LakeTopicLine(topic=topic, table="", trouble=trouble)
+    try:
+        (landed,) = await desk.children.run(partial(answer_landed, desk.settings, lake, [topic]))
+    except HoldfastError as error:
+        landed = LakeTopicLine(topic=topic, table="", trouble=str(error))
     return {
         "title": f"Topic {topic} in the lake",
         "landed": landed,
         "page": paged(landed.partitions, "/lake/view", query),
     }
-
-
-def _topics(desk: ConsoleDesk) -> list[str]:
-    return sorted({str(topic) for each in desk.processors for topic in each.topics})
-
-
-async def _ask(desk: ConsoleDesk, topics: Sequence[str]) -> tuple[list[LakeTopicLine], str | None]:
-    lake = desk.settings.console_lake
-    if lake is None or not topics:
-        return [], None
-    try:
-        return await desk.children.run(partial(answer_landed, desk.settings, lake, topics)), None
-    except HoldfastError as error:
-        return [], str(error)
 
 
 LAKE = ConsolePage(path="/lake", menu="Lake", template="lake.html", build=build_list, live=False)

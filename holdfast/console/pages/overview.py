@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from holdfast.console.desk import ConsoleDesk
@@ -15,12 +16,14 @@ LIMIT_FINDINGS = 50
 async def build(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
     picture, groups = desk.watch.picture, desk.watch.groups
     known = () if groups is None else groups.groups
-    found = findings(picture, known)
+    beside = desk.watch.beside
+    found = findings(picture, known, chain.from_iterable(each.findings() for each in beside))
     current = [table for table in picture.tables if table.current]
     points = desk.watch.history.points
     return {
         "title": "Overview",
         "findings": found[:LIMIT_FINDINGS],
+        "unseen": [each.name for each in beside if not each.looked],
         "more_findings": max(0, len(found) - LIMIT_FINDINGS),
         "worst": found[0].urgency if found else None,
         "critical": sum(each.urgency is Urgency.CRITICAL for each in found),

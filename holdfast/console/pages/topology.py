@@ -13,7 +13,10 @@ from holdfast.core.engine.declared.graph import TopologyGraph
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """An arrow with what flows along it: records a second, and records that wait; None where it is not known."""
+    """An arrow with what flows along it: records a second, and records that wait before its head; None where it is not known.
+
+    Of a global table the copy counts that is furthest behind. Nothing waits to be emitted: it is committed with what was folded.
+    """
 
     edge: DrawnEdge
     rate: float | None
@@ -31,14 +34,18 @@ async def build(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
 
 
 def _flow(desk: ConsoleDesk, edge: DrawnEdge) -> Flow:
-    table = desk.watch.picture.table(edge.processor, edge.version)
-    if edge.kind != "folds" or table is None:
-        return Flow(edge=edge, rate=None, behind=None)
-    return Flow(
-        edge=edge,
-        rate=desk.watch.history.rate(edge.processor, edge.version, edge.topic),
-        behind=table.behind if len(table.sources) == 1 else None,
-    )
+    picture, history = desk.watch.picture, desk.watch.history
+    if edge.kind == "reads":
+        behind = [
+            each.behind for each in picture.copies if each.topic == edge.topic and each.behind is not None
+        ]
+        return Flow(
+            edge=edge, rate=history.rate(("reads", "", 0, edge.topic)), behind=max(behind, default=None)
+        )
+    table = picture.table(edge.processor, edge.version)
+    rate = history.rate((edge.kind, edge.processor, edge.version, edge.topic))
+    folds = edge.kind == "folds" and table is not None
+    return Flow(edge=edge, rate=rate, behind=table.behind_of.get(edge.topic) if table and folds else None)
 
 
 TOPOLOGY = ConsolePage(path="/topology", menu="Topology", template="topology.html", build=build)

@@ -9,9 +9,11 @@ from holdfast.core.engine.declared.graph import GraphNode, TopologyGraph
 
 BOX_WIDTH, BOX_HEIGHT = 190, 44
 COLUMN_WIDTH, LINE_HEIGHT, MARGIN = 330, 78, 12
-LIMIT_NAME = 24
+LIMIT_NAME = 22
 LABEL_GAP = 10
 """What stands beside the head of an arrow stands so far from it."""
+LABEL_PULL = 0.352
+"""So much of the height of an arrow's tail it has, as the curve has at six tenths of its way: labels of arrows to one box lie apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,5 +138,5 @@ def _edge(kind: str, start: DrawnBox, end: DrawnBox) -> DrawnEdge:
         topic=topic.name,
         path=f"M{x} {y} C{x + bend} {y} {to_x - bend} {to_y} {to_x} {to_y}",
         x=to_x - LABEL_GAP,
-        y=to_y - LABEL_GAP,
+        y=round(LABEL_PULL * y + (1 - LABEL_PULL) * to_y) - LABEL_GAP,
     )

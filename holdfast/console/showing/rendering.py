@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -10,6 +11,7 @@ from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 ASSETS = {
     "console.css": "text/css",
@@ -103,6 +105,15 @@ def slug(state: str) -> str:
     return "".join(each if each.isalnum() else "-" for each in state.lower())
 
 
+def commands(text: str) -> Markup:
+    """Return text, escaped, with what stands between backticks as code.
+
+    >>> str(commands("`holdfast outbox flush` <now>"))
+    '<code>holdfast outbox flush</code> &lt;now&gt;'
+    """
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
 @cache
 def _environment() -> Environment:
     made = Environment(
@@ -121,6 +132,7 @@ def _environment() -> Environment:
         bytes=size,
         slug=slug,
         asset=asset_url,
+        commands=commands,
     )
     return made
 

@@ -65,10 +65,12 @@ _PARTITIONS = {
 }
 
 
-def findings(picture: Picture, groups: Iterable[GroupDescription] = ()) -> list[HealthFinding]:
-    """Return what is not well, the worst first."""
+def findings(
+    picture: Picture, groups: Iterable[GroupDescription] = (), beside: Iterable[HealthFinding] = ()
+) -> list[HealthFinding]:
+    """Return what is not well, the worst first, with what was found *beside* the workers."""
     order = list(Urgency)
-    found = [*_of_all(picture), *_of_workers(picture), *_of_tables(picture), *_of_groups(groups)]
+    found = [*_of_all(picture), *_of_workers(picture), *_of_tables(picture), *_of_groups(groups), *beside]
     return sorted(found, key=lambda each: order.index(each.urgency))
 
 

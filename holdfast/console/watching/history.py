@@ -11,8 +11,12 @@ from holdfast.console.watching.picture import PartitionId, Picture
 KEPT_POINTS = 600
 STALLED_S = 30.0
 
-FlowId = tuple[str, int, str, int]
-"""A table, its version, one of its sources, a partition."""
+EdgeId = tuple[str, str, int, str]
+"""What flows along an arrow of the topology: "folds", "reads" or "emits", a processor, its version, a topic. Whoever reads a global table
+has the same copy, so there the processor is "", its version 0.
+"""
+FlowId = tuple[EdgeId, int, str]
+"""An arrow, a partition, and the worker that counts; "" where offsets of the log count."""
 Positions = Mapping[PartitionId, tuple[int, int | None]]
 
 
@@ -42,7 +46,7 @@ class History:
         self._moved_s: dict[PartitionId, float] = {}
         self._flows: Mapping[FlowId, int] = {}
         self._flows_s = 0.0
-        self._rates: dict[tuple[str, int, str], float] = {}
+        self._rates: dict[EdgeId, float] = {}
 
     def learn(self, positions: Positions, *, now_s: float, at_s: float) -> None:
         """Take in where each partition is, as (offset, records behind): *now_s* counts, *at_s* is shown."""
@@ -68,18 +72,19 @@ class History:
         return round(moved / seconds, 1)
 
     def learn_flows(self, flows: Mapping[FlowId, int], *, now_s: float) -> None:
-        """Take in up to which offset each partition has folded each of its sources."""
+        """Take in how far what flows along each arrow has come. Copies of one global table each take in all of it: the fastest counts."""
         before, seconds = self._flows, now_s - self._flows_s
-        rates: dict[tuple[str, int, str], float] = {}
-        for place, offset in flows.items():
+        rates: dict[EdgeId, float] = {}
+        for place, passed in flows.items():
             if seconds > 0 and place in before:
-                moved = max(0, offset - before[place])
-                rates[place[:3]] = rates.get(place[:3], 0.0) + moved / seconds
+                edge, rate = place[0], max(0, passed - before[place]) / seconds
+                known = rates.get(edge, 0.0)
+                rates[edge] = max(known, rate) if edge[0] == "reads" else known + rate
         self._rates, self._flows, self._flows_s = rates, flows, now_s
 
-    def rate(self, table: str, version: int, topic: str) -> float | None:
-        """Return how many records a second a table has folded of a source since the last look but one."""
-        found = self._rates.get((table, version, topic))
+    def rate(self, edge: EdgeId) -> float | None:
+        """Return how many records a second have flowed along an arrow since the last look but one."""
+        found = self._rates.get(edge)
         return None if found is None else round(found, 1)
 
     def stalled(self, now_s: float) -> set[PartitionId]:
@@ -98,11 +103,16 @@ def positions_of(picture: Picture) -> Positions:
 
 
 def flows_of(picture: Picture) -> dict[FlowId, int]:
-    """Return up to which offset each partition has folded each of its sources."""
-    return {
-        (each.table, each.version, topic, each.partition): offset
-        for table in picture.tables
-        for each in table.partitions
-        if each.offset is not None
-        for topic, offset in (each.sources or {table.sources[0]: each.offset}).items()
+    """Return how far what flows along each arrow of the topology has come: offsets where they are folded or read, counts where they are emitted."""
+    flows: dict[FlowId, int] = {
+        (("reads", "", 0, each.topic), 0, each.url): each.passed for each in picture.copies
     }
+    for table in picture.tables:
+        for each in table.partitions:
+            if each.offset is None:
+                continue
+            for topic, offset in (each.sources or {table.sources[0]: each.offset}).items():
+                flows[("folds", each.table, each.version, topic), each.partition, ""] = offset
+            for topic, emitted in each.emitted.items():
+                flows[("emits", each.table, each.version, topic), each.partition, each.owner or ""] = emitted
+    return flows

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from holdfast.clients.tables.directory import Workers
-from holdfast.console.watching.reports import HeldReport, Silence, WorkerReport
+from holdfast.console.watching.reports import GlobalReport, HeldReport, Silence, WorkerReport
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import WorkerClaims
 
@@ -64,7 +64,10 @@ class StandbyLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionLine:
-    """One partition of one version of a table; what is not known is None. *restored* is the share of its changelog that was read."""
+    """One partition of one version of a table; what is not known is None. *restored* is the share of its changelog that was read.
+
+    *behind_of* is by source, where there are several; *emitted* is how many records its owner has emitted to which topic since it started.
+    """
 
     table: str
     version: int
@@ -74,6 +77,8 @@ class PartitionLine:
     offset: int | None
     sources: Mapping[str, int]
     behind: int | None
+    behind_of: Mapping[str, int]
+    emitted: Mapping[str, int]
     stream_ms: int | None
     standing: str | None
     partial: bool
@@ -105,11 +110,31 @@ class TableLine:
         return sum(known) if known else None
 
     @cached_property
+    def behind_of(self) -> Mapping[str, int]:
+        """Return how many records of each source are not in the table yet, as far as owners tell."""
+        if len(self.sources) == 1:
+            return {} if self.behind is None else {self.sources[0]: self.behind}
+        found = Counter[str]()
+        for each in self.partitions:
+            found.update(each.behind_of)
+        return found
+
+    @cached_property
     def worst(self) -> PartitionHealth:
         order = list(PartitionHealth)
         return min(
             (each.state for each in self.partitions), key=order.index, default=PartitionHealth.UNSERVED
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyLine:
+    """A worker's copy of the global table of *topic*: *passed* counts the offsets in it, *behind* those that are not, None where it is not told."""
+
+    topic: str
+    url: str
+    passed: int
+    behind: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +145,7 @@ class Picture:
     at_ms: int
     workers: tuple[WorkerLine, ...]
     tables: tuple[TableLine, ...]
+    copies: tuple[CopyLine, ...] = ()
     trouble: str | None = None
 
     def table(self, name: str, version: int | None = None) -> TableLine | None:
@@ -171,7 +197,18 @@ def picture_of(
         _worker(claims, reports.get(claims.url, NOT_ASKED), owns=claims.url in owners)
         for claims in sorted(directory.announced, key=lambda each: each.url)
     )
-    return Picture(app=app, at_ms=at_ms, workers=workers, tables=tables, trouble=trouble)
+    copies = tuple(
+        _copy(url, each)
+        for url, report in reports.items()
+        if isinstance(report, WorkerReport)
+        for each in report.globals.values()
+    )
+    return Picture(app=app, at_ms=at_ms, workers=workers, tables=tables, copies=copies, trouble=trouble)
+
+
+def _copy(url: str, told: GlobalReport) -> CopyLine:
+    passed = sum(told.position) + len(told.position)
+    return CopyLine(topic=told.source, url=url, passed=passed, behind=told.behind)
 
 
 def _worker(claims: WorkerClaims, told: WorkerReport | Silence, *, owns: bool) -> WorkerLine:
@@ -251,6 +288,8 @@ class _Painter:
             offset=None if told is None else told.as_of_offset,
             sources={} if told is None else told.as_of,
             behind=None if told is None else told.behind,
+            behind_of={} if told is None else told.behind_of,
+            emitted={} if told is None else told.emitted,
             stream_ms=None if told is None or told.stream_ms < 0 else told.stream_ms,
             standing=None if told is None else told.standing,
             partial=self._directory.is_partial(*place),

@@ -47,6 +47,10 @@ class HeldReport(msgspec.Struct, frozen=True):
     behind: int | None = None
     age_ms: int | None = None
     changelog: ChangelogReport | None = None
+    behind_of: dict[str, int] = {}
+    """Records of each source that are not folded yet, where there are several."""
+    emitted: dict[str, int] = {}
+    """Records emitted to each topic since this worker started."""
 
 
 class TableReport(msgspec.Struct, frozen=True):
@@ -58,6 +62,14 @@ class TableReport(msgspec.Struct, frozen=True):
     building: list[int] = []
 
 
+class GlobalReport(msgspec.Struct, frozen=True):
+    """A worker's copy of a global table of *source*: the last offset of each partition, and how many offsets are not in it."""
+
+    source: str
+    position: list[int]
+    behind: int | None = None
+
+
 class WorkerReport(msgspec.Struct, frozen=True):
     """All that a worker tells of itself at one moment; *unready* is why it is not ready."""
 
@@ -66,6 +78,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
     tables: dict[str, TableReport]
     release: str = ""
     unready: str | None = None
+    globals: dict[str, GlobalReport] = {}
 
 
 decode_report = careful(msgspec.msgpack.Decoder(WorkerReport).decode)

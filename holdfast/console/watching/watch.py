@@ -12,6 +12,7 @@ from typing import Any, Self
 from holdfast.clients.tables.directory import Directory, Workers
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.console.watching.beside import BesideLook
 from holdfast.console.watching.groups import GroupDesk
 from holdfast.console.watching.history import History, flows_of, positions_of
 from holdfast.console.watching.picture import Picture, WorkerState, picture_of
@@ -54,11 +55,14 @@ class Watch:
         processors: Sequence[Processor[Any, Any]],
         directory: Directory,
         groups: GroupDesk | None,
+        beside: Sequence[BesideLook[Any]] = (),
         *,
+        at_once: bool = True,
         clock: Clock = system_clock,
     ) -> None:
+        """*at_once*: the first look ends before this is entered; else it begins then."""
         self._app, self._processors, self._clock = settings.app, processors, clock
-        self._directory, self.groups = directory, groups
+        self._directory, self.groups, self.beside = directory, groups, beside
         self._reports = WorkerReports(settings)
         self._told: dict[str, tuple[float, WorkerReport]] = {}
         self._resting: dict[str, tuple[float, WorkerClaims, Silence]] = {}
@@ -68,13 +72,18 @@ class Watch:
         self._wake = asyncio.Event()
         self._watchers, self._asked_s = 0, float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
+        self._at_once = at_once
+        self.looked = False
+        """Whether a look has ended: before that, `picture` shows nothing."""
 
     async def __aenter__(self) -> Self:
         await self._reports.__aenter__()
-        await self.look()
+        if self._at_once:
+            await self.look()
         self._tasks = [asyncio.create_task(self._run())]
         if self.groups is not None:
             self._tasks.append(asyncio.create_task(self._run_groups(self.groups)))
+        self._tasks += [asyncio.create_task(self._run_beside(each)) for each in self.beside]
         return self
 
     async def __aexit__(
@@ -116,7 +125,8 @@ class Watch:
     async def _run(self) -> None:
         used_s = 0.0
         while True:
-            await self._pause(rest_s(used_s))
+            if self.looked:
+                await self._pause(rest_s(used_s))
             before_s = system_clock.processor_s()
             try:
                 await self.look()
@@ -132,9 +142,24 @@ class Watch:
                 logger.exception("a look at the groups failed")
             await self._pause(GROUPS_S)
 
+    async def _run_beside(self, look: BesideLook[Any]) -> None:
+        """Look at what lies beside the workers for as long as somebody looks at the console: it may be a database, or a whole lake."""
+        while True:
+            if self._unwatched():
+                self._wake.clear()
+                await self._wake.wait()
+            try:
+                await look.fresh()
+            except Exception:
+                logger.exception("a look at the %(name)s failed", {"name": look.name})
+            await asyncio.sleep(look.every_s)
+
+    def _unwatched(self) -> bool:
+        return not self._watchers and self._clock.monotonic_s() - self._asked_s > WATCHED_FOR_S
+
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        if not self._watchers and self._clock.monotonic_s() - self._asked_s > WATCHED_FOR_S:
+        if self._unwatched():
             self._wake.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), IDLE_LOOK_S)
@@ -160,7 +185,7 @@ class Watch:
         self.history.learn(positions_of(picture), now_s=now_s, at_s=at_ms / 1000)
         self.history.learn_flows(flows_of(picture), now_s=now_s)
         async with self._looked:
-            self.picture = picture
+            self.picture, self.looked = picture, True
             self._looked.notify_all()
 
     async def _refreshed(self) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from holdfast.core.engine.declared.processor import Headers
 from holdfast.errors import DecodeError
@@ -64,3 +64,17 @@ def read_created(headers: Headers) -> list[tuple[int, int]]:
         at_ms += int(pair[1])
         found.append((at_ms, int(pair[2] or 1)))
     return found
+
+
+def rank_of(ordered: Sequence[tuple[int, int]], percent: int) -> int:
+    """Return the value that *percent* of the rows reach or stay below, by nearest rank; *ordered* is (value, how many rows), ascending.
+
+    >>> rank_of([(1, 1), (5, 2), (9, 1)], 50), rank_of([(1, 1), (5, 2), (9, 1)], 99)
+    (5, 9)
+    """
+    left = -(-sum(count for _, count in ordered) * percent // 100)
+    for value, count in ordered:
+        left -= count
+        if left <= 0:
+            return value
+    return ordered[-1][0]

@@ -14,6 +14,10 @@ from holdfast.embedded.security.tls import ANONYMOUS
 Fields: TypeAlias = dict[str, Any]
 
 
+class HangUp(Exception):
+    """Raised by a handler whose client can be told of a failure only by the end of its connection."""
+
+
 @dataclass(slots=True)
 class Call:
     """One request: *fields* by the table of messages, of *version*; *node_id* is the broker that was asked, *principal*

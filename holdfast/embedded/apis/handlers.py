@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 
@@ -16,12 +17,15 @@ from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.protocol.table import apis
 
 API_VERSIONS = "ApiVersions"
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+"""What a client may call itself, and its version."""
 
 
 def api_versions(call: Call) -> Fields:
     """Answer ApiVersions."""
     flexible = call.version >= 3
-    if flexible and not (call.fields["client_software_name"] and call.fields["client_software_version"]):
+    said = call.fields["client_software_name"], call.fields["client_software_version"]
+    if flexible and not all(map(_SOFTWARE.fullmatch, said)):
         return {"error_code": KafkaCode.INVALID_REQUEST}
     keys = [
         {"api_key": key, "min_version": versions[0], "max_version": versions[-1]}

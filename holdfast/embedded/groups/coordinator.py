@@ -194,7 +194,8 @@ class EmbeddedGroups:
 
     def commit(self, group: EmbeddedGroup, offsets: Mapping[Place, CommittedOffset]) -> None:
         """Keep *offsets* as committed."""
-        group.offsets.update(offsets)
+        for place, offset in offsets.items():
+            group.commit(place, offset)
         self._write(group, [self._offset(group, place, each) for place, each in offsets.items()])
 
     def commit_later(
@@ -207,14 +208,13 @@ class EmbeddedGroups:
         home = home_of(self._topics, OFFSETS, group.group_id)
         if notes and not write_notes(home, notes, self._now_ms(), producer=producer):
             return False
-        group.pending.setdefault(producer[0], {}).update(offsets)
+        for place, offset in offsets.items():
+            group.commit(place, offset, producer[0])
         return True
 
     def forget(self, group: EmbeddedGroup, places: list[Place]) -> None:
         """Forget committed offsets."""
-        notes = [
-            self._offset(group, each, None) for each in places if group.offsets.pop(each, None) is not None
-        ]
+        notes = [self._offset(group, each, None) for each in places if group.forget(each)]
         self._write(group, notes)
 
     def decided(self, home: int, producer_id: int, *, commit: bool) -> None:
@@ -228,7 +228,7 @@ class EmbeddedGroups:
 
     def delete(self, group: EmbeddedGroup) -> None:
         """Delete a group that nobody is in."""
-        self.forget(group, list(group.offsets))
+        self.forget(group, group.places())
         if group.modern is None:
             self._write(group, [Note("GroupMetadata", {"group": group.group_id}, None)])
         self._write_image(group, {})
@@ -239,7 +239,7 @@ class EmbeddedGroups:
     def topic_deleted(self, topic: str) -> None:
         """Forget what groups have committed in a topic that is gone."""
         for group in self._groups.values():
-            self.forget(group, [each for each in group.offsets if each[0] == topic])
+            self.forget(group, [each for each in group.places() if each[0] == topic])
 
     def _offset(self, group: EmbeddedGroup, place: Place, offset: CommittedOffset | None) -> Note:
         key = {"group": group.group_id, "topic": place[0], "partition": place[1]}

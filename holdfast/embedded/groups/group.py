@@ -18,6 +18,8 @@ class CommittedOffset(NamedTuple):
     leader_epoch: int
     metadata: str
     at_ms: int
+    number: int = 0
+    """Of its group's commits, those without an outcome included, the how-manieth this was."""
 
 
 class MemberHome(NamedTuple):
@@ -66,6 +68,8 @@ class EmbeddedGroup:
     offsets: dict[Place, CommittedOffset] = field(default_factory=dict)
     pending: dict[int, dict[Place, CommittedOffset]] = field(default_factory=dict)
     """By producer id: offsets of a transaction that has no outcome yet."""
+    commits: int = 0
+    """How often an offset was committed."""
 
     @classmethod
     def empty(cls, group_id: str, settings: CoordinatorSettings) -> EmbeddedGroup:
@@ -117,8 +121,35 @@ class EmbeddedGroup:
         """Whether a transaction without an outcome has an offset for *place*."""
         return any(place in found for found in self.pending.values())
 
+    # -- offsets
+
+    def commit(self, place: Place, offset: CommittedOffset, producer_id: int | None = None) -> None:
+        """Keep an offset; until the transaction of *producer_id* has an outcome, where one is given."""
+        self.commits += 1
+        kept = self.offsets if producer_id is None else self.pending.setdefault(producer_id, {})
+        kept[place] = offset._replace(number=self.commits)
+
     def decide(self, producer_id: int, *, commit: bool) -> None:
-        """Take or drop the offsets of a producer's transaction."""
-        found = self.pending.pop(producer_id, None)
-        if commit and found is not None:
-            self.offsets.update(found)
+        """Take or drop the offsets of a producer's transaction. What was committed after one of them stays, as in Kafka:
+        what counts is when an offset was written, not when it was decided.
+        """
+        found = self.pending.pop(producer_id, {})
+        for place, offset in found.items() if commit else ():
+            before = self.offsets.get(place)
+            if before is None or before.number < offset.number:
+                self.offsets[place] = offset
+
+    def forget(self, place: Place) -> bool:
+        """Forget what is committed for *place*, in transactions without an outcome too; return whether anything was."""
+        had = self.offsets.pop(place, None) is not None
+        for producer_id, found in list(self.pending.items()):
+            had = found.pop(place, None) is not None or had
+            if not found:
+                del self.pending[producer_id]
+        return had
+
+    def places(self) -> list[Place]:
+        """Return for what it has committed offsets, some perhaps in transactions without an outcome."""
+        return list(
+            dict.fromkeys([*self.offsets, *(place for each in self.pending.values() for place in each)])
+        )

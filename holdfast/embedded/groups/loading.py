@@ -50,13 +50,12 @@ def _load_offset(group: EmbeddedGroup, note: Note, producer_id: int | None) -> N
     place: Place = note.key["topic"], note.key["partition"]
     value = note.value
     if value is None:
-        group.offsets.pop(place, None)
+        group.forget(place)
         return
     offset = CommittedOffset(
         value["offset"], value["leader_epoch"], value["metadata"], value["commit_timestamp"]
     )
-    into = group.offsets if producer_id is None else group.pending.setdefault(producer_id, {})
-    into[place] = offset
+    group.commit(place, offset, producer_id)
 
 
 def _load_generation(group: EmbeddedGroup, value: Mapping[str, Any] | None, steady_ms: int) -> None:

@@ -15,6 +15,7 @@ from holdfast.core.kafka.record_batch import (
     CRC_FROM,
     NO_PRODUCER,
     BatchHeader,
+    claimed_header,
     decode_batch,
     decode_header,
     encode_batch,
@@ -49,7 +50,8 @@ def checked(
     try:
         header = decode_header(data)
     except WireError:
-        return BatchRefusal(KafkaCode.CORRUPT_MESSAGE)
+        whole = (claimed := claimed_header(data)) is not None and _is_as_sent(data, claimed)
+        return BatchRefusal(KafkaCode.INVALID_RECORD if whole else KafkaCode.CORRUPT_MESSAGE, in_log=whole)
     if header.size_bytes > len(data):
         return BatchRefusal(KafkaCode.CORRUPT_MESSAGE)
     if header.size_bytes < len(data):
@@ -82,7 +84,7 @@ def _wrong(
         return BatchRefusal(KafkaCode.UNSUPPORTED_COMPRESSION_TYPE)
     if header.size_bytes > configs.max_message_bytes:
         return BatchRefusal(KafkaCode.MESSAGE_TOO_LARGE)
-    if int(google_crc32c.value(bytes(data[CRC_FROM:]))) != header.crc32c:
+    if not _is_as_sent(data, header):
         return BatchRefusal(KafkaCode.CORRUPT_MESSAGE)
     unfit = (
         header.is_control
@@ -91,9 +93,8 @@ def _wrong(
     )
     if unfit:
         return BatchRefusal(KafkaCode.INVALID_RECORD, in_log=True)
-    if configs.is_compacted and (keyless := _keyless(data)):
-        text = f"Compacted topic cannot accept message without key in topic partition {where}"
-        return _blamed(KafkaCode.INVALID_RECORD, [(number, text) for number in keyless])
+    if configs.is_compacted and (refusal := _uncompactable(data, where)) is not None:
+        return refusal
     if not configs.is_append_time and header.max_timestamp_ms - now_ms > configs.after_max_ms:
         return _of_time(data, configs, now_ms)
     if configs.before_max_ms < now_ms and now_ms - header.base_timestamp_ms > configs.before_max_ms:
@@ -101,11 +102,19 @@ def _wrong(
     return None
 
 
-def _keyless(data: memoryview) -> list[int]:
+def _is_as_sent(data: memoryview, header: BatchHeader) -> bool:
+    return (
+        header.size_bytes == len(data) and int(google_crc32c.value(bytes(data[CRC_FROM:]))) == header.crc32c
+    )
+
+
+def _uncompactable(data: memoryview, where: str) -> BatchRefusal | None:
     try:
-        return [number for number, each in enumerate(decode_batch(data).records) if each.key is None]
+        keyless = [number for number, each in enumerate(decode_batch(data).records) if each.key is None]
     except WireError:
-        return []
+        return BatchRefusal(KafkaCode.INVALID_RECORD, in_log=True)
+    text = f"Compacted topic cannot accept message without key in topic partition {where}"
+    return _blamed(KafkaCode.INVALID_RECORD, [(number, text) for number in keyless]) if keyless else None
 
 
 def _of_time(data: memoryview, configs: TopicConfigs, now_ms: int) -> BatchRefusal | None:

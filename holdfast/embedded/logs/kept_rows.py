@@ -5,12 +5,13 @@ transaction ends.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from holdfast.core.engine.state.codec import RowCodec
 from holdfast.core.engine.state.rows import Rows
 
 R = TypeVar("R")
+D = TypeVar("D")
 
 
 class _NothingStored:
@@ -31,8 +32,13 @@ class KeptRows(Rows[R]):
     def __init__(self, row: Any) -> None:
         super().__init__(_NothingStored(), RowCodec(row), 1)
 
-    def _load(self, key: str) -> R | None:
-        return None
+    @overload
+    def get(self, key: str) -> R | None: ...
+    @overload
+    def get(self, key: str, default: D) -> R | D: ...
+    def get(self, key: str, default: D | None = None) -> R | D | None:
+        """Return the row of *key*, or *default*: there is nowhere else to look."""
+        return self._changed.get(key, default)
 
     def __setitem__(self, key: str, row: R) -> None:
         self._changed[key] = row

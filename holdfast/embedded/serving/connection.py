@@ -7,10 +7,11 @@ import logging
 from collections import deque
 from collections.abc import Awaitable
 from functools import partial
+from struct import Struct
 from typing import NamedTuple
 
 from holdfast.core.kafka.wire import WireReader, WireReason
-from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.apis.call import Call, Fields, HangUp
 from holdfast.embedded.apis.handlers import (
     API_VERSIONS,
     HANDLERS,
@@ -38,6 +39,7 @@ from holdfast.errors import WireError
 logger = logging.getLogger(__name__)
 
 SIZE_BYTES = 4
+_HEADER = Struct(">hhi")
 LEAST_REAUTH_MS = 1_000
 LIMIT_WAITING, LIMIT_WAITING_BYTES = 100, 1 << 24
 """Frames of one connection that wait for those before them; with more it is not read from."""
@@ -172,6 +174,9 @@ class KafkaConnection(asyncio.Protocol):
                 return self.close()
             except SaslRefusal:
                 return self.close()
+            except HangUp as reason:
+                logger.info("%(reason)s: the connection is closed", {"reason": reason})
+                return self._hang_up()
             except Exception:
                 logger.exception("a request could not be answered: the connection is closed")
                 return self.close()
@@ -256,8 +261,7 @@ class KafkaConnection(asyncio.Protocol):
 
     def _read(self, frame: bytes) -> _Asked:
         reader = WireReader(frame)
-        api, version = reader.int16("api key"), reader.int16("api version")
-        correlation_id = reader.int32("correlation id")
+        api, version, correlation_id = reader.unpack(_HEADER, "api key, version and correlation id")
         client_id = reader.string("client id", nullable=True) or ""
         if api not in _OFFERED:
             raise reader.error(f"api {api} is not offered", WireReason.API, 0)

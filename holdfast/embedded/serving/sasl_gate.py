@@ -64,8 +64,10 @@ class SaslGate:
         self.state = GateState.HANDSHAKE
 
     def handshake(self, mechanism: str, version: int) -> Fields:
-        """Answer SaslHandshake."""
+        """Answer SaslHandshake; SaslRefusal for a mechanism that is not known to one who logs in again."""
         known = mechanism in self._users.mechanisms
+        if self._before is not None and not known:
+            raise SaslRefusal
         code = KafkaCode.NONE if known else KafkaCode.UNSUPPORTED_SASL_MECHANISM
         if known:
             self._exchange, self.mechanism = self._users.begin(mechanism), mechanism
@@ -76,7 +78,8 @@ class SaslGate:
         return {"error_code": code, "mechanisms": list(self._users.mechanisms)}
 
     def authenticate(self, token: bytes) -> Fields:
-        """Answer SaslAuthenticate."""
+        """Answer SaslAuthenticate; SaslRefusal to one who logs in again by another mechanism than before."""
+        self._check_mechanism()  # before there is an answer
         try:
             answer = self.take(token)
             lifetime_ms = self._lifetime_ms if self.state is GateState.PASSED else 0
@@ -90,8 +93,8 @@ class SaslGate:
     def take(self, token: bytes) -> bytes:
         """Return the answer to a token; SaslRefusal, after which the gate is closed, for a wrong one."""
         assert self._exchange is not None
+        self._check_mechanism()
         try:
-            self._check_mechanism()
             answer = self._exchange.take(token)
             self._check_user(self._exchange.user)
         except SaslRefusal:
@@ -102,12 +105,8 @@ class SaslGate:
         return answer
 
     def _check_mechanism(self) -> None:
-        before = self._before
-        if before is not None and before.mechanism != self.mechanism:
-            raise SaslRefusal(
-                f"SASL mechanism '{self.mechanism}' requested by client is not supported for re-authentication of mechanism"
-                f" '{before.mechanism}'"
-            )
+        if self._before is not None and self._before.mechanism != self.mechanism:
+            raise SaslRefusal
 
     def _check_user(self, user: str | None) -> None:
         before = None if self._before is None else (self._before.principal or "").removeprefix("User:")

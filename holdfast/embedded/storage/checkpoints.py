@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from holdfast.errors import BrokerFolderError
 
 VERSION = "0"
 _EPOCH_FIELDS, _OFFSET_FIELDS = 2, 3
+_NUMBER = re.compile(r"-?[0-9]+")
 
 
 def checkpoint_text(entries: Iterable[tuple[object, ...]]) -> bytes:
@@ -20,7 +22,9 @@ def checkpoint_text(entries: Iterable[tuple[object, ...]]) -> bytes:
 
 
 def checkpoint_entries(path: Path, fields: int) -> list[list[str]]:
-    """Return the entries of a checkpoint file, none where there is no file; BrokerFolderError for what is no checkpoint."""
+    """Return the entries of a checkpoint file, none where there is no file or an empty one, as Kafka makes it before there
+    is anything to say; BrokerFolderError for what is no checkpoint.
+    """
     try:
         lines = path.read_text("utf-8").splitlines()
     except FileNotFoundError:
@@ -28,8 +32,10 @@ def checkpoint_entries(path: Path, fields: int) -> list[list[str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise BrokerFolderError(f"{path} cannot be read: {error}") from error
     entries = [each.split(" ") for each in lines[2:]]
-    sound = lines[:2] == [VERSION, str(len(entries))] and all(len(each) == fields for each in entries)
-    if not sound or not all(number.lstrip("-").isdecimal() for each in entries for number in each[-2:]):
+    sound = not lines or lines[:2] == [VERSION, str(len(entries))]
+    if not (
+        sound and all(len(each) == fields and all(map(_NUMBER.fullmatch, each[-2:])) for each in entries)
+    ):
         raise BrokerFolderError(
             f"{path} is no checkpoint of Kafka's; if it was damaged, remove it: all but where logs start is worked out again from"
             " the segments"

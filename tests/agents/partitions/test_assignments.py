@@ -74,6 +74,7 @@ class Worker:
         monkeypatch.setattr(module, "restore", self._restore)
         monkeypatch.setattr(module, "read_choices", self._read_choices)
         monkeypatch.setattr(module, "learn_handovers", self._learn_handovers)
+        monkeypatch.setattr(module, "learn_sources", lambda *_: None)
         follower = SimpleNamespace(follow=self._follow, close=lambda: None, failure=None)
         monkeypatch.setattr(module, "StandbyFollower", lambda *_: follower)
         held: Any = SimpleNamespace(adopt=self.terms.append)

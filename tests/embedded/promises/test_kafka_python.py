@@ -9,7 +9,7 @@ import pytest
 from kafka import KafkaAdminClient, TopicPartition, TopicPartitionReplica
 from kafka.errors import IncompatibleBrokerVersion
 
-from tests.embedded import test_kafka_python
+from tests.embedded.clients import test_kafka_python
 from tests.embedded.promises.bodies import bodies_of
 
 globals().update(bodies_of(test_kafka_python))

@@ -7,10 +7,12 @@
   const toggle = document.getElementById("live-toggle");
   if (!live || !box || !window.EventSource) return;
   const AGAIN_MS = 10000;
+  const HIDDEN_MS = 5000;
   let source = null;
   let lost = "";
   let again = 0;
   let pending = null;
+  let away = false;
 
   const clock = () => new Date().toISOString().slice(11, 19);
   const say = (text, wrong) => {
@@ -60,8 +62,17 @@
   };
   const stop = () => { clearTimeout(again); source.close(); source = null; pending = null; say("Paused at " + clock() + " UTC", false); };
 
+  // A browser opens six connections to one place: pages that nobody sees must leave them to those that somebody opens.
+  let left = 0;
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(left);
+    if (document.visibilityState === "hidden") left = setTimeout(() => { if (source) { away = true; stop(); } }, HIDDEN_MS);
+    else if (away) { away = false; follow(); }
+  });
+
   document.addEventListener("selectionchange", () => { if (pending !== null && !reading()) change(pending); });
   toggle.addEventListener("click", () => {
+    away = false;
     if (source) stop(); else follow();
     toggle.textContent = source ? "Pause" : "Go on";
   });

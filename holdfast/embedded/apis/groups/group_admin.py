@@ -29,9 +29,8 @@ def _described(call: Call, group_id: str) -> Fields:
     if not call.may_group(AclOperation.DESCRIBE, group_id):
         code = KafkaCode.GROUP_AUTHORIZATION_FAILED
         return {**answer, "error_code": code, "group_state": ""}
-    if not group_id or (elsewhere(call, OFFSETS, group_id)) is not None:
-        code = KafkaCode.NOT_COORDINATOR if group_id else KafkaCode.INVALID_GROUP_ID
-        return {**answer, "error_code": code, "group_state": ""}
+    if (elsewhere(call, OFFSETS, group_id)) is not None:
+        return {**answer, "error_code": KafkaCode.NOT_COORDINATOR, "group_state": ""}
     group = call.cluster.groups.get(group_id)
     if group is None or group.modern is not None:
         missing = KafkaCode.GROUP_ID_NOT_FOUND if call.version >= FIRST_NOT_FOUND else KafkaCode.NONE

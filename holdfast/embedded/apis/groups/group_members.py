@@ -85,13 +85,14 @@ def _fits(group: EmbeddedGroup, fields: Fields) -> bool:
 def _join_request(call: Call) -> JoinGroup:
     fields = call.fields
     session_ms, rebalance_ms = fields["session_timeout_ms"], fields["rebalance_timeout_ms"]
-    prefix = fields["group_instance_id"] or call.client_id
+    instance_id = fields["group_instance_id"]
+    prefix = call.client_id if instance_id is None else instance_id
     return JoinGroup(
         request=call.cluster.groups.number(),
         member_id=fields["member_id"],
         new_id=f"{prefix}-{uuid.UUID(bytes=call.cluster.chance.randbytes(16), version=4)}",
         protocols=tuple((each["name"], each["metadata"]) for each in fields["protocols"]),
-        instance_id=fields["group_instance_id"],
+        instance_id=instance_id,
         session_ms=session_ms,
         rebalance_ms=rebalance_ms if rebalance_ms >= 0 else session_ms,
         requires_id=call.version >= FIRST_WITH_IDS,

@@ -13,6 +13,7 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
 from holdfast.embedded.apis.describing import NOT_ASKED
+from holdfast.embedded.apis.patterns import pattern_trouble
 from holdfast.embedded.groups.group import EmbeddedGroup, MemberHome, ModernTold, heir_of
 from holdfast.embedded.internal_log import OFFSETS
 from holdfast.embedded.protocol.codes import KafkaCode
@@ -80,12 +81,8 @@ def _trouble(call: Call) -> str | None:
 
 
 def _wrong_pattern(pattern: str | None) -> str | None:
-    """Return what is wrong with a pattern, in Python's words: Kafka's are those of RE2."""
-    try:
-        re.compile(pattern or "")
-    except re.error as error:
-        return f"SubscribedTopicRegex `{pattern}` is not a valid regular expression: {error}."
-    return None
+    trouble = pattern_trouble(pattern or "")
+    return trouble and f"SubscribedTopicRegex `{pattern}` is not a valid regular expression: {trouble}."
 
 
 def _beaten(call: Call, group: EmbeddedGroup) -> Fields:
@@ -240,6 +237,8 @@ def _described(call: Call, group_id: str) -> Fields:
     group = call.cluster.groups.get(group_id)
     if not call.may_group(AclOperation.DESCRIBE, group_id):
         return {**answer, "error_code": KafkaCode.GROUP_AUTHORIZATION_FAILED}
+    if not group_id:
+        return {**answer, "error_code": KafkaCode.INVALID_GROUP_ID}
     if (code := elsewhere(call, OFFSETS, group_id)) is not None:
         return {**answer, "error_code": code}
     if group is None or group.modern is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.core.kafka.producer_state import AppendOutcome, AppendVerdict
 from holdfast.core.kafka.record_batch import BatchHeader, claimed_header
-from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.apis.call import Call, Fields, HangUp
 from holdfast.embedded.apis.transactions.transacting import admitted
 from holdfast.embedded.logs.batch_checks import BatchRefusal, checked, recoded
 from holdfast.embedded.protocol.codes import KafkaCode
@@ -24,7 +24,9 @@ _UNVERIFIED = "Unable to verify the partition has been added to the transaction.
 
 
 def produce(call: Call) -> Fields | None:
-    """Answer Produce; None where the producer asks for no answer."""
+    """Answer Produce; None where the producer asks for no answer. Where it does, and something was refused, HangUp: then it
+    looks who leads, as after a leader that has moved.
+    """
     acks = call.fields["acks"]
     forbidden = _is_forbidden(call)
     responses = []
@@ -38,17 +40,22 @@ def produce(call: Call) -> Fields | None:
             for each in told["partition_data"]
         ]
         responses.append({**name, "partition_responses": partitions})
-    return None if acks == NO_ANSWER else {"responses": responses}
+    if acks != NO_ANSWER:
+        return {"responses": responses}
+    codes = [each["error_code"] for topic in responses for each in topic["partition_responses"]]
+    if any(codes):
+        raise HangUp(f"records that need no answer were refused with {codes}")
+    return None
 
 
 def _is_forbidden(call: Call) -> bool:
-    """Return whether there are records of a transaction by one who may not transact under its name."""
-    if call.cluster.authorizer is None:
-        return False
+    """Return whether there are records of a transaction without a name, or by one who may not transact under it."""
     name = call.fields["transactional_id"]
     may = name is not None and call.may_transact(AclOperation.WRITE, name)
+    if may:
+        return False
     every = (each["records"] for topic in call.fields["topic_data"] for each in topic["partition_data"])
-    return not may and any(map(_is_transactional, every))
+    return any(map(_is_transactional, every))
 
 
 def _is_transactional(records: bytes | memoryview | None) -> bool:

@@ -8,6 +8,7 @@ from holdfast.core.kafka.producer_state import ProducerEntry
 from holdfast.core.kafka.transaction_state import Transaction, TransactionState
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
+from holdfast.embedded.apis.patterns import pattern_trouble
 from holdfast.embedded.internal_log import TRANSACTIONS
 from holdfast.embedded.protocol.codes import FORBIDDEN_TOPIC, NO_PARTITION, KafkaCode
 from holdfast.embedded.security.acl_rules import AclOperation
@@ -95,6 +96,8 @@ def list_transactions(call: Call) -> Fields:
     unknown = [each for each in fields["state_filters"] if each not in _WORDS.values()]
     if wanted and len(unknown) == len(fields["state_filters"]):
         return {"error_code": KafkaCode.NONE, "unknown_state_filters": unknown, "transaction_states": []}
+    if pattern_trouble(fields["transactional_id_pattern"] or "") is not None:
+        return {"error_code": KafkaCode.INVALID_REGULAR_EXPRESSION, "transaction_states": []}
     return {
         "error_code": KafkaCode.NONE,
         "unknown_state_filters": unknown,

@@ -21,6 +21,7 @@ from holdfast.embedded.apis.groups.group_offsets import commit_trouble, commits
 from holdfast.embedded.internal_log import OFFSETS, TRANSACTIONS, home_of
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.security.acl_rules import AclOperation, AclResource
+from holdfast.embedded.topics.registry import INTERNAL
 
 _FIRST_FENCED = {"InitProducerId": 4, "AddPartitionsToTxn": 2, "AddOffsetsToTxn": 2, "EndTxn": 2}
 """From which version on a client understands PRODUCER_FENCED; older ones are told INVALID_PRODUCER_EPOCH."""
@@ -94,7 +95,9 @@ def _added(call: Call, told: Fields) -> list[Fields]:
     if clients_own and not call.may_transact(AclOperation.WRITE, told["transactional_id"]):
         return _codes(told, dict.fromkeys(places, KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
     forbidden = {
-        place for place in places if clients_own and not call.may_topic(AclOperation.WRITE, place[0])
+        place
+        for place in places
+        if clients_own and (place[0] in INTERNAL or not call.may_topic(AclOperation.WRITE, place[0]))
     }
     unknown = {place for place in places if call.cluster.topics.partition(*place) is None}
     codes: dict[Place, int]

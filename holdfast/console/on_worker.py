@@ -1,0 +1,26 @@
+"""The console below ROOT of a worker's web port. There *why* has no answer: a worker cannot load its application again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from aiohttp import web
+
+from holdfast.config import Settings
+from holdfast.console.opening import ConsoleSources, open_application
+from holdfast.console.place import worker_place
+from holdfast.console.showing.rendering import prepare
+from holdfast.core.engine.declared.processor import Processor
+
+
+async def open_on_worker(
+    stack: AsyncExitStack, settings: Settings, processors: Iterable[Processor[Any, Any]]
+) -> web.Application:
+    """Return what serves the pages, until *stack* ends. Nothing is waited for: Kafka may be away while a worker starts."""
+    sources = ConsoleSources(settings=settings, processors=tuple(processors))
+    application = await open_application(stack, sources, worker_place(settings), at_once=False)
+    await asyncio.to_thread(prepare)  # templates are compiled beside the event loop
+    return application

@@ -1,0 +1,74 @@
+"""Records that were kept for long enough, and producers that nobody hears of any more."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.embedded.logs.partition_log import PartitionLog
+from tests.embedded.clients.raw_client import RawClient
+from tests.embedded.transcripts.asking import batch
+
+DEADLINE_S = 10.0
+HOUR_MS = 3_600_000
+
+
+def log_of(kafka: EmbeddedKafka, topic: str) -> PartitionLog:
+    partition = kafka.cluster.topics.partition(topic, 0)
+    assert partition is not None
+    return partition.log
+
+
+def produce(kafka: EmbeddedKafka, topic: str, data: bytes) -> int:
+    told = [{"name": topic, "partition_data": [{"index": 0, "records": data}]}]
+    with RawClient(kafka.bootstrap) as client:
+        answer = client.ask("Produce", 11, acks=-1, timeout_ms=1000, topic_data=told)
+    code: int = answer["responses"][0]["partition_responses"][0]["error_code"]
+    return code
+
+
+@pytest.mark.parametrize(
+    ("config", "start"),
+    [
+        ({}, 0),
+        ({"retention.ms": str(HOUR_MS)}, 2),
+        ({"retention.ms": "-1"}, 0),
+        ({"retention.ms": str(HOUR_MS), "cleanup.policy": "compact"}, 0),
+        ({"retention.ms": "0"}, 3),
+        ({"retention.bytes": "100"}, 1),
+        ({"retention.bytes": "0"}, 3),
+    ],
+)
+def test_records_go_when_they_were_kept_for_long_enough(config: dict[str, str], start: int) -> None:
+    with EmbeddedKafka() as kafka:
+        topic = kafka.create_topic("orders", config=config)
+        now_ms = int(time.time() * 1000)
+        for at_ms in (now_ms - 3 * HOUR_MS, now_ms - 2 * HOUR_MS, now_ms - 1000):
+            assert produce(kafka, topic, batch(b"a" * 20, at_ms=at_ms)) == 0
+        kafka.run_upkeep()
+        log = log_of(kafka, topic)
+        assert (log.start_offset, log.end_offset) == (start, 3)
+
+
+def test_it_looks_by_itself() -> None:
+    with EmbeddedKafka(retention_check_ms=20) as kafka:
+        topic = kafka.create_topic("orders", config={"retention.ms": "1"})
+        assert produce(kafka, topic, batch(b"a", at_ms=1000)) == 0
+        until_s = time.monotonic() + DEADLINE_S
+        while log_of(kafka, topic).start_offset == 0:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+
+
+def test_a_producer_that_was_idle_for_a_day_is_forgotten() -> None:
+    with EmbeddedKafka() as kafka:
+        topic = kafka.create_topic("orders")
+        told = {"producer_id": 7, "producer_epoch": 0}
+        assert produce(kafka, topic, batch(b"a", base_sequence=0, **told)) == 0
+        assert produce(kafka, topic, batch(b"a", base_sequence=5, **told)) == 45
+        kafka.shift_clock(25 * HOUR_MS)
+        kafka.run_upkeep()
+        kafka.shift_clock(-25 * HOUR_MS)
+        assert produce(kafka, topic, batch(b"a", base_sequence=5, **told)) == 0

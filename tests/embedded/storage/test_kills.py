@@ -1,0 +1,178 @@
+"""SIGKILL at random moments, while librdkafka's producers write to a broker in a folder: nothing that was acknowledged is lost,
+nothing is there twice, and no aborted record is seen.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from tests.embedded.storage.killed_broker import DEADLINE_S, KilledBroker, broker_in
+
+pytestmark = pytest.mark.process
+
+
+class IdempotentWriter(threading.Thread):
+    """Writes numbers to partition 0 in their order, until it is told to end."""
+
+    def __init__(self, broker: KilledBroker, chance: Random) -> None:
+        super().__init__()
+        self._chance, self.ends = chance, threading.Event()
+        self._producer = Producer(
+            broker.config(**{"enable.idempotence": True, "linger.ms": 2, "message.timeout.ms": 60_000})
+        )
+        self.sent, self.refused = 0, list[str]()
+
+    def _told(self, error: KafkaError | None, _: object) -> None:
+        if error is not None:
+            self.refused.append(str(error))
+
+    def run(self) -> None:
+        while not self.ends.is_set():
+            if len(self._producer) < 5_000:
+                value = b"%d " % self.sent + bytes(self._chance.randrange(2_000))
+                self._producer.produce("orders", value, partition=0, on_delivery=self._told)
+                self.sent += 1
+            self._producer.poll(0.001)
+        if left := self._producer.flush(DEADLINE_S):
+            self.refused.append(f"{left} were never acknowledged")
+
+
+class PairWriter(threading.Thread):
+    """Writes pairs to both partitions, in transactions of which some are aborted."""
+
+    def __init__(self, broker: KilledBroker, chance: Random) -> None:
+        super().__init__()
+        self._broker, self._chance, self.ends = broker, chance, threading.Event()
+        self.committed, self.aborted = set[int](), set[int]()
+        self.trouble: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            producer, number = self._new(), 0
+            while not self.ends.is_set():
+                producer = self._write(producer, number, commit=self._chance.random() < 0.7)
+                number += 1
+        except Exception as error:  # noqa: BLE001  # the test tells of it
+            self.trouble = error
+
+    def _new(self) -> Producer:
+        told = {"transactional.id": "pairs", "linger.ms": 0, "transaction.timeout.ms": 30_000}
+        producer = Producer(self._broker.config(**told))
+        producer.init_transactions(DEADLINE_S)
+        return producer
+
+    def _write(self, producer: Producer, number: int, *, commit: bool) -> Producer:
+        """Write a pair and end its transaction, again where the broker was killed meanwhile; return who goes on."""
+        try:
+            producer.begin_transaction()
+            for partition in (0, 1):
+                headers: list[tuple[str, str | bytes | None]] = [("pair", b"")]
+                producer.produce("orders", b"%d" % number, partition=partition, headers=headers)
+            (producer.commit_transaction if commit else producer.abort_transaction)(DEADLINE_S)
+        except KafkaException as error:
+            if not error.args[0].txn_requires_abort():
+                return self._new()  # nobody knows what has become of it
+            producer.abort_transaction(DEADLINE_S)
+            commit = False
+        (self.committed if commit else self.aborted).add(number)
+        return producer
+
+
+def make_topic(broker: KilledBroker) -> None:
+    topic = NewTopic("orders", 2, config={"segment.bytes": str(1 << 20)})
+    admin = AdminClient(broker.config())
+    admin.create_topics([topic])["orders"].result(DEADLINE_S)
+
+
+def read(broker: KilledBroker) -> tuple[list[int], list[list[int]]]:
+    """Return the committed numbers, and those of the pairs in each partition."""
+    told = {"group.id": "reader", "auto.offset.reset": "earliest", "enable.partition.eof": True}
+    consumer = Consumer(broker.config(**told))
+    consumer.assign([TopicPartition("orders", index, 0) for index in (0, 1)])
+    plain, pairs, open_partitions = list[int](), [list[int](), list[int]()], {0, 1}
+    until_s = time.monotonic() + DEADLINE_S
+    while open_partitions:
+        assert time.monotonic() < until_s, "a partition has no end"
+        for message in consumer.consume(1_000, 1):
+            index = message.partition() or 0
+            if (error := message.error()) is not None:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                open_partitions.discard(index)
+                continue
+            number = int((message.value() or b"").split()[0])
+            (pairs[index] if message.headers() else plain).append(number)
+    consumer.close()
+    return plain, pairs
+
+
+def _killed(folder: Path, how: str, *, times: int, seed: int) -> None:
+    chance = Random(seed)
+    with broker_in(folder, how) as broker:
+        make_topic(broker)
+        writer, pairs = IdempotentWriter(broker, Random(seed)), PairWriter(broker, Random(seed + 1))
+        for each in (writer, pairs):
+            each.start()
+        for _ in range(times):
+            time.sleep(chance.uniform(0.1, 0.8))
+            broker.kill()
+        committed = len(pairs.committed)
+        until_s = time.monotonic() + DEADLINE_S
+        while len(pairs.committed) == committed and pairs.trouble is None:
+            assert time.monotonic() < until_s, "no transaction after the last start"
+            time.sleep(0.02)
+        for each in (writer, pairs):
+            each.ends.set()
+            each.join(2 * DEADLINE_S)
+        if pairs.trouble is not None:
+            raise pairs.trouble
+        assert writer.refused == []
+        plain, found = read(broker)
+    assert plain == list(range(writer.sent)), "each once, in its order"
+    assert found[0] == found[1] == sorted(set(found[0])), "a transaction is whole, and there once"
+    assert not pairs.committed - set(found[0])
+    assert not pairs.aborted & set(found[0])
+
+
+@pytest.mark.parametrize("how", ["fsync", "no fsync"])
+def test_what_was_acknowledged_outlives_sigkill(tmp_path: Path, how: str) -> None:
+    _killed(tmp_path / "broker", how, times=2, seed=1)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_goes_on_after_sigkill(tmp_path: Path, protocol: str) -> None:
+    assigned: list[list[TopicPartition]] = []
+    with broker_in(tmp_path / "broker", "no fsync") as broker:
+        make_topic(broker)
+        told = {"group.id": "readers", "group.protocol": protocol, "auto.offset.reset": "earliest"}
+        consumer = Consumer(broker.config(**told))
+        consumer.subscribe(["orders"], on_assign=lambda _, places: assigned.append(places))
+        producer = Producer(broker.config())
+
+        def copied(value: bytes) -> None:
+            producer.produce("orders", value, partition=0)
+            until_s = time.monotonic() + DEADLINE_S
+            while (message := consumer.poll(0.1)) is None or message.error() is not None:
+                assert time.monotonic() < until_s, "the record does not come"
+            assert message.value() == value
+            consumer.commit(message=message, asynchronous=False)
+
+        copied(b"before")
+        broker.kill()
+        copied(b"after")
+        (place,) = consumer.committed([TopicPartition("orders", 0)], DEADLINE_S)
+        consumer.close()
+    assert place.offset == 2
+    assert len(assigned) == 1, "nobody has to join again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_what_was_acknowledged_outlives_many_sigkills(tmp_path: Path, seed: int) -> None:
+    _killed(tmp_path / "broker", "fsync" if seed % 2 else "no fsync", times=15, seed=seed)

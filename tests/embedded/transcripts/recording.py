@@ -1,0 +1,74 @@
+"""The transcripts of Apache Kafka that the embedded broker is held against. To record them anew:
+
+    python -P -m tests.embedded.transcripts.recording 127.0.0.1:9092
+    python -P -m tests.embedded.transcripts.recording guarded
+
+the first with a broker as `holdfast dev up` starts it, the second starts one that asks who comes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.embedded.transcripts.guarded import Guarded, GuardedKafka, GuardedTalk
+from tests.embedded.transcripts.guarded_sessions import SCENARIOS as GUARDED_SCENARIOS
+from tests.embedded.transcripts.scenarios import SCENARIOS
+from tests.embedded.transcripts.talk import Talk
+from tests.support.places import TESTDATA
+
+RECORDED = TESTDATA / "kafka_transcripts.txt.gz"
+GUARDED = TESTDATA / "kafka_guarded_transcripts.txt.gz"
+HEAD = "== "
+
+
+def told(endpoint: str, name: str) -> list[str]:
+    """Return the transcript of one scenario with the broker at *endpoint*."""
+    talk = Talk(endpoint)
+    try:
+        SCENARIOS[name](talk)
+    finally:
+        talk.close()
+    return talk.lines
+
+
+def told_guarded(guarded: Guarded, name: str) -> list[str]:
+    """Return the transcript of one of the guarded scenarios."""
+    talk = GuardedTalk(guarded)
+    try:
+        GUARDED_SCENARIOS[name](talk)
+    finally:
+        talk.close()
+    return talk.lines
+
+
+def recorded(path: Path = RECORDED) -> dict[str, list[str]]:
+    """Return what Apache Kafka answered, by scenario."""
+    found: dict[str, list[str]] = {}
+    for line in gzip.decompress(path.read_bytes()).decode().splitlines():
+        if line.startswith(HEAD):
+            lines = found[line.removeprefix(HEAD)] = []
+        else:
+            lines.append(line)
+    return found
+
+
+def record(path: Path, names: Iterable[str], tell: Callable[[str], list[str]]) -> None:
+    """Write down what *tell* gives for each of *names*."""
+    lines = [line for name in names for line in (HEAD + name, *tell(name))]
+    path.write_bytes(gzip.compress("".join(line + "\n" for line in lines).encode(), mtime=0))
+
+
+def main(endpoint: str) -> None:
+    if endpoint != "guarded":
+        return record(RECORDED, SCENARIOS, lambda name: told(endpoint, name))
+    with TemporaryDirectory() as folder, GuardedKafka(Path(folder)) as guarded:
+        record(GUARDED, GUARDED_SCENARIOS, lambda name: told_guarded(guarded, name))
+    return None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

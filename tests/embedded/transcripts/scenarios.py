@@ -1,0 +1,13 @@
+"""What is asked of both brokers. Each scenario is a conversation, and its transcript is the same on Apache Kafka."""
+
+from __future__ import annotations
+
+from tests.embedded.transcripts import (
+    group_scenarios,
+    record_scenarios,
+    topic_scenarios,
+    transaction_scenarios,
+)
+from tests.embedded.transcripts.asking import SCENARIOS
+
+__all__ = ["SCENARIOS", "group_scenarios", "record_scenarios", "topic_scenarios", "transaction_scenarios"]
