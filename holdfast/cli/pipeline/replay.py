@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.pipeline.replay import Source
     from holdfast.pipeline.spark.session import SparkOptions
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 class SourceName(StrEnum):
@@ -63,7 +63,7 @@ def chosen_source(source: SourceName | None, lake: str | None) -> Source:
 def replay(
     context: typer.Context,
     spark: SparkOptions,
-    name: Annotated[str, typer.Argument(help="The processor.")],
+    name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor.")],
     engine: EngineOption = EngineName.AUTO,
     source: SourceOption = None,
     lake: LakeOption = None,
