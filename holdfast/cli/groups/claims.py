@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from holdfast.agents.services.rationalizer import CLAIMS
 from holdfast.cli.application import load_application
 from holdfast.cli.asking import TIMEOUT_S, StaleOk, TimeoutOption, staleness
 from holdfast.cli.context import LAST_PARTITION, globals_of, output_of
-from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json, utc
+from holdfast.cli.output import Cell, Output, OutputRow, json_text, note, show, show_json, text, utc
 from holdfast.cli.tails import without_records
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
@@ -363,17 +362,17 @@ def _tell_changes(
         if old is not None and all(old.get(name) == record.get(name) for name in _CHANGING):
             continue
         if output is Output.JSON:
-            print(json.dumps({"at_s": now_s, **record}, ensure_ascii=False), flush=True)
+            print(json_text({"at_s": now_s, **record}), flush=True)
             continue
-        was = "" if old is None else f" (was {old['status']}, {old.get('consumer_id') or '-'})"
+        was = "" if old is None else f" (was {text(old['status'])}, {text(old.get('consumer_id'))})"
         pause = (
             f" paused until {utc(record['paused_until_s'])}"
             if record.get("paused_until_s") is not None
             else ""
         )
-        where = " ".join("-" if part is None else str(part) for part in place)
+        where = " ".join(map(text, place))
         print(
-            f"{utc(now_s)} {where} {record['status']} {record.get('consumer_id') or '-'}{pause}{was}",
+            f"{utc(now_s)} {where} {text(record['status'])} {text(record.get('consumer_id'))}{pause}{was}",
             flush=True,
         )
     return seen
