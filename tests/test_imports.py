@@ -40,6 +40,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "agents": frozenset(
         {
             "console",
+            "extras",
             "web",
             "tables",
             "outbox",

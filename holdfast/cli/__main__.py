@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from holdfast.cli.context import Globals, read_assignments
-from holdfast.cli.output import Output
+from holdfast.cli.output import Output, printable
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.extras import extra_of
 
@@ -299,7 +299,7 @@ def _fail(message: str, *, code: int, verbose: int) -> NoReturn:
         import traceback
 
         traceback.print_exc()
-    print(f"holdfast: {message}", file=sys.stderr)
+    print(*map(printable, f"holdfast: {message}".split("\n")), sep="\n", file=sys.stderr)
     sys.exit(code)
 
 
