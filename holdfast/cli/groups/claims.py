@@ -37,7 +37,6 @@ COLUMNS = (
     "log_end_offset",
     "lag",
     "consumer_id",
-    "host",
     "client_id",
     "status",
     "owner_instance",
@@ -204,7 +203,6 @@ def _record(
         "log_end_offset": end,
         "lag": None if end is None or claim.current_offset is None else max(0, end - claim.current_offset),
         "consumer_id": f"{claim.client_id}-{claim.instance_id}" if owned else None,
-        "host": None,  # no frame tells it
         "client_id": claim.client_id if owned else None,
         "status": held.value,
         "owner_instance": claim.instance_id if owned else None,
@@ -233,7 +231,10 @@ def _for_people(record: Mapping[str, Cell]) -> OutputRow:
     return {**record, "heartbeat_age": None if age_s is None else f"{age_s}s", "paused_until": utc(until_s)}
 
 
-@app.command("list", help="List claims with their owners and lag, in the columns of kafka-consumer-groups.")
+@app.command(
+    "list",
+    help="List claims with their owners and lag, in the columns of kafka-consumer-groups but HOST, which no claim names.",
+)
 def list_claims(
     context: typer.Context,
     group: GroupOption = None,
