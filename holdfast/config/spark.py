@@ -11,13 +11,19 @@ from holdfast.config.section import Section, setting
 
 @dataclass(frozen=True, kw_only=True)
 class SparkSettings(Section):
-    """Section `[spark]`: where Spark runs and how much memory its driver has."""
+    """Section `[spark]`: where Spark runs, how much memory its driver has, and how long it waits for a cluster."""
 
     spark_master: str = setting(
         "local[*]", "Spark master of replays, checks and landings; local[*] takes every core"
     )
     spark_memory: str | None = setting(
         None, "heap of Spark's driver; by default 1g for a local master, and Spark's own for others"
+    )
+    spark_executors_timeout_s: float = setting(
+        300.0,
+        "how long a job on a cluster may wait for an executor before it is given up",
+        low=1,
+        high=86_400,
     )
 
 

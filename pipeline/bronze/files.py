@@ -83,6 +83,12 @@ class FileReader:
                     )
                 yield opened
         except FileNotFoundError as error:
+            from pyarrow.fs import FileType
+
+            if self.filesystem.get_file_info("").type == FileType.NotFound:
+                raise LakeError(
+                    f"{self.where}: {os.uname().nodename} does not see this table: executors of a cluster need a lake at the same path as the driver"
+                ) from error
             raise LakeError(
                 f"{self._place(file)} is gone: it was removed by hand, or by a vacuum while it was read. Run again; if it stays so, put the "
                 "file back, or restore the table to a version without it and land again"

@@ -4,7 +4,8 @@ worker's traceback.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -18,8 +19,13 @@ _GIVEN_UP = (
     "Master removed our application",
 )
 _ERRORS = (" ERROR ", " FATAL ", "Exception in thread ")
+_ENDED = tuple(f" is now {state}" for state in ("EXITED", "FAILED", "LOST", "KILLED"))
+_AWAITED = ("Initial job has not accepted any resources",)
 GONE = "Py4JNetworkError"
-_OURS = {f"{each.__module__}.{each.__qualname__}": each for each in (LostRecordsError, UnreadableError)}
+_OURS = {
+    f"{each.__module__}.{each.__qualname__}": each
+    for each in (LostRecordsError, UnreadableError, LakeError, PipelineError)
+}
 """What our own tasks may end with: the same error as in this process."""
 _CUT_OFF = "An error occurred while calling "
 """How py4j's plain error begins when the JVM has ended in the middle of a call; an answer has a trace with it."""
@@ -99,6 +105,8 @@ def failed(error: Exception, what: str) -> PipelineError:
             return SparkError(
                 f"{what}: Spark has given up, as it does without a master or executors (see --master): {message.splitlines()[0][:300]}"
             )
+        if (cure := _without_python(message)) is not None:
+            return SparkError(f"{what}: {cure}")
         if "spark.driver.maxResultSize" in message:
             return SparkError(
                 f"{what}: the result is too large to come through the driver: write it with --out, or raise --memory"
@@ -112,10 +120,54 @@ def failed(error: Exception, what: str) -> PipelineError:
             f"{what}: a record has a timestamp that is no date, which Spark's Kafka connector cannot take: use --engine local, or land the "
             "topic and replay from bronze"
         )
+    if (killed := next((died for _, message in chain if (died := _killed_again(message))), None)) is not None:
+        return SparkError(f"{what}: {killed}")
     name, message = next(
         ((name, message) for name, message in reversed(chain) if message and message != "None"), chain[-1]
     )
     return SparkError(f"{what}: {name.rpartition('.')[2]}: {_telling(message)}")
+
+
+def _without_python(message: str) -> str | None:
+    """Return what is wrong with the Python of a worker that cannot run our tasks, None where nothing is.
+
+    >>> _without_python('Cannot run program "/opt/py": error=2, No such file or directory')
+    "a worker cannot run its Python, /opt/py: set spark.pyspark.python to one of this driver's version that has this package's dependencies"
+    """
+    cure = "set spark.pyspark.python to one of this driver's version that has this package's dependencies"
+    if found := re.search(r'Cannot run program "([^"]*)"', message):
+        return f"a worker cannot run its Python, {found[1]}: {cure}"
+    if found := re.search(r"ModuleNotFoundError: No module named '([^']*)'", message):
+        return f"the Python of a worker has no module {found[1]}: install it there, or {cure}"
+    if "PYTHON_VERSION_MISMATCH" in message:
+        versions = re.search(r"Python in worker has different version[^\n]*", message)
+        return f"{'the worker has another Python' if versions is None else versions[0][:200]}: {cure}"
+    return None
+
+
+def _killed_again(message: str) -> str | None:
+    """Return what became of a task whose executors, or workers, died each time it was tried; None for another failure.
+
+    >>> lost = "Lost task 0.3 in stage 1.0 (TID 5) (10.0.0.7 executor 3): ExecutorLostFailure (executor 3 exited) Reason: Command exited with code 137"
+    >>> _killed_again(f"Job aborted: Task 0 in stage 1.0 failed 4 times, most recent failure: {lost}")
+    'a task was given up after 4 attempts, the last one on 10.0.0.7 executor 3: its executor ended (Command exited with code 137). Were they short of memory? See spark.executor.memory and --state-memory-mb'
+    """
+    given_up = re.search(
+        r"failed (\d+) times, most recent failure: [^(]*\(TID \d+\) \(([^)]*)\): (.*)", message
+    )
+    if given_up is None:
+        return None
+    times, where, failure = given_up.groups()
+    if "ExecutorLostFailure" in failure:
+        died = f"its executor ended ({failure.rpartition('Reason: ')[2][:200]})"
+    elif "Python worker exited unexpectedly" in failure:
+        died = "its Python was killed, or crashed"
+    else:
+        return None
+    return (
+        f"a task was given up after {times} attempts, the last one on {where}: {died}. Were they short of memory? See spark.executor.memory and "
+        "--state-memory-mb"
+    )
 
 
 def no_date(error: BaseException) -> bool:
@@ -150,15 +202,25 @@ def in_log(log: Path) -> str:
     return f"{said}; Spark's log is {log}"
 
 
+def said_of_executors(log: Path | None) -> str:
+    """Return what Spark last said of executors that ended, or else that it waits for some; "" for nothing."""
+    said = "" if log is None else _last_line(log, _ENDED) or _last_line(log, _AWAITED)
+    return f'; Spark said "{said}"' if said else ""
+
+
 def last_error(log: Path) -> str:
     """Return the last line near the end of a log of Spark that tells an error, or what ended the JVM; "" for none."""
+    return _last_line(log, _ERRORS)
+
+
+def _last_line(log: Path, wanted: Sequence[str]) -> str:
     try:
         with log.open("rb") as opened:
             opened.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
             lines = opened.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    return next((line[:300] for line in reversed(lines) if any(each in line for each in _ERRORS)), "")
+    return next((line[:300] for line in reversed(lines) if any(each in line for each in wanted)), "")
 
 
 def _telling(message: str) -> str:

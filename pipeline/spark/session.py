@@ -17,18 +17,28 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from holdfast.class_archive import ClassArchive
 from holdfast.errors import SparkError
 from holdfast.jars import cache_folder, find_java, spark_jars
-from holdfast.pipeline.spark.errors import in_log, session_failed, with_log
+from holdfast.pipeline.spark.errors import (
+    in_log,
+    is_of_spark,
+    said_of_executors,
+    session_failed,
+    with_log,
+)
+from holdfast.pipeline.spark.executors import ExecutorWatch, SessionCluster, log_executors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
 
+START_DEADLINE_S = 120.0
+"""How long Spark may take to start, beside what it may wait for a cluster."""
 STOP_DEADLINE_S = 60.0
 ARCHIVE_DEADLINE_S = 300.0
 """How long a JVM may take to end that writes its archive of classes: 15 s of a core. Cut short, it would leave that
@@ -46,7 +56,8 @@ class SparkOptions:
 
     *master* is a Spark master; `local[*]` takes every core of this machine. *memory* is the driver's heap, which in a local master
     is all there is (None: 1g there, and Spark's own default on others). *quick* compiles less: for jobs of seconds, at the price of a lower rate in long ones. *conf* is added last, so
-    it wins. *log_dir* takes all that Spark says; by default a folder of the user's cache.
+    it wins. *log_dir* takes all that Spark says; by default a folder of the user's cache. A job on a cluster that has no executor for *executors_timeout_s* is ended with
+    a SparkError.
     """
 
     master: str = "local[*]"
@@ -55,6 +66,7 @@ class SparkOptions:
     app_name: str = "holdfast"
     conf: Mapping[str, str] = field(default_factory=dict)
     log_dir: Path | None = None
+    executors_timeout_s: float = 300.0
 
     @property
     def in_one_jvm(self) -> bool:
@@ -91,7 +103,8 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
     if under_spark_submit():  # the JVM exists and belongs to spark-submit
         session = sql.SparkSession.builder.appName(options.app_name).getOrCreate()
         try:
-            yield session
+            with _watched(session, options):
+                yield session
         finally:
             session.stop()
         return
@@ -102,7 +115,8 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
         try:
             # The active session is one of a thread.
             sql.SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
-            yield session
+            with _watched(session, options, _log_path(options)):
+                yield session
         except Exception as error:
             told = with_log(error, _log_path(options))
             _stop(session, gateway, archive)
@@ -117,6 +131,26 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
         _keep(archive)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _watched(session: SparkSession, options: SparkOptions, log: Path | None = None) -> Iterator[None]:
+    """End jobs inside the block that no executor takes; their failure then tells why."""
+    master = str(session.sparkContext.master)
+    if SparkOptions(master=master).in_one_jvm:
+        yield
+        return
+    log_executors(session)
+    watch = ExecutorWatch(SessionCluster(session), options.executors_timeout_s)
+    watch.start()
+    try:
+        yield
+    except Exception as error:
+        if watch.starved is not None and (is_of_spark(error) or type(error) is SparkError):
+            raise SparkError(f"{watch.starved}{said_of_executors(log)}") from error
+        raise
+    finally:
+        watch.close()
 
 
 def active_session() -> SparkSession | None:
@@ -137,7 +171,7 @@ def import_pyspark() -> Any:
     try:
         import pyspark.sql
     except ImportError as error:
-        raise SparkError(f"pyspark is not installed ({error}); {_INSTALL}") from error
+        raise SparkError(f"{error.name or error} is not installed: {_INSTALL}") from error
     return pyspark.sql
 
 
@@ -148,9 +182,8 @@ def _start(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -
     launcher, cut short, leaves a JVM that nobody knows and that does not notice the end of this process.
     Also, pyspark would put a handler of Ctrl-C in place of its caller's, but only in the main thread.
     """
-    # The workers take PATH's first python3 otherwise; -P keeps this folder's `tables` and `agents` from
-    # shadowing other packages.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # -P keeps this folder's `tables` and `agents` from shadowing other packages.
+    os.environ["PYSPARK_PYTHON"], os.environ["PYSPARK_DRIVER_PYTHON"] = _python(options), sys.executable
     os.environ["PYTHONSAFEPATH"] = "1"
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", _LAUNCHER)
     if options.in_one_jvm:
@@ -164,6 +197,13 @@ def _start(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -
                 _abandon(starting.result()[1])
             raise
     return session, gateway
+
+
+def _python(options: SparkOptions) -> str:
+    """Return the Python of the workers: this one (Spark would take PATH's first python3), or what is asked for on a cluster, whose machines may have it elsewhere."""
+    if options.in_one_jvm:
+        return sys.executable
+    return options.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
 
 
 def _launch(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -> tuple[SparkSession, Any]:
@@ -180,13 +220,20 @@ def _launch(options: SparkOptions, archive: ClassArchive | None, scratch: Path) 
             gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
         except Exception as error:
             raise SparkError(f"Spark's JVM did not start: {error}{in_log(log_path)}") from error
+    limit_s = START_DEADLINE_S + options.executors_timeout_s
+    late = Timer(limit_s, gateway.proc.kill)  # a manager of a cluster may keep it waiting
+    late.start()
     try:
         SparkContext._ensure_initialized(gateway=gateway)
         return SparkSession.builder.config(conf=conf).getOrCreate(), gateway
     except Exception as error:  # noqa: BLE001  py4j raises anything
         told = session_failed(error, log_path)  # while there is a JVM to ask what it was
+        if late.finished.is_set():
+            told = SparkError(f"no Spark session within {limit_s:g} s (see --master){in_log(log_path)}")
         _end(gateway)
         raise told from None  # with the JVM gone, py4j's own error cannot even be printed
+    finally:
+        late.cancel()
 
 
 def archive_of(options: SparkOptions) -> ClassArchive | None:

@@ -112,6 +112,16 @@ def test_a_row_removed_inside_a_file_is_told_with_the_file(tmp_path: Path) -> No
         fold(tmp_path)
 
 
+def test_a_lake_that_a_machine_does_not_see_is_told_as_that(tmp_path: Path) -> None:
+    path = write_bronze(tmp_path / "lake", "t", {0: [Record(0, 5, None, b"add a 1")]})
+    files, _ = open_bronze(path)
+    (tmp_path / "lake").rename(tmp_path / "elsewhere")
+    with pytest.raises(
+        LakeError, match="does not see this table: executors of a cluster need a lake at the same path"
+    ):
+        [*files.batches(("value",), 0, Span(first=0, end=1))]
+
+
 def test_a_file_that_is_gone_or_damaged_is_told(tmp_path: Path) -> None:
     file = files_of(write_bronze(tmp_path, "t", LOG))[0]
     content = file.read_bytes()

@@ -13,7 +13,14 @@ import pytest
 
 from holdfast.class_archive import ClassArchive
 from holdfast.config import Settings
-from holdfast.errors import ConfigError, LakeError, SparkError
+from holdfast.errors import (
+    ConfigError,
+    LakeError,
+    LostRecordsError,
+    PipelineError,
+    SparkError,
+    UnreadableError,
+)
 from holdfast.jars import spark_jars
 from holdfast.pipeline.spark import session
 from holdfast.pipeline.spark.errors import failed, in_log, session_failed, with_log
@@ -256,8 +263,47 @@ def test_a_workers_traceback_is_cut_to_its_last_line() -> None:
     trace = "Traceback (most recent call last):\n  File \"f.py\", line 3, in f\n    x\nModuleNotFoundError: No module named 'shop'\n"
     assert (
         str(failed(spark_failure(Java("PythonException", trace)), "t"))
-        == "t: PythonException: ModuleNotFoundError: No module named 'shop'"
+        == "t: the Python of a worker has no module shop: install it there, or set spark.pyspark.python to one of this driver's version that has this "
+        "package's dependencies"
     )
+
+
+@pytest.mark.parametrize("kind", [LakeError, LostRecordsError, UnreadableError, PipelineError])
+def test_an_error_of_ours_in_a_task_is_the_same_error_here(kind: type[PipelineError]) -> None:
+    trace = f"Traceback (most recent call last):\n  File x\nholdfast.errors.{kind.__name__}: no: more\n"
+    told = failed(spark_failure(Java("PythonException", trace)), "t")
+    assert (type(told), str(told)) == (kind, "no: more")
+
+
+def test_a_worker_of_another_python_is_told_with_its_cure() -> None:
+    said = "Python in worker has different version: 3.9 than that in driver: 3.11, PySpark cannot run with different minor versions."
+    trace = f"Traceback (most recent call last):\n  File x\npyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] {said}\n"
+    told = str(failed(spark_failure(Java("PythonException", trace)), "t"))
+    assert told.startswith(f"t: {said}: set spark.pyspark.python to one of this driver's version")
+
+
+@pytest.mark.parametrize(
+    ("failure", "died"),
+    [
+        (
+            "ExecutorLostFailure (executor 3 exited) Reason: exited with code 137",
+            "its executor ended (exited with code 137)",
+        ),
+        (
+            "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",
+            "its Python was killed, or crashed",
+        ),
+    ],
+)
+def test_a_task_that_dies_each_time_is_told_with_its_end_and_not_the_trace(failure: str, died: str) -> None:
+    message = f"Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3 in stage 0.0 (TID 3) (h executor 3): {failure}\n\tat x.y\nDriver stacktrace:"
+    told = str(
+        failed(spark_failure(Java("a.SparkException", message, Java("java.io.EOFException", None))), "t")
+    )
+    assert told.startswith(
+        f"t: a task was given up after 4 attempts, the last one on h executor 3: {died}. Were"
+    )
+    assert "stacktrace" not in told
 
 
 def test_results_that_do_not_fit_are_told_with_their_cure() -> None:

@@ -73,6 +73,7 @@ def spark_options(
         memory=memory or settings.spark_memory,
         conf={**settings.spark_conf, **assignments(conf)},
         quick=quick,
+        executors_timeout_s=settings.spark_executors_timeout_s,
     )
 
 
