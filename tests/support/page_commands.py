@@ -74,6 +74,7 @@ def resolved(words: Sequence[str]) -> str:
     context = command.make_context("holdfast", hoist([*words]), obj=Globals())
     while isinstance(command, typer.core.TyperGroup):
         name, inner, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert inner is not None, "else it has raised"
         command, context = inner, inner.make_context(name, rest, parent=context)
     path: str = context.command_path
     return path.removeprefix("holdfast ")
