@@ -16,18 +16,21 @@ from yarl import URL
 from holdfast.agents.app import create_app
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
-from holdfast.console import live, views
+from holdfast.console import live, openid, views
 from holdfast.console.opening import ConsoleSources, open_application
 from holdfast.console.place import ROOT, worker_place
 from holdfast.dev.memory_tables import MemoryWorker
+from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError
 from tests.agents.web.test_server import scenario
 from tests.console.opened import Browsing, MadeUpGroups
+from tests.console.openid_provider import OpenIdTestProvider
 from tests.console.test_live import events, live_block
-from tests.console.test_openid import oidc_settings
+from tests.console.test_openid import CLIENT, SECRET, oidc_settings
 from tests.console.test_pages import TOTALS, Outline, worker_settings
 
 SAME = {"Sec-Fetch-Site": "same-origin"}
+NO_KAFKA = {"bootstrap.servers": "127.0.0.1:1"}
 TOKEN, WORKERS_TOKEN = "s3cret", "of-programs"
 
 
@@ -153,6 +156,29 @@ async def test_it_is_live_and_ends_with_the_worker() -> None:
             assert f'href="{ROOT}/tables/view?name=totals&amp;version=1"' in shown
         async for _ in events(response):
             pass
+
+
+@scenario
+async def test_people_come_back_from_the_provider_to_the_worker_that_they_left() -> None:
+    port, own = free_ports(2)
+    issuer = f"http://localhost:{port}"
+    back = f"http://127.0.0.1:{own}{ROOT}{openid.BACK}"
+    provider = OpenIdTestProvider(port, CLIENT, SECRET, back)
+    given = {
+        "console_oidc_issuer": issuer,
+        "console_oidc_client": CLIENT,
+        "console_oidc_secret": SECRET,
+        "console_names": "*@example.org",
+    }
+    async with (
+        provider.running(),
+        on_worker(web_port=own, web_token=WORKERS_TOKEN, kafka=NO_KAFKA, **given) as browsing,
+    ):
+        async with browsing.session.get(f"{browsing.url}{ROOT}/sign-in/oidc") as response:
+            assert (response.status, str(response.url).partition("?")[0]) == (200, back)
+        cookies = {each.key: each["path"] for each in browsing.session.cookie_jar}
+        assert cookies == {f"holdfast-console-{own}": ROOT}, "the cookie of the way there is spent"
+        assert "ada@example.org" in (await browsing.get(f"{ROOT}/workers"))[1]
 
 
 @pytest.mark.parametrize(

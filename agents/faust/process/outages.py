@@ -53,6 +53,25 @@ LATE = "Timer %s is overlapping (interval=%r runtime=%r)"
 """What mode says of a commit of offsets that waits for a broker; of anything else it is news."""
 
 
+LIBRDKAFKA = "%s [%s] %s"
+"""What librdkafka's clients log by: those of an outbox, and of a console that a worker serves."""
+
+
+def is_unreachable(record: logging.LogRecord) -> bool:
+    """Return whether a record tells of a broker that cannot be reached.
+
+    >>> of = lambda *args: logging.LogRecord("kafka", logging.ERROR, "", 0, LIBRDKAFKA, args, None)
+    >>> is_unreachable(of("FAIL", "shop#consumer-1", "Connection refused")), is_unreachable(of("CONFWARN", "shop#consumer-1", "no effect"))
+    (True, False)
+    """
+    template = str(record.msg)
+    if template != LIBRDKAFKA or not isinstance(record.args, tuple) or len(record.args) != 3:
+        return template in UNREACHABLE
+    facility, _, text = map(str, record.args)
+    failed = record.levelno >= logging.WARNING  # an idle connection that a broker closes is none
+    return failed and (facility == "FAIL" or (facility == "ERROR" and "brokers are down" in text))
+
+
 class Outages:
     """A filter of log records that lets the first line of an outage pass, and a watch that tells its end.
 
@@ -67,12 +86,12 @@ class Outages:
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log *record*."""
-        template = str(record.msg)
-        if template not in UNREACHABLE | PASSING | {LATE}:
+        template, unreachable = str(record.msg), is_unreachable(record)
+        if not unreachable and template not in PASSING | {LATE}:
             return True
         with self._lock:
             if self._judged[0] is not record:
-                passes = self._met(record) if template in UNREACHABLE else self._passes(record, template)
+                passes = self._met(record) if unreachable else self._passes(record, template)
                 self._judged = record, passes
             return self._judged[1] or logging.getLogger().isEnabledFor(logging.DEBUG)
 

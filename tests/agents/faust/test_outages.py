@@ -8,7 +8,7 @@ from pathlib import Path
 import aiokafka
 import pytest
 
-from holdfast.agents.faust.process.outages import LATE, PASSING, QUIET_S, UNREACHABLE, Outages
+from holdfast.agents.faust.process.outages import LATE, LIBRDKAFKA, PASSING, QUIET_S, UNREACHABLE, Outages
 from holdfast.clock import ManualClock
 from holdfast.kafka.fetching import fetcher
 
@@ -51,6 +51,22 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 
 client = logging.getLogger("aiokafka")
+
+
+def test_what_librdkafka_tells_of_an_outage_is_part_of_it(log: Log) -> None:
+    """Of a console that a worker serves, or of an outbox: each of their clients tries several times a second."""
+    librdkafka, failed = logging.getLogger("holdfast.clients"), "127.0.0.1:1 failed: Connection refused"
+    librdkafka.info(LIBRDKAFKA, "FAIL", "shop#consumer-1", "Disconnected (after 600000ms in state UP)")
+    assert log.told() == ["INFO FAIL [shop#consumer-1] Disconnected (after 600000ms in state UP)"]
+    for number in range(100):
+        librdkafka.error(LIBRDKAFKA, "FAIL", f"shop#consumer-{number}", failed)
+        librdkafka.error(LIBRDKAFKA, "ERROR", f"shop#consumer-{number}", "1/1 brokers are down")
+        log.clock.advance_ms(200)
+    assert log.told() == [f"WARNING a broker cannot be reached: FAIL [shop#consumer-0] {failed}"]
+    librdkafka.error(LIBRDKAFKA, "CONFWARN", "shop#consumer-1", "no effect")
+    assert log.told() == ["ERROR CONFWARN [shop#consumer-1] no effect"]
+    log.clock.advance_ms(int(QUIET_S * 1000))
+    assert log.look() == ["WARNING brokers that are asked answer again, after 20 s (199 lines left out)"]
 
 
 def test_an_outage_is_one_line_at_its_beginning_and_one_at_its_end(log: Log) -> None:
