@@ -18,6 +18,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError
 from tests.clients.claims.claiming import Ground, scenario, until
 from tests.support import own_broker
+from tests.support.harness import wait_for
 
 holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
@@ -101,6 +102,14 @@ def test_a_live_group_of_either_of_kafkas_protocols_is_refused_until_it_is_empty
         asked.check_group()
 
 
+def coordinated(groups: BrokerGroups, group: str) -> bool:
+    try:
+        groups.describe(group)
+    except BrokerError:
+        return False
+    return True
+
+
 def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is_left(
     broker: SessionBroker, ground: Ground
 ) -> None:
@@ -109,6 +118,9 @@ def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is
     """
     assert broker.cluster is not None, "a broker of the session's own, which can be frozen"
     groups = BrokerGroups(ground.settings, timeout_s=1.0)
+    wait_for(
+        "a coordinator, which a new node has after a while", lambda: coordinated(groups, ground.group), 60
+    )
     assert groups.describe(ground.group) is None
     with closing(OffsetFetcher(ground.settings, ground.group, timeout_s=1.0)) as asked:
         asked.check_group()
