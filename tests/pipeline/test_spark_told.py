@@ -26,11 +26,11 @@ ASKED = "spark.holdfast.test"
 
 
 def answer(url: str) -> Any:
-    """Return what Spark's page answers, None while it is not there."""
+    """Return what Spark's page answers, None while it is not there, or says that it is starting."""
     try:
         with urllib.request.urlopen(url, timeout=5) as got:
             return json.load(got)
-    except OSError:
+    except (OSError, ValueError):
         return None
 
 
