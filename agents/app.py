@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from holdfast.core.engine.declared.global_tables import globals_by_name
 from holdfast.core.engine.declared.processor import Processor, by_name
 from holdfast.core.engine.declared.retention import retentions
 from holdfast.errors import ConfigError
+from holdfast.extras import extra_of
 from holdfast.schemas import registry
 from holdfast.tracing.exporting import Exporting
 
@@ -108,10 +110,13 @@ class App(FaustParts):
 
     def _open_console(self) -> OpenConsole:
         try:
+            if self.settings.console_oidc_issuer is not None:
+                import_module("authlib")
             from holdfast.console.on_worker import open_on_worker
         except ModuleNotFoundError as error:
+            extra = extra_of(error.name) or "console"
             raise ConfigError(
-                f"console_on_workers needs what is not installed ({error}): pip install 'holdfast[console]'"
+                f"console_on_workers needs {error.name}, which is not installed: pip install 'holdfast[{extra}]'"
             ) from None
         return partial(open_on_worker, settings=self.settings, processors=self.processors.values())
 

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 REQUEST_S = 10.0
 """How long one request of a transaction waits before it is sent again over another connection."""
+SLACK_S = 1.0
+"""What an answer may be late after its request's own deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class _Identity:
         try:
             listed = self._client.list_topics(timeout=settings.request_timeout_s)
         except KafkaException as error:
-            raise self._undescribed(error) from error
+            raise self._undescribed(error.args[0].str()) from error
         self.cluster_id = listed.cluster_id or ""
         self.topics = {name: len(topic.partitions) for name, topic in listed.topics.items()}
 
@@ -136,11 +138,16 @@ class _Identity:
         timeout_s = self._settings.request_timeout_s
         try:
             described = self._client.describe_topics(TopicCollection([*topics]), request_timeout=timeout_s)
-            return {topic: str(future.result(timeout_s).topic_id) for topic, future in described.items()}
+            # The request's own deadline comes first and says more.
+            return {
+                topic: str(each.result(timeout_s + SLACK_S).topic_id) for topic, each in described.items()
+            }
         except KafkaException as error:
-            raise self._undescribed(error) from error
+            raise self._undescribed(error.args[0].str()) from error
+        except TimeoutError as error:
+            raise self._undescribed(f"no answer within {timeout_s:g} s") from error
 
-    def _undescribed(self, error: KafkaException) -> BrokerError:
+    def _undescribed(self, why: str) -> BrokerError:
         return BrokerError(
-            f"Kafka at {self._settings.bootstrap_servers} did not describe the changelogs: {error.args[0].str()}"
+            f"Kafka at {self._settings.bootstrap_servers} did not describe the changelogs: {why}"
         )

@@ -201,7 +201,7 @@ def console(workers: int) -> None:
     history.learn(positions_of(picture), now_s=1.0, at_s=1.0)
     history.learn_flows(flows_of(picture), now_s=1.0)
     look_s = time.process_time() - began_s
-    watch = SimpleNamespace(picture=picture, groups=None, history=history)
+    watch = SimpleNamespace(picture=picture, groups=None, history=history, beside=())
     desk = cast(
         ConsoleDesk,
         SimpleNamespace(
@@ -222,7 +222,7 @@ def page(desk: ConsoleDesk, shown: ConsolePage, name: str) -> str:
 
     began_s = time.process_time()
     context = asyncio.run(build())
-    html = render_block(shown.template, "live", {"picture": desk.watch.picture, **context})
+    html = render_block(shown.template, "live", {"picture": desk.watch.picture, "root": "", **context})
     return f"{shown.path} {len(html) / 1000:.0f} kB in {(time.process_time() - began_s) * 1e3:.0f} ms"
 
 

@@ -20,6 +20,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from holdfast.extras import MissingExtras
+
+MissingExtras.install()
+
 if TYPE_CHECKING:
     from holdfast.agents.app import create_app
     from holdfast.clients.claims.blocking import BlockingClaimConsumer
@@ -120,15 +124,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    try:
-        found = globals()[name] = getattr(import_module(f"holdfast.{home}"), name)
-    except ModuleNotFoundError as error:
-        from holdfast.extras import extra_of
-
-        if (extra := extra_of(error.name)) is None:
-            raise
-        text = f"{name} needs {error.name}, which is not installed: pip install 'holdfast[{extra}]'"
-        raise ModuleNotFoundError(text, name=error.name) from error
+    found = globals()[name] = getattr(import_module(f"holdfast.{home}"), name)
     return found
 
 

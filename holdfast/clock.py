@@ -24,10 +24,11 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks. *processor_s* is what this process has used of its processors, in seconds."""
+    """The machine's own clocks. *processor_s* is what this process has used of its processors, in seconds, *thread_s* what this thread has."""
 
     monotonic_s = staticmethod(time.monotonic)
     processor_s = staticmethod(time.process_time)
+    thread_s = staticmethod(time.thread_time)
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000

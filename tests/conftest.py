@@ -23,6 +23,7 @@ from holdfast.dev.databases.servers import MariaDB, MySQL, Postgres
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, session_broker
 from holdfast.pipeline.spark import session
 from tests.support import collecting, schedule, shared_broker
+from tests.support.installations import Installations
 from tests.support.parts import PARTS, part, parts_of, times
 from tests.support.scale import scaled
 
@@ -115,6 +116,12 @@ def holdfast_broker(
         yield from session_broker(lambda: tmp_path_factory.mktemp("kafka"))
     else:
         yield shared_broker.ask(desk)
+
+
+@pytest.fixture(scope="session")
+def installations(tmp_path_factory: pytest.TempPathFactory) -> Installations:
+    """Give the environments of the run, each with what one install line brings."""
+    return Installations(tmp_path_factory.mktemp("installations"))
 
 
 @pytest.fixture(scope="session")

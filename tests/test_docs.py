@@ -5,6 +5,9 @@ A block is run when the word `runnable` stands behind its language. Python block
 in order. In console blocks, lines behind `$ ` are run and the lines below them are what they print, `...`
 standing for anything.
 
+Each page is run in the environment that its own install lines make (tests/support/installations.py), and shows no
+command that needs more.
+
 Every Python block is run somewhere. A block with `program=NAME` is a program that needs a broker
 (test_page_programs.py). A block with `file=NAME` is a file of a tutorial (test_tutorial.py), or it equals the
 file of that name in examples/.
@@ -24,6 +27,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.installations import Installations, named_extras, with_those_within
+from tests.support.page_commands import command_lines, needs, resolved, starts_workers
 from tests.support.places import EXAMPLES, ROOT
 
 PAGES = sorted(
@@ -66,6 +71,11 @@ def blocks(page: str) -> Iterator[Block]:
         yield Block(language=language, words=tuple(words), text=found["text"])
 
 
+def values(block: Block, name: str) -> list[str]:
+    """Return what stands behind *name* and `=` among the words of a block."""
+    return [word.partition("=")[2] for word in block.words if word.startswith(f"{name}=")]
+
+
 def program(page: str) -> str:
     """Return the page's runnable Python as one program."""
     return "\n".join(
@@ -83,13 +93,13 @@ def commands(page: str) -> Iterator[tuple[str, str]]:
                 yield command, printed
 
 
-def run(*command: str, cwd: Path) -> str:
-    """Return what *command* printed; it finds the tools of this environment and no settings."""
+def run(*command: str, cwd: Path, path: str = "") -> str:
+    """Return what *command* printed; it finds the tools of this environment, or those of *path*, and no settings."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "PYTHON"))
     }
     environment |= {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": path or f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "80",
         "TERM": "dumb",
         "NO_COLOR": "1",
@@ -144,22 +154,46 @@ def named(path: Path) -> str:
 
 @pytest.mark.process
 @pytest.mark.parametrize("page", [page for page in PAGES if program(page.read_text())], ids=named)
-def test_runnable_python_runs(page: Path, tmp_path: Path) -> None:
+def test_runnable_python_runs(page: Path, tmp_path: Path, installations: Installations) -> None:
     (tmp_path / "page.py").write_text(program(page.read_text()))
-    run(sys.executable, "-P", "page.py", cwd=tmp_path)
+    run(str(installations.of_page(page).python), "-P", "page.py", cwd=tmp_path)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("page", [page for page in PAGES if list(commands(page.read_text()))], ids=named)
-def test_runnable_commands_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
+def test_runnable_commands_print_what_the_page_says(
+    page: Path, tmp_path: Path, installations: Installations
+) -> None:
+    path = installations.of_page(page).path()
     for command, wanted in commands(page.read_text()):
-        got = run("bash", "-euo", "pipefail", "-c", command, cwd=tmp_path)
+        got = run("bash", "-euo", "pipefail", "-c", command, cwd=tmp_path, path=path)
         assert not differs(wanted, got), f"$ {command}\n--- the page says\n{wanted}\n--- it printed\n{got}"
 
 
-def values(block: Block, name: str) -> list[str]:
-    """Return what stands behind *name* and `=` among the words of a block."""
-    return [word.partition("=")[2] for word in block.words if word.startswith(f"{name}=")]
+def imports(page: str) -> str:
+    """Return the import statements of the Python blocks of *page*, but those of a file that the page itself shows."""
+    shown = [block for block in blocks(page) if block.language == "python"]
+    own = {
+        name.removesuffix(".py")
+        for block in shown
+        for kind in ("file", "program")
+        for name in values(block, kind)
+    }
+    nodes = [node for block in shown for node in ast.walk(ast.parse(block.text))]
+    return "\n".join(
+        ast.unparse(node)
+        for node in nodes
+        if isinstance(node, ast.Import)
+        or (isinstance(node, ast.ImportFrom) and node.module not in own | {"__future__"})
+    )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if imports(page.read_text()) and not program(page.read_text())], ids=named
+)
+def test_what_a_page_imports_is_installed(page: Path, tmp_path: Path, installations: Installations) -> None:
+    run(str(installations.of_page(page).python), "-P", "-c", imports(page.read_text()), cwd=tmp_path)
 
 
 def idle_blocks(page: str, *, followed: bool) -> list[str]:
@@ -214,6 +248,27 @@ def test_every_python_block_imports_what_it_uses(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
     assert broken_links(page.read_text(), page) == []
+
+
+def beyond(page: str) -> list[str]:
+    """Return what *page* shows and its install lines do not bring: commands that need another extra, or cannot be at all."""
+    named, found = named_extras(page), []
+    lines = list(command_lines(page))
+    if named is None:
+        python = any(block.language == "python" for block in blocks(page))
+        return ["it names no install line"] if lines or python or starts_workers(page) else []
+    brought = with_those_within(named)
+    if starts_workers(page) and "worker" not in brought:
+        found.append("a worker needs worker")
+    for words in lines:
+        command = resolved(words)
+        found += [f"{command} needs {extra}" for extra in sorted(needs(words, command) - brought)]
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_a_page_names_the_extras_of_all_that_it_shows(page: Path) -> None:
+    assert beyond(page.read_text()) == []
 
 
 def test_there_is_something_to_run() -> None:
@@ -296,6 +351,26 @@ def test_an_import_that_a_block_lacks_is_found() -> None:
     page = "```python\nimport os\nx = os.sep\n```\n```python\nprint(x, os.name)\n```\n"
     assert missing_imports(page) == ["os"]
     assert missing_imports(page.replace("print", "import os\nprint")) == []
+
+
+def test_a_page_that_needs_an_extra_that_it_does_not_name_is_found(
+    tmp_path: Path, installations: Installations
+) -> None:
+    shown = "    holdfast replay totals --engine spark\n    faust -A shop worker\n"
+    assert beyond(shown) == ["it names no install line"]
+    assert beyond("prose only") == []
+    assert beyond(f"    pip install .\n{shown}") == [
+        "a worker needs worker",
+        "replay needs lake",
+        "replay needs spark",
+    ]
+    assert beyond(f"`pip install 'holdfast[worker,spark]'`\n{shown}") == []
+    page = tmp_path / "page.md"
+    page.write_text("    pip install 'holdfast[lake]'\n```python\nfrom holdfast import create_app\n```\n")
+    with pytest.raises(
+        AssertionError, match=r"holdfast.agents.app needs faust, .*pip install 'holdfast\[worker\]'"
+    ):
+        run(str(installations.of_page(page).python), "-c", "from holdfast import create_app", cwd=tmp_path)
 
 
 def test_broken_links_are_found() -> None:

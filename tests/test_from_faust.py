@@ -8,7 +8,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 import uuid
@@ -26,10 +25,10 @@ from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from tests.support.harness import TIMES, wait_for
+from tests.support.installations import Installation, Installations
 from tests.support.places import ROOT, example_file
 from tests.test_page_programs import exchanged, run, settings_of
 
-BIN = Path(sys.executable).parent
 PARTITIONS = 3
 DEADLINE_S = 90.0
 TOPICS = ("orders", "payments", "big-customers", "receipts", "audit")
@@ -40,20 +39,21 @@ HERE = "app = create_app(topic_partitions=3)"
 class Desk:
     """The order desk: what was ordered and paid, and what its workers made of it."""
 
-    def __init__(self, broker: SessionBroker, folder: Path) -> None:
+    def __init__(self, broker: SessionBroker, folder: Path, installed: Installation) -> None:
         self.name = f"desk-{uuid.uuid4().hex[:8]}"
         self.topics = {topic: f"{self.name}-{topic}" for topic in TOPICS}
         self._broker, self._folder, self._random = broker, folder, random.Random(7)
         (self.port,) = free_ports(1)
         self.environment = settings_of(
             broker,
+            installed,
             app=self.name,
             web_port=str(self.port),
             data_dir=str(folder / "data"),
             standbys="0",
             **{key: str(value) for key, value in TIMES.items()},
         )
-        self.environment["PYTHONPATH"] = str(ROOT)
+        self._programs = installed.programs
         kafka = {key: str(value) for key, value in broker.config.items()}
         self.settings = Settings(app=self.name, kafka=kafka)
         for topic in self.topics.values():
@@ -139,7 +139,7 @@ class Desk:
         return exchanged(text, {topic: other for topic, other in self.topics.items() if f'"{topic}"' in text})
 
     def holdfast(self, *words: str) -> str:
-        return run(self._folder, self.environment, str(BIN / "holdfast"), "-A", "desk", *words)
+        return run(self._folder, self.environment, str(self._programs / "holdfast"), "-A", "desk", *words)
 
     def verify(self, table: str) -> None:
         """Compare a table with a replay that begins with what was taken over."""
@@ -155,7 +155,7 @@ class Desk:
         log = self._folder / "worker.log"
         with log.open("ab") as out:
             process = subprocess.Popen(
-                [str(BIN / "faust"), "-A", "desk", "worker", "-l", "info"],
+                [str(self._programs / "faust"), "-A", "desk", "worker", "-l", "info"],
                 cwd=self._folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
@@ -203,8 +203,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(broker: SessionBroker, tmp_path: Path) -> Desk:
-    return Desk(broker, tmp_path)
+def desk(broker: SessionBroker, tmp_path: Path, installations: Installations) -> Desk:
+    return Desk(broker, tmp_path, installations.of_page(ROOT / "docs" / "from-faust.md"))
 
 
 def by_customer(hours: Mapping[str, int]) -> dict[str, int]:

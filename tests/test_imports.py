@@ -40,6 +40,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "agents": frozenset(
         {
             "console",
+            "extras",
             "web",
             "tables",
             "outbox",
@@ -234,9 +235,11 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "config": frozenset({"context", "output"}),
         "dev": frozenset({"context", "output"}),
         "doctor": frozenset({"application", "context", "output"}),
-        "logs": frozenset({"application", "context", "output", "pipeline"}),
+        "lake": frozenset({"context", "status_line"}),
+        "logs": frozenset({"application", "context", "lake", "output"}),
         "outbox": frozenset({"asked", "context", "output"}),
-        "pipeline": frozenset({"application", "asked", "context", "output", "status_line"}),
+        "pipeline": frozenset({"application", "asked", "context", "lake", "output", "status_line"}),
+        "replay": frozenset({"application", "context", "lake", "output"}),
         "tables": frozenset({"application", "asking", "context", "output"}),
         "topics": frozenset({"application", "context", "output"}),
         "worker": frozenset({"application", "context", "output"}),

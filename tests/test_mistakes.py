@@ -670,7 +670,7 @@ USAGE = {
     "a command of a noun": (["topics", "lst"], "No such command 'lst'. Did you mean 'list'"),
     "an option": (["topics", "list", "--partitons", "3"], "No such option: --partitons"),
     "an argument": (["groups", "describe"], "Missing argument 'GROUP'"),
-    "a level": ([*SHOPS, "worker", "-l", "loud"], "loud is none of debug, info"),
+    "a level": ([*SHOPS, "worker", "-l", "loud"], "'loud' is not one of 'debug', 'info'"),
     "a format": (["-o", "xml", "config"], "'xml' is not one of 'table', 'json'"),
 }
 

@@ -1,5 +1,5 @@
 """The programs of README.md and docs/producers.md that need a broker: each is saved and started as its reader
-would start it, against the session's broker. Only the names of topics differ.
+would start it, in the environment that the page's install lines make, against the session's broker. Only the names of topics differ.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from holdfast.core.producers.stamps import Stamp, read_stamp
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.support.harness import TIMES, Worker, wait_for
+from tests.support.installations import Installation, Installations
 from tests.support.places import ROOT
 from tests.test_docs import PAGES, blocks, named, values
 
@@ -43,11 +44,17 @@ def exchanged(text: str, names: Mapping[str, str]) -> str:
     return text
 
 
-def settings_of(broker: SessionBroker, **settings: str) -> dict[str, str]:
-    """Return the variables that give a program its broker and *settings*, and nothing of this process."""
+def settings_of(
+    broker: SessionBroker, installed: Installation | None = None, **settings: str
+) -> dict[str, str]:
+    """Return the variables that give a program its broker and *settings*, and nothing of this process.
+
+    Commands are those of the environment *installed*, or else of this one.
+    """
     kafka = {f"KAFKA__{name.upper().replace('.', '_')}": str(value) for name, value in broker.config.items()}
     own = {f"HOLDFAST_{name.upper()}": value for name, value in {**kafka, **settings}.items()}
-    return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **own}
+    path = installed.path() if installed else f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, **own}
 
 
 def run(folder: Path, environment: Mapping[str, str], *command: str) -> str:
@@ -67,13 +74,15 @@ def run(folder: Path, environment: Mapping[str, str], *command: str) -> str:
 
 
 @contextmanager
-def started(folder: Path, environment: Mapping[str, str], name: str, text: str) -> Iterator[Path]:
+def started(
+    folder: Path, environment: Mapping[str, str], installed: Installation, name: str, text: str
+) -> Iterator[Path]:
     """Run the program *text* until the context ends, and give the log of what it prints."""
     (folder / f"{name}.py").write_text(text)
     log = folder / f"{name}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, f"{name}.py"],
+            [str(installed.python), f"{name}.py"],
             cwd=folder,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
@@ -122,22 +131,23 @@ def test_these_are_all_programs_of_all_pages() -> None:
 
 
 def test_the_readmes_shop_answers_from_any_other_process(
-    tmp_path: Path, broker: SessionBroker, fresh_topic: FreshTopic
+    tmp_path: Path, broker: SessionBroker, fresh_topic: FreshTopic, installations: Installations
 ) -> None:
+    installed = installations.of_page(README)
     orders, big = fresh_topic("orders", partitions=4, config=STAMPED), fresh_topic("big-customers")
     shop = next(block.text for block in blocks(README.read_text()) if "runnable" in block.words)
     (tmp_path / "shop.py").write_text(exchanged(shop, {"orders": orders, "big-customers": big}))
     (tmp_path / "ask.py").write_text(program(README, "ask.py"))
-    environment = settings_of(broker, app=f"shop-{uuid.uuid4().hex[:8]}")
+    environment = settings_of(broker, installed, app=f"shop-{uuid.uuid4().hex[:8]}")
     run(tmp_path, environment, "holdfast", "-A", "shop", "topics", "create", "--partitions", "4")
     producer = Producer(broker.client_config(partitioner="murmur2_random"))
     producer.produce(orders, b'{"customer": "ada", "cents": 1999}', "ada")
     assert producer.flush(60) == 0
-    faust = str(Path(sys.executable).parent / "faust")
+    faust = str(installed.programs / "faust")
     with worker(tmp_path, environment, faust, "-A", "shop", "worker", "-l", "info") as live:
 
         def answer() -> str:
-            printed = run(tmp_path, environment, sys.executable, "ask.py")
+            printed = run(tmp_path, environment, str(installed.python), "ask.py")
             return printed if printed.startswith("Total(") else ""
 
         printed = wait_for("the order in the table", answer, DEADLINE_S, live.tail)
@@ -145,14 +155,15 @@ def test_the_readmes_shop_answers_from_any_other_process(
 
 
 def test_the_upgrading_page_s_table_is_served_in_both_versions_and_switched_back(
-    tmp_path: Path, broker: SessionBroker, fresh_topic: FreshTopic
+    tmp_path: Path, broker: SessionBroker, fresh_topic: FreshTopic, installations: Installations
 ) -> None:
+    installed = installations.of_page(UPGRADING)
     orders = fresh_topic("orders", partitions=2, config=STAMPED)
     text = exchanged(program(UPGRADING, "tallies.py"), {"orders": orders})
     (tmp_path / "tallies.py").write_text(text)
     (tmp_path / "before.py").write_text(text.replace("processors=[tallies]", "processors=[counts]"))
     (tmp_path / "ask_tallies.py").write_text(program(UPGRADING, "ask_tallies.py"))
-    environment = settings_of(broker, app=f"tallies-{uuid.uuid4().hex[:8]}")
+    environment = settings_of(broker, installed, app=f"tallies-{uuid.uuid4().hex[:8]}")
     for module in ("before", "tallies"):
         run(tmp_path, environment, "holdfast", "-A", module, "topics", "create", "--partitions", "2")
     producer = Producer(broker.client_config(partitioner="murmur2_random"))
@@ -170,7 +181,7 @@ def test_the_upgrading_page_s_table_is_served_in_both_versions_and_switched_back
 
         def asked() -> bool:
             try:
-                told[0] = run(tmp_path, environment, sys.executable, "ask_tallies.py")
+                told[0] = run(tmp_path, environment, str(installed.python), "ask_tallies.py")
             except AssertionError as error:
                 if "cannot read the workers topic" not in str(error):
                     raise  # refused by a worker: the table is not served
@@ -179,7 +190,7 @@ def test_the_upgrading_page_s_table_is_served_in_both_versions_and_switched_back
 
         wait_for(wanted, asked, DEADLINE_S, lambda: f"{told[0]}\n{live.tail()}")
 
-    faust = str(Path(sys.executable).parent / "faust")
+    faust = str(installed.programs / "faust")
     with worker(tmp_path, environment, faust, "-A", "before", "worker", "-l", "info") as old:
         answer("version 1, active: Count(count=3)", old)
         old.stop()
@@ -193,14 +204,15 @@ def test_the_upgrading_page_s_table_is_served_in_both_versions_and_switched_back
 
 
 def test_the_readmes_service_handles_what_it_claims(
-    tmp_path: Path, broker: SessionBroker, fresh_topic: FreshTopic
+    tmp_path: Path, broker: SessionBroker, fresh_topic: FreshTopic, installations: Installations
 ) -> None:
+    installed = installations.of_page(README)
     orders = fresh_topic("orders", partitions=2)
-    environment = settings_of(broker, coordination_topic=fresh_topic("claims", config=STAMPED))
+    environment = settings_of(broker, installed, coordination_topic=fresh_topic("claims", config=STAMPED))
     producer = Producer(broker.client_config())
     text = exchanged(program(README, "billing.py"), {"orders": orders})
     written = 0
-    with started(tmp_path, environment, "billing", text) as log:
+    with started(tmp_path, environment, installed, "billing", text) as log:
 
         def billed() -> list[str]:
             return sorted(re.findall(r"^billed order (\d/\d+)$", log.read_text(), re.MULTILINE))
@@ -221,17 +233,20 @@ def test_the_readmes_service_handles_what_it_claims(
 
 
 def test_the_readmes_members_by_ranges_share_one_partition_and_get_each_message_once(
-    tmp_path: Path, broker: SessionBroker, fresh_topic: FreshTopic
+    tmp_path: Path, broker: SessionBroker, fresh_topic: FreshTopic, installations: Installations
 ) -> None:
+    installed = installations.of_page(README)
     pictures = fresh_topic("pictures")
     dead = broker.create_topic(f"{pictures}.dead-letters", exact=True)
-    environment = settings_of(broker, ranges_topic=fresh_topic("ranges", partitions=2, config=STAMPED))
+    environment = settings_of(
+        broker, installed, ranges_topic=fresh_topic("ranges", partitions=2, config=STAMPED)
+    )
     producer, written = Producer(broker.client_config()), 0
     text = exchanged(program(README, "thumbnails.py"), {"pictures": pictures})
     with ExitStack() as members:
         logs = [
             members.enter_context(
-                started(tmp_path, environment, client, exchanged(text, {"thumbnails-1": client}))
+                started(tmp_path, environment, installed, client, exchanged(text, {"thumbnails-1": client}))
             )
             for client in ("thumbnails-1", "thumbnails-2")
         ]
@@ -258,11 +273,13 @@ def test_the_readmes_members_by_ranges_share_one_partition_and_get_each_message_
 
 
 def test_the_producers_page_sends_stamped_records(
-    tmp_path: Path, broker: SessionBroker, fresh_topic: FreshTopic
+    tmp_path: Path, broker: SessionBroker, fresh_topic: FreshTopic, installations: Installations
 ) -> None:
+    installed = installations.of_page(PRODUCERS)
     invoices, name = fresh_topic("invoices"), uuid.uuid4().hex[:8]
     environment = settings_of(
         broker,
+        installed,
         app=f"names-{name}",
         registry="true",
         producers_topic=f"names-{name}",
@@ -271,9 +288,11 @@ def test_the_producers_page_sends_stamped_records(
     text = exchanged(program(PRODUCERS, "invoices.py"), {"invoices": invoices})
     (tmp_path / "invoices.py").write_text(text)
     run(tmp_path, environment, "holdfast", "topics", "create", "--partitions", "1")
-    with worker(tmp_path, environment, sys.executable, "-P", "-m", "holdfast.agents", "worker", "-l", "info"):
+    with worker(
+        tmp_path, environment, str(installed.python), "-P", "-m", "holdfast.agents", "worker", "-l", "info"
+    ):
         for _ in range(2):
-            run(tmp_path, environment, sys.executable, "invoices.py")
+            run(tmp_path, environment, str(installed.python), "invoices.py")
     consumer = Consumer(broker.client_config(**{"group.id": name, "enable.auto.commit": False}))
     try:
         consumer.assign([TopicPartition(invoices, 0, 0)])

@@ -1,5 +1,5 @@
 """docs/tutorial.md, docs/tutorial-claims.md and docs/tutorial-streams.md, each followed to the letter in one shell: its files saved,
-its commands run in order, what they print compared.
+its commands run in order in the environment that it says to install, what they print compared.
 
 Only the ports differ: those that the page takes for free are exchanged for free ones.
 """
@@ -10,13 +10,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.ports import free_ports
+from tests.support.installations import Installations
 from tests.support.parts import QUICK_JAVA
 from tests.support.places import ROOT, example_file
 from tests.test_docs import FOLLOWED, Block, blocks, differs
@@ -58,15 +58,17 @@ def script(commands: list[tuple[str, str]], ports: dict[str, str]) -> str:
     return "\n".join(["set -e -o pipefail", *told, ""])
 
 
-def follow(folder: Path, commands: list[tuple[str, str]], ports: dict[str, str]) -> str:
-    """Run the commands in *folder*; return what they printed. Whatever they started and left is ended."""
+def follow(
+    folder: Path, commands: list[tuple[str, str]], ports: dict[str, str], path: str = os.environ["PATH"]
+) -> str:
+    """Run the commands of *path* in *folder*; return what they printed. Whatever they started and left is ended."""
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("HOLDFAST_", "PYTHON", "KAFKA_", "F_"))
     }
     environment |= {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": path,
         "COLUMNS": "100",
         "NO_COLOR": "1",
         **QUICK_JAVA,
@@ -111,8 +113,8 @@ def logs(folder: Path) -> str:
 @pytest.mark.broker
 @pytest.mark.timeout(DEADLINE_S + 60)
 @pytest.mark.parametrize("name", PAGES)
-def test_the_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
-    page = PAGES[name].read_text()
+def test_the_tutorial_does_what_it_says(name: str, tmp_path: Path, installations: Installations) -> None:
+    page, installed = PAGES[name].read_text(), installations.of_page(PAGES[name])
     ports = dict(zip(PORTS, map(str, free_ports(3)), strict=True))
     for file, text in files(page).items():
         (tmp_path / file).write_text(with_ports(text, ports))
@@ -122,7 +124,7 @@ def test_the_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
         )
     commands = session(page)
     assert len(commands) > 20
-    printed = follow(tmp_path, commands, ports).split(f"\n{MARK}\n")
+    printed = follow(tmp_path, commands, ports, installed.path()).split(f"\n{MARK}\n")
     for (command, wanted), got in zip(commands, printed, strict=False):
         assert not differs(with_ports(wanted, ports), got), (
             f"$ {command}\n--- the page says\n{wanted}\n--- it printed\n{got}\n{logs(tmp_path)}"

@@ -100,8 +100,7 @@ class WebService(Service):
         for resource in self._pages():
             self._application.router.register_resource(resource)
         if self._console is not None:
-            self._mounted.append(await self._console(self._stack))
-            self._application.add_subapp(ROOT, self._mounted[0])
+            await self._open_console(self._console)
         limits = ConnectionLimits(
             connections=connections,
             per_peer=min(connections, settings.web_connections_per_peer),
@@ -120,6 +119,13 @@ class WebService(Service):
         self._port = port
         self.add_future(self._watch_loop())
         logger.info("web port open: %(url)s", {"url": settings.advertised_url})
+
+    async def _open_console(self, console: OpenConsole) -> None:
+        async with AsyncExitStack() as stack:
+            application = await console(stack)
+            self._stack = stack.pop_all()
+        self._mounted.append(application)
+        self._application.add_subapp(ROOT, application)
 
     async def on_stop(self) -> None:
         port, self._port = self._port, None

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from holdfast.cli.context import Globals, read_assignments
-from holdfast.cli.output import Output
+from holdfast.cli.output import Output, printable
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.extras import extra_of
 
@@ -32,13 +32,13 @@ class Noun(NamedTuple):
 
 COMMANDS = {
     "acls": Noun("topics.acls", "Show the least rights that each role needs on a cluster with ACLs."),
-    "audit": Noun("pipeline.audit", "Verify that each row was published once, in order."),
+    "audit": Noun("replay.audit", "Verify that each row was published once, in order."),
     "bootstrap": Noun(
-        "pipeline.bootstrap", "Begin a table's version with the state that its fold makes of history."
+        "replay.bootstrap", "Begin a table's version with the state that its fold makes of history."
     ),
     "claims": Noun("groups.claims", "Show who holds which partition."),
     "compare": Noun(
-        "pipeline.compare",
+        "replay.compare",
         "Fold two versions of a processor over one history, and tell where their rows differ.",
     ),
     "config": Noun("config", "Print the effective settings and where each comes from."),
@@ -71,7 +71,7 @@ COMMANDS = {
         "List, show and retry records that could not be decoded or folded; skip what cannot be read.",
     ),
     "replay": Noun(
-        "pipeline.replay", "Fold a processor over its source's history, in this process or on Spark."
+        "replay.replay", "Fold a processor over its source's history, in this process or on Spark."
     ),
     "report": Noun(
         "pipeline.report", "Write a page about a time: ownership, takeovers, anomalies, quarantine."
@@ -89,7 +89,7 @@ COMMANDS = {
     "tail": Noun("topics.tail", "Print records of a topic, decoded as the application declares them."),
     "topics": Noun("topics.topics", "List, create, check and describe the topics of an application."),
     "topology": Noun("topics.topology", "Print the graph of topics and processors."),
-    "verify": Noun("pipeline.verify", "Compare a live table with a replay of its source."),
+    "verify": Noun("replay.verify", "Compare a live table with a replay of its source."),
     "worker": Noun("worker.worker", "Run a worker of the application, or several on this machine."),
 }
 """The commands by name."""
@@ -299,7 +299,7 @@ def _fail(message: str, *, code: int, verbose: int) -> NoReturn:
         import traceback
 
         traceback.print_exc()
-    print(f"holdfast: {message}", file=sys.stderr)
+    print(*map(printable, f"holdfast: {message}".split("\n")), sep="\n", file=sys.stderr)
     sys.exit(code)
 
 

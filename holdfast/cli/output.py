@@ -38,13 +38,13 @@ def show(records: Sequence[OutputRow], columns: Sequence[str], output: Output) -
 
 def show_json(value: Cell) -> None:
     """Print one JSON document; keys keep their order, so that the text is stable too."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json_text(value, indent=2))
 
 
 def note(message: str) -> None:
     """Tell the person at the terminal something that is not part of the result."""
     erase()
-    print(message, file=sys.stderr)
+    print(*map(printable, message.split("\n")), sep="\n", file=sys.stderr)
 
 
 def left_out(skipped: int) -> str:
@@ -54,6 +54,32 @@ def left_out(skipped: int) -> str:
     ('', ' (3 offsets are skipped, see `holdfast quarantine skips`)')
     """
     return f" ({skipped} offsets are skipped, see `holdfast quarantine skips`)" if skipped else ""
+
+
+def printable(told: str) -> str:
+    r"""Return text with what is no visible character escaped: names of groups and clients, keys and reasons are others', and must neither
+    move a terminal's cursor, nor turn the order of its letters, nor begin a line that looks like ours.
+
+    >>> printable("ada lovelace"), printable("a\x1b[2J\n\u202eb") == r"a\x1b[2J\n\u202eb", printable("\ud800") == r"\ud800"
+    ('ada lovelace', True, True)
+    """
+    if told.isprintable():
+        return told
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in told
+    )
+
+
+def json_text(value: Cell, *, indent: int | None = None) -> str:
+    r"""Return *value* as JSON that shows letters of all languages, and escapes what is no visible character as JSON does.
+
+    >>> json_text(["é", "\x9b2J", "\ud800"]) == r'["é", "\u009b2J", "\ud800"]'
+    True
+    """
+    written = json.dumps(value, indent=indent, ensure_ascii=False)
+    if written.replace("\n", "").isprintable():
+        return written
+    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in written)
 
 
 def text(cell: Cell) -> str:
@@ -68,9 +94,9 @@ def text(cell: Cell) -> str:
         case bool():
             return "true" if cell else "false"
         case str():
-            return cell or "-"
+            return printable(cell) or "-"
         case Mapping():
-            return ",".join(f"{name}={text(value)}" for name, value in cell.items()) or "-"
+            return ",".join(f"{printable(name)}={text(value)}" for name, value in cell.items()) or "-"
         case Sequence():
             return ",".join(text(part) for part in cell) or "-"
         case _:

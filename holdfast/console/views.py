@@ -31,7 +31,7 @@ from holdfast.console.pages import (
 )
 from holdfast.console.pages.page import ConsolePage
 from holdfast.console.provider_views import ProviderViews
-from holdfast.console.showing.rendering import ASSETS, asset, render
+from holdfast.console.showing.rendering import ASSETS, asset, render, style_hash
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ GONE_S = 0.5
 FIRST_LOOK_S = 5.0
 HTML = "text/html; charset=utf-8"
 SECURITY = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "Content-Security-Policy": f"default-src 'none'; script-src 'self'; style-src 'self' {style_hash()}; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -260,7 +260,8 @@ async def _for_whom_waits(request: web.Request, page: Coroutine[Any, Any, dict[s
 async def _form(request: web.Request) -> dict[str, str]:
     try:
         async with asyncio.timeout(BODY_S):
-            sent = await request.post()
+            # A worker's port, which serves programs too, would take far more.
+            sent = await request.clone(client_max_size=LIMIT_BODY_BYTES).post()
     except TimeoutError:
         raise RequestDenied(408, f"The form did not come within {BODY_S:.0f} s.") from None
     except (web.RequestPayloadError, HttpProcessingError, ClientError, ConnectionError, ValueError):

@@ -18,7 +18,7 @@ from holdfast.core.groups.assignors.types import AssignorName, Subscriber
 from holdfast.core.groups.codes import GroupCode
 from holdfast.core.kafka.topic_partition import TopicPartition
 
-JOIN_EPOCH, LEAVE_STATIC_EPOCH = 0, -2
+JOIN_EPOCH, LEAVE_EPOCH, LEAVE_STATIC_EPOCH = 0, -1, -2
 SESSION_MS = 45_000
 SERVER_ASSIGNORS: Mapping[str, AssignorName] = {"uniform": AssignorName.STICKY, "range": AssignorName.RANGE}
 Partitions = frozenset[TopicPartition]

@@ -35,4 +35,4 @@ def is_record(of: Any) -> bool:
 
 def missing(name: str, error: ImportError) -> ConfigError:
     """Return the error of a package that is not there."""
-    return ConfigError(f"{error}: pip install 'holdfast[{name}]'")
+    return ConfigError(f"{error.name or error} is not installed: pip install 'holdfast[{name}]'")

@@ -20,7 +20,13 @@ from holdfast.errors import ConfigError, TopicError
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bootstrap.migration import MigratedPartition, check, migrate
 from holdfast.pipeline.bootstrap.migration_on_spark import migrate_on_spark
-from holdfast.pipeline.bootstrap.sink import OUTCOME, BootstrapStep, ChangelogSink, Outcome, emits_to_others
+from holdfast.pipeline.bootstrap.sink import (
+    OUTCOME,
+    BootstrapOutcome,
+    BootstrapStep,
+    ChangelogSink,
+    emits_to_others,
+)
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.folds.folding import FoldSummary, all_emits
 from holdfast.pipeline.replay import ReplayOptions, replay
@@ -49,7 +55,7 @@ class BootstrappedPartition:
     """
 
     partition: int
-    outcome: Outcome
+    outcome: BootstrapOutcome
     applied: int = NOTHING_APPLIED
     records: int = 0
     refused: int = 0
@@ -102,7 +108,8 @@ def bootstrap(
             else _migrate(processor, settings, wanted, told)
         )
         done = [
-            BootstrappedPartition(**{**each._asdict(), "outcome": Outcome(each.outcome)}) for each in found
+            BootstrappedPartition(**{**each._asdict(), "outcome": BootstrapOutcome(each.outcome)})
+            for each in found
         ]
         return _report(processor, "spark" if on_spark else "local", [*kept, *done])
     suppressed = options.emits == "suppress"
@@ -122,11 +129,14 @@ def bootstrap(
     replayed = replay(processor, settings, asked)
     assert replayed.results is not None, "nothing is written to a folder"
     outcomes = {
-        row["partition"]: (Outcome(row["name"]), row["offset"])
+        row["partition"]: (BootstrapOutcome(row["name"]), row["offset"])
         for row in replayed.results.to_pylist()
         if row["kind"] == OUTCOME
     }
-    done = [_done(each, *outcomes.get(each.partition, (Outcome.EMPTY, 0))) for each in replayed.partitions]
+    done = [
+        _done(each, *outcomes.get(each.partition, (BootstrapOutcome.EMPTY, 0)))
+        for each in replayed.partitions
+    ]
     return _report(processor, replayed.engine, [*kept, *done])
 
 
@@ -237,10 +247,12 @@ def _upto_committed(processor: Processor[Any, Any], settings: Settings, partitio
 
 
 def _kept(live: LivePartition) -> BootstrappedPartition:
-    return BootstrappedPartition(partition=live.partition, outcome=Outcome.KEPT, applied=live.applied)
+    return BootstrappedPartition(
+        partition=live.partition, outcome=BootstrapOutcome.KEPT, applied=live.applied
+    )
 
 
-def _done(summary: FoldSummary, outcome: Outcome, emits: int) -> BootstrappedPartition:
+def _done(summary: FoldSummary, outcome: BootstrapOutcome, emits: int) -> BootstrappedPartition:
     return BootstrappedPartition(
         partition=summary.partition,
         outcome=outcome,

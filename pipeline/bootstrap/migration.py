@@ -17,7 +17,13 @@ from holdfast.core.engine.state.lost_heads import LOST_HEADS, encode_lost_heads
 from holdfast.errors import ChangelogError, ConfigError, MigrationError, TopicError
 from holdfast.loop_thread import LoopThread
 from holdfast.pipeline.bootstrap.fencing import FENCE_S, TRANSACTION_S, fenced_writer
-from holdfast.pipeline.bootstrap.sink import BootstrapStep, ChangelogSink, Outcome, has_state, nothing
+from holdfast.pipeline.bootstrap.sink import (
+    BootstrapOutcome,
+    BootstrapStep,
+    ChangelogSink,
+    has_state,
+    nothing,
+)
 from holdfast.pipeline.verify import LivePartition, read_live
 from holdfast.tables.changelog import ChangelogPart
 
@@ -72,7 +78,7 @@ def begin(
     partition: int,
     earlier: EarlierVersion,
     told: Callable[[int, BootstrapStep], None],
-) -> tuple[Outcome, Beginning]:
+) -> tuple[BootstrapOutcome, Beginning]:
     """Migrate a partition of *earlier* and write it, the base with it, in one transaction behind a fence.
 
     MigrationError, before anything is written, for a row that cannot be migrated.
@@ -139,11 +145,11 @@ async def _write(
     partition: int,
     found: Beginning,
     told: Callable[[int, BootstrapStep], None],
-) -> Outcome:
+) -> BootstrapOutcome:
     async with fenced_writer(processor, settings, partition, beside=processor.builds_beside) as writer:
         told(partition, BootstrapStep.FENCED)
         if has_state(processor, settings, partition):
-            return Outcome.KEPT
+            return BootstrapOutcome.KEPT
 
         def telling() -> Iterator[ChangelogPart]:
             for part in parts_of(processor, settings, partition, found):
@@ -153,7 +159,7 @@ async def _write(
 
         await writer.write_parts(telling, TRANSACTION_S)
     told(partition, BootstrapStep.COMMITTED)
-    return Outcome.WRITTEN
+    return BootstrapOutcome.WRITTEN
 
 
 def parts_of(

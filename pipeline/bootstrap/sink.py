@@ -42,7 +42,7 @@ _GONE = FetchedRecord(None, None, (), -1)
 """Of a record that its topic does not have any more: the quarantine notes where it was, and why it was refused."""
 
 
-class Outcome(StrEnum):
+class BootstrapOutcome(StrEnum):
     """What became of a partition: it was *written*, it has a state of its own and was *kept*, or there is nothing to write."""
 
     WRITTEN = "written"
@@ -100,7 +100,7 @@ class ChangelogSink:
     def _written(self, summary: FoldSummary, spool: Spool) -> pa.RecordBatch:
         position = position_of(self.processor, summary)
         if counted(offsets_of(position)) == NOTHING_APPLIED:
-            return _results(summary, Outcome.EMPTY, 0)
+            return _results(summary, BootstrapOutcome.EMPTY, 0)
         self._check(summary.partition, position, spool.refused)
         copies = self._refused(summary.partition, spool.refused)
         loop = LoopThread("holdfast-bootstrap")
@@ -189,13 +189,13 @@ class _Writing:
         self._last = ChangelogPart([*sink.notes(position), (APPLIED, marker)], [])
         self._spool = spool
 
-    async def run(self) -> Outcome:
+    async def run(self) -> BootstrapOutcome:
         sink, partition = self._sink, self._partition
         beside = sink.suppressed and sink.processor.builds_beside
         async with fenced_writer(sink.processor, sink.settings, partition, beside=beside) as writer:
             sink.told(partition, BootstrapStep.FENCED)
             if has_state(sink.processor, sink.settings, partition):
-                return Outcome.KEPT
+                return BootstrapOutcome.KEPT
             for copy_bytes in QUARANTINE_COPY_BYTES:
                 copies = sink.copies(partition, self._refused, copy_bytes)
                 read = self._spool.reader(ChangelogPart([], copies), self._last)
@@ -206,7 +206,7 @@ class _Writing:
                     if error.topic != sink.settings.quarantine_topic or not copy_bytes:
                         raise
         sink.told(partition, BootstrapStep.COMMITTED)
-        return Outcome.WRITTEN
+        return BootstrapOutcome.WRITTEN
 
     def _telling(self, parts: Iterable[ChangelogPart]) -> Iterator[ChangelogPart]:
         for part in parts:
@@ -275,7 +275,7 @@ def _by_partition(
         yield partition, own.filter(pc.invert(is_summary)), [decode_summary(text) for text in told]
 
 
-def _results(summary: FoldSummary, outcome: Outcome, emits: int) -> pa.RecordBatch:
+def _results(summary: FoldSummary, outcome: BootstrapOutcome, emits: int) -> pa.RecordBatch:
     import msgspec
 
     text = msgspec.json.encode(summary).decode()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -219,7 +220,12 @@ def check_rows(where: str, last: LastLanding | None, counted: Mapping[int, int |
 
 
 def history_of(table: Any, limit: int = HISTORY_LIMIT) -> Sequence[TableCommit]:
-    """Return the history of a delta-rs table, newest first, from the version that the table is read at.
+    """Return the history of a delta-rs table as `newest_first` reads it, at most *limit* commits."""
+    return [*islice(newest_first(table), limit)]
+
+
+def newest_first(table: Any) -> Iterator[TableCommit]:
+    """Yield the commits of a delta-rs table, newest first, from the version that the table is read at; each is read when it is asked for.
 
     The commits' own files are read: `DeltaTable.history` begins with those that were made since, and numbers them as if
     they had not been.
@@ -233,20 +239,25 @@ def history_of(table: Any, limit: int = HISTORY_LIMIT) -> Sequence[TableCommit]:
         except FileNotFoundError:
             return None
 
-    return history_by(read, int(table.version()), limit)
+    return _commits_by(read, int(table.version()))
 
 
 def history_by(read: Callable[[int], bytes | None], version: int, limit: int) -> Sequence[TableCommit]:
     """Return the history up to *version*, newest first, from what *read* gives of a commit's own file, until that is None: the log
     was cleaned up to there.
     """
-    found = list[TableCommit]()
-    for at in range(version, max(-1, version - limit), -1):
+    return [*islice(_commits_by(read, version), limit)]
+
+
+def _commits_by(read: Callable[[int], bytes | None], version: int) -> Iterator[TableCommit]:
+    for at in range(version, -1, -1):
         content = read(at)
-        if content is None:
-            break
-        found.append(_commit_in(at, content))
-    return found or [TableCommit(version=version, operation="a commit that was cleaned up", metadata=None)]
+        if content is not None:
+            yield _commit_in(at, content)
+            continue
+        if at == version:
+            yield TableCommit(version=version, operation="a commit that was cleaned up", metadata=None)
+        return
 
 
 def _commit_in(version: int, content: bytes) -> TableCommit:

@@ -14,7 +14,7 @@ from pyarrow import compute
 from holdfast.config import Settings
 from holdfast.core.engine.merge.positions import stored_format
 from holdfast.errors import LakeError
-from holdfast.pipeline.bronze.commits import files_in, history_of
+from holdfast.pipeline.bronze.commits import files_in, newest_first
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
 from holdfast.pipeline.bronze.lake import LAST_TIME_MS, LEAST_TIME_MS, open_table
 from holdfast.pipeline.derived.lag_by_minute import (
@@ -218,7 +218,7 @@ def _input(name: str, path: str) -> _Input:
     if not is_table(path):
         raise LakeError(f"{path}: {name} was not derived yet: land its topic, and derive it first")
     handle = open_table(path)
-    commit = last_fold(path, history_of(handle, handle.version() + 1))
+    commit = last_fold(path, newest_first(handle))
     if commit is None:
         raise LakeError(f"{path}: nothing was derived into {name} yet: derive it first")
     files = defaultdict[int, list[MinutesFile]](list)

@@ -181,7 +181,8 @@ class LagWork:
             self.ends.get(partition, ()), key=lambda each: NOTHING if each.last is None else -each.last
         )
         for each in latest_first:
-            if not each.reaches(minute) and any(at <= minute for at, _ in found):
+            # Files that were joined since may overlap: only what is as late as all of this one makes it needless.
+            if each.last is not None and any(each.last <= at <= minute for at, _ in found):
                 break
             for rows in reader.rows(each.file, ["minute", "end_offset"]):
                 found += zip(minutes_of(rows), rows.column("end_offset").to_pylist(), strict=True)

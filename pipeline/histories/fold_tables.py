@@ -16,7 +16,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from holdfast.clock import system_clock
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import LakeError
-from holdfast.pipeline.bronze.commits import files_in, history_of
+from holdfast.pipeline.bronze.commits import files_in, history_of, newest_first
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
 from holdfast.pipeline.bronze.lake import LAST_TIME_MS, LEAST_TIME_MS, open_table, table_uri
 from holdfast.pipeline.histories.fold_commit import FoldCommit, fold_in, last_fold
@@ -248,7 +248,7 @@ class FoldTable:
 
     def last(self) -> FoldCommit | None:
         """Return what the newest fold says of itself."""
-        return last_fold(self.path, history_of(self.handle, self.handle.version() + 1))
+        return last_fold(self.path, newest_first(self.handle))
 
     def files(self) -> list[tuple[int, File, dict[str, str]]]:
         """Return the partition of each file, the file, and the values that it is partitioned by."""

@@ -171,7 +171,7 @@ def import_pyspark() -> Any:
     try:
         import pyspark.sql
     except ImportError as error:
-        raise SparkError(f"pyspark is not installed ({error}); {_INSTALL}") from error
+        raise SparkError(f"{error.name or error} is not installed: {_INSTALL}") from error
     return pyspark.sql
 
 

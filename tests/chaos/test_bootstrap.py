@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
-from holdfast.pipeline.bootstrap.sink import BootstrapStep, Outcome
+from holdfast.pipeline.bootstrap.sink import BootstrapOutcome, BootstrapStep
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.verify import read_live, verify
 from tests.chaos.conftest import MakeApplication
@@ -62,7 +62,7 @@ def test_workers_go_on_behind_a_bootstrap_that_was_killed_twice(application: Mak
     options = BootstrapOptions(replay=ReplayOptions(engine="local"), emits="send")
     counts, tally = app.processors
     done = bootstrap(counts, app.settings, options)
-    assert [each.outcome for each in done.partitions] == [Outcome.KEPT, Outcome.WRITTEN]
+    assert [each.outcome for each in done.partitions] == [BootstrapOutcome.KEPT, BootstrapOutcome.WRITTEN]
     bootstrap(tally, app.settings, options)
     begun = {each.partition: each.applied for each in read_live(counts, app.settings)}
     assert min(begun.values()) > 1_000

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.output import Output, OutputRow, show
+from holdfast.cli.output import Output, OutputRow, note, show
 
 RECORDS: list[OutputRow] = [
     {
@@ -49,6 +49,24 @@ def test_an_empty_table_is_its_heads_and_empty_json_is_a_list(capsys: pytest.Cap
 def test_json_carries_every_key_with_its_type(capsys: pytest.CaptureFixture[str]) -> None:
     show(RECORDS, ("topic",), Output.JSON)
     assert json.loads(capsys.readouterr().out) == RECORDS
+
+
+HOSTILE = "orders\x1b[2J\nfake-group  OK\u202e\x9b\ud800"
+
+
+def test_names_that_others_chose_move_no_cursor_and_begin_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    show([{"group": HOSTILE, "by": {HOSTILE: [HOSTILE]}}], ("group", "by"), Output.TABLE)
+    note(f"{HOSTILE} is behind")
+    told = capsys.readouterr()
+    escaped = r"orders\x1b[2J\nfake-group  OK\u202e\x9b\ud800"
+    assert told.out.splitlines()[1:] == [f"{escaped}  {escaped}={escaped}"]
+    assert told.err == "orders\\x1b[2J\nfake-group  OK\\u202e\\x9b\\ud800 is behind\n", (
+        "our notes may have lines"
+    )
+    show([{"group": HOSTILE}], ("group",), Output.JSON)
+    written = capsys.readouterr().out
+    assert written.replace("\n", "").isprintable()
+    assert json.loads(written) == [{"group": HOSTILE}]
 
 
 @pytest.mark.process

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from holdfast.cli import status_line as lines
+from holdfast.cli.lake.progress import shown_progress
 from holdfast.cli.output import note
-from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.pipeline.progress import advance, begin
 
 
@@ -35,7 +35,7 @@ class Terminal(io.StringIO):
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines._Rewritten, "period_s", 0.01)
     monkeypatch.setattr(lines._Logged, "period_s", 0.01)
-    monkeypatch.setattr("holdfast.cli.pipeline.progress.PATIENCE_S", 0.0)
+    monkeypatch.setattr("holdfast.cli.lake.progress.PATIENCE_S", 0.0)
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:

@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from holdfast import Emit, Source, Stream, Text
 from holdfast.cli.__main__ import main
 from holdfast.cli.topics.resetting import ApplicationReset
+from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics
 from holdfast.clients.topics.committed import CommittedOffsets
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify import read_live, verify
 
@@ -116,6 +119,57 @@ def test_a_time_is_where_the_sources_are_folded_from(
         assert [(each.applied, each.base) for each in read_live(totals, settings)] == [(-1, None)] * 3
         assert reset("--to-datetime", "yesterday") == 2
         assert "'yesterday' is not a valid time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("retention", [None, "landed"])
+def test_a_table_of_outputs_that_are_emptied_begins_behind_them_and_lacks_nothing(
+    tmp_path: Path, retention: str | None
+) -> None:
+    between = Stream("between", Text(), retention=retention)
+
+    def send(rows: Any, event: str, at_ms: int) -> Iterator[Emit]:
+        yield between.emit("all", event)
+
+    def count(rows: Any, event: str, at_ms: int) -> None:
+        rows["all"] = (rows.get("all") or 0) + 1
+
+    first: Processor[Any, Any] = Processor(
+        name="first", source="orders", decode=bytes.decode, fold=send, row=int, emits=(between,)
+    )
+    one: Processor[Any, Any] = Processor(name="one", source=between, decode=bytes.decode, fold=count, row=int)
+    more: Processor[Any, Any] = Processor(
+        name="more", on={Source("orders", Text()): count, Source(between, Text()): count}, row=int
+    )
+    chain, local = [first, one, more], ReplayOptions(engine="local")
+    with EmbeddedKafka() as kafka:
+        settings = Settings(app="shop", kafka=kafka.client_config(), data_dir=tmp_path / "data")
+        create_topics(settings, chain, partitions=1)
+        producer = Producer(kafka.client_config())
+        for _ in range(ORDERS):
+            producer.produce("orders", b"{}")
+        producer.flush(10)
+
+        def fold() -> None:
+            for each in (first, one):
+                bootstrap(each, settings, BootstrapOptions(replay=local, emits="send"))
+
+        fold()
+        end = Admin(settings).offsets([("between", 0)])["between", 0][1]
+        for _ in range(2):  # given again, it places them where they are
+            reset = ApplicationReset(settings, chain, empty_outputs=True)
+            reset.check()
+            for step in reset.steps():
+                step.do()
+        assert [each.applied for each in read_live(one, settings)] == [end - 1]
+        assert [each.marker.applied for each in read_live(more, settings)] == [(-1, end - 1)]
+        fold()
+        for each in chain:
+            verdict = verify(each, settings, local)
+            assert (verdict.equal, verdict.partial) == (True, ()), each.name
+        assert replay(one, settings, local).records == ORDERS
+        assert verify(one, settings, local).bases == (
+            f"partition 0 from base: 0 rows and timers of no table, for a reset has emptied between behind offset {end - 1}",
+        )
 
 
 GOES_ON = """

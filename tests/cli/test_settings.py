@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.pipeline.engines import spark_options
+from holdfast.cli.lake.engines import spark_options
 from holdfast.config import Settings, load_settings, settings_from_environment
 from holdfast.config.sources import SECTIONS, find_file
 from holdfast.errors import ConfigError

@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 
 from holdfast import Emit, Json, Processor, Rows, Source, Stream, by_key
 from holdfast.cli.application import Application
+from holdfast.cli.output import json_text
 from holdfast.cli.topics.tail import decoders, plain, record_of, records
 from holdfast.config import Settings
 from holdfast.embedded.kafka import EmbeddedKafka
@@ -135,3 +136,8 @@ def test_a_topic_that_does_not_exist_is_told_with_its_neighbour(
 def test_any_bytes_can_be_printed() -> None:
     printed = json.dumps([plain(b"{not json"), plain(b""), plain(b"[1, 2]")])
     assert printed == '["{not json", "", [1, 2]]'
+    nested = b"[" * 100_000
+    assert plain(nested) == nested.decode(), "without end"
+    assert json_text(plain(b'{"a": "\\ud800"}')) == r'{"a": "\ud800"}', (
+        "half a character, which UTF-8 cannot say"
+    )

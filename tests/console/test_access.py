@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
+
 import pytest
 
 from holdfast.clients.tables.directory import FixedDirectory
@@ -57,7 +61,7 @@ async def test_with_a_token_nothing_is_shown_to_strangers() -> None:
                 assert "secret-shop" not in text
         status, text = await browsing.get("/sign-in")
         assert (status, "secret-shop" in text) == (200, False)
-        assert (await browsing.get("/assets/console.css"))[0] == 200
+        assert (await browsing.get("/assets/console.js"))[0] == 200
         for wrong in ("Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", TOKEN):
             assert (await browsing.get("/", Authorization=wrong))[0] == 303
         status, text = await browsing.get("/", Authorization=f"Bearer {TOKEN}")
@@ -121,10 +125,15 @@ async def test_pages_of_other_sites_have_nothing_read_for_them_but_links_lead_he
 @scenario
 async def test_every_answer_tells_browsers_to_run_nothing_of_others() -> None:
     async with opened(console_settings(), FixedDirectory()) as browsing:
+        _, text = await browsing.get("/")
+        (style,) = re.findall("<style>(.*?)</style>", text, re.DOTALL)
+        allowed = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
         for path in ("/", "/nowhere", "/assets/console.js", "/workers/view?url=x"):
             async with browsing.session.get(browsing.url + path) as response:
                 policy = response.headers["Content-Security-Policy"]
-                assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+                assert policy.startswith(
+                    f"default-src 'none'; script-src 'self'; style-src 'self' 'sha256-{allowed}';"
+                )
                 assert "unsafe" not in policy
                 assert response.headers["X-Content-Type-Options"] == "nosniff"
                 assert response.headers["X-Frame-Options"] == "DENY"

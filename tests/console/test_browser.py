@@ -12,12 +12,18 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize, expect
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
-from holdfast import by_key
+from holdfast import OutboxWriter, by_key
 from holdfast.clients.claims.blocking import BlockingClaimConsumer
 from holdfast.console.views import MENU
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.outbox.harvest.harvester import Harvester
+from holdfast.outbox.harvest.table.rows import OutboxRows
+from holdfast.outbox.schema.migrate import upgrade
+from holdfast.outbox.settings import HarvestSettings
 from holdfast.pipeline.landing.land import land
 from tests.agents.fleet import Fleet, Writer
 from tests.console.running import PARTITIONS, RunningConsole, running_fleet
@@ -46,6 +52,10 @@ STILL = (
 """Pages that are not live."""
 WELL = "1 to look at"
 """All is well but a record that was refused, and so it stays."""
+FAKE_STREAM = (
+    "window.EventSource = class { on = {}; constructor() { window.stream = this; } "
+    "addEventListener(name, call) { this.on[name] = call; } close() {} }"
+)
 SESSION_S = 60
 """Long enough that nobody takes over while a test looks at a worker that was killed."""
 WIDE, NARROW = ViewportSize(width=1280, height=800), ViewportSize(width=320, height=640)
@@ -111,9 +121,11 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             for name in ("SESSION_TIMEOUT_S", "REQUEST_TIMEOUT_S", "REBALANCE_TIMEOUT_S"):
                 fleet.environment[f"HOLDFAST_{name}"] = str(SESSION_S)
             workers = fleet.worker().start(), fleet.worker().start()
-            lake = str(folder / "lake")
+            lake, outbox = str(folder / "lake"), f"sqlite:///{folder / 'out.db'}"
+            harvest_rows(fleet, outbox)
+            given = ("--set", f"console_lake={lake}", "--set", f"outbox_database={outbox}")
             console, guarded = (
-                RunningConsole(fleet, folder, "--set", f"console_lake={lake}"),
+                RunningConsole(fleet, folder, *given),
                 RunningConsole(fleet, folder, *GUARDED),
             )
             try:
@@ -143,6 +155,19 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             finally:
                 console.close()
                 guarded.close()
+
+
+def harvest_rows(fleet: Fleet, url: str) -> None:
+    """Have some rows written to an outbox, and published by a harvester that ends then."""
+    upgrade(url)
+    engine, topic = create_engine(url), f"{fleet.processors[0].topics[0]}-counted"
+    with Session(engine) as session, session.begin():
+        for key in ("ada", "alan", "grace"):
+            OutboxWriter().write(session, topic, key=key, value=b"1")
+    engine.dispose()
+    harvest = HarvestSettings(database=url, kafka=fleet.settings, name=f"{fleet.settings.app}-outbox")
+    with OutboxRows(url) as rows, Harvester(harvest):
+        wait_for("rows of an outbox to be published", lambda: rows.count() == 0, DEADLINE_MS / 1000)
 
 
 @pytest.fixture(scope="module")
@@ -281,14 +306,17 @@ def test_pages_can_be_read_without_javascript(browser: Browser, system: System) 
 def test_what_a_reader_stands_on_outlives_changes_and_updates_can_be_paused(tab: Tab, system: System) -> None:
     page = tab.open("/tables/view?name=totals")
     page.evaluate(
-        "window.changes = 0; new MutationObserver(() => { window.changes++; }).observe(document.getElementById('live'), {childList: true})"
+        "window.changes = 0; new MutationObserver(() => { window.changes++; }).observe(document.getElementById('live'), "
+        "{childList: true, characterData: true, subtree: true})"
     )
     region = page.get_by_role("region", name="Partitions of totals v1")
     state, offset = page.locator("#live-state"), region.locator("td.number").first
     expect(state).to_have_text("Live")
     region.focus()
+    region.evaluate("each => { window.stood = each; }")
     for _ in range(2):
         expect(offset).to_have_text(system.moved())
+    assert page.evaluate("window.stood.isConnected"), "a reader by ear is thrown back to the beginning"
     assert page.evaluate("window.changes") >= 2
     expect(region).to_be_focused()
 
@@ -309,11 +337,26 @@ def test_what_a_reader_stands_on_outlives_changes_and_updates_can_be_paused(tab:
     expect(state).to_have_text("Live")
 
 
+def test_what_is_stood_on_is_never_another_thing(tab: Tab) -> None:
+    """Lines change places below a reader who goes by keyboard: Enter leads where it would have led before, or nowhere."""
+    tab.page.add_init_script(FAKE_STREAM)
+    page = tab.open("/workers")
+
+    def send(*names: str) -> None:
+        lines = "".join(f'<tr><th scope="row"><a href="/{name}">{name}</a></th></tr>' for name in names)
+        page.evaluate("html => window.stream.on.live({data: html})", f"<table><tbody>{lines}</tbody></table>")
+
+    send("anna", "ben", "carl")
+    page.get_by_role("link", name="ben").focus()
+    send("zoe", "anna", "ben")
+    expect(page.get_by_role("link", name="ben")).to_be_focused()
+    send("zoe", "anna")
+    expect(page.locator("a:focus")).to_have_count(0)
+
+
 def test_what_came_last_while_text_was_selected_is_shown_afterwards(tab: Tab) -> None:
     """With a stream that sends nothing more, as that of an application at rest."""
-    tab.page.add_init_script(
-        "window.EventSource = class { on = {}; constructor() { window.stream = this; } addEventListener(name, call) { this.on[name] = call; } close() {} }"
-    )
+    tab.page.add_init_script(FAKE_STREAM)
     page = tab.open("/workers")
     page.locator("#live td").first.select_text()
     page.evaluate("window.stream.on.live({data: '<p>It was killed.</p>'})")
@@ -365,6 +408,13 @@ def test_what_flows_along_every_arrow_is_told(tab: Tab, system: System) -> None:
     expect(page.locator("svg text.flow")).to_have_count(3)
 
 
+def test_how_long_rows_of_an_outbox_wait_is_told(tab: Tab) -> None:
+    latency = tab.open("/outbox").get_by_role("region", name="Latency")
+    expect(latency.get_by_role("row").nth(1).locator("td.number").first).to_have_text("3")
+    waited = latency.get_by_role("row").nth(1).locator("td.number").all_inner_texts()[1:]
+    assert all(re.fullmatch(r"[0-9.]+ (ms|s|min)", each) for each in waited), waited
+
+
 def test_a_workers_own_port_has_the_same_pages(browser: Browser, system: System) -> None:
     tab = Tab(browser, system.workers[1].url)
     page = tab.open("/console")
@@ -381,6 +431,19 @@ def test_a_workers_own_port_has_the_same_pages(browser: Browser, system: System)
         expect(page.locator("nav [aria-current=page]")).to_have_text(name)
     tab.context.close()
     assert tab.complaints == []
+
+
+def test_a_page_is_painted_once_it_has_come_and_waits_for_no_other_answer(tab: Tab) -> None:
+    page = tab.context.new_page()
+    page.route("**/assets/**", lambda route: None)  # none of them is ever answered
+    page.goto("/", wait_until="commit")
+    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
+    expect(page.locator("header")).to_have_css("display", "flex")
+    blocking = page.evaluate(
+        "performance.getEntriesByType('resource').filter(each => each.renderBlockingStatus === 'blocking').map(each => each.name)"
+    )
+    assert blocking == []
+    page.close()
 
 
 def test_charts_are_drawn(tab: Tab) -> None:

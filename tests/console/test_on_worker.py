@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from holdfast.agents.app import create_app
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
-from holdfast.console import live
+from holdfast.console import live, views
 from holdfast.console.opening import ConsoleSources, open_application
 from holdfast.console.place import ROOT, worker_place
 from holdfast.dev.memory_tables import MemoryWorker
@@ -22,6 +24,7 @@ from holdfast.errors import ConfigError
 from tests.agents.web.test_server import scenario
 from tests.console.opened import Browsing, MadeUpGroups
 from tests.console.test_live import events, live_block
+from tests.console.test_openid import oidc_settings
 from tests.console.test_pages import TOTALS, Outline, worker_settings
 
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -82,7 +85,7 @@ async def test_every_link_stays_below_the_root_and_leads_somewhere() -> None:
                 if each.startswith("/") and each not in seen and "/assets/" not in each
             ]
         assert f"{ROOT}/tables/view?name=totals&version=1" in seen
-        asset = re.search(r'href="([^"]*console.css[^"]*)"', text)
+        asset = re.search(r'src="([^"]*console.js[^"]*)"', text)
         assert asset is not None
         assert (await browsing.get(asset[1]))[0] == 200
 
@@ -133,6 +136,13 @@ def test_no_way_of_writing_a_path_gets_round_the_rules_for_programs(path: str) -
 
 
 @scenario
+async def test_a_form_may_be_no_longer_than_on_the_consoles_own_port() -> None:
+    async with on_worker(console_token=TOKEN) as browsing:
+        assert (await sign_in(browsing, "x" * (views.LIMIT_BODY_BYTES + 1))).status == 413
+        assert (await sign_in(browsing)).status == 303
+
+
+@scenario
 async def test_it_is_live_and_ends_with_the_worker() -> None:
     async with aiohttp.ClientSession() as session:
         async with on_worker() as browsing:
@@ -157,3 +167,21 @@ def test_settings_by_which_pages_would_show_what_a_token_guards_are_refused(give
     with pytest.raises(ConfigError, match="console_on_workers shows every row"):
         Settings(console_on_workers=True, **given)
     Settings(console_on_workers=True, **given, console_token=TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("missing", "extra"), [("holdfast.console.on_worker", "console"), ("authlib", "oidc")]
+)
+def test_a_worker_without_the_extra_is_told_which_it_is(
+    missing: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    settings = oidc_settings("https://login.example.org", console_on_workers=True)
+    app = create_app([TOTALS], settings)
+
+    @scenario
+    async def run() -> None:
+        with pytest.raises(ConfigError, match=rf"not installed: pip install 'holdfast\[{extra}\]'"):
+            [*app.on_init_dependencies()]
+
+    run()

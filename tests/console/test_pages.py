@@ -36,7 +36,7 @@ class Outline(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[str] = []
-        self.rows = self.headings = 0
+        self.rows = self.headings = self.styles = 0
         self.wrong: list[str] = []
         self.feed(text)
 
@@ -52,7 +52,8 @@ class Outline(HTMLParser):
             for name in ("src", "href", "action")
             if (value := names.get(name) or "").startswith(("http", "//"))
         ]
-        if inline or foreign or tag == "style" or (tag == "script" and "src" not in names):
+        self.styles += tag == "style"
+        if inline or foreign or self.styles > 1 or (tag == "script" and "src" not in names):
             self.wrong.append(f"<{tag} {attributes}>")
 
 

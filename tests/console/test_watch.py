@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
 
 import pytest
 
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.clock import ManualClock
 from holdfast.console.watching import reports
-from holdfast.console.watching.picture import WorkerState
+from holdfast.console.watching import watch as watch_module
+from holdfast.console.watching.picture import Picture, WorkerState, picture_of
 from holdfast.console.watching.watch import BELIEVED_S, RESTED_S, Watch
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.errors import TopicError
 from tests.agents.web.test_server import scenario
+from tests.console.opened import console_settings, opened
 from tests.console.test_pages import TOTALS, worker_settings
 
 
@@ -52,6 +56,54 @@ async def test_a_directory_that_is_gone_is_told_and_what_was_known_stays() -> No
                 "topic shop-workers does not exist",
                 WorkerState.READY,
             )
+
+
+def test_a_look_that_fails_in_a_way_that_nobody_foresaw_is_no_reason_to_hurry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+
+    async def fail(self: Watch) -> None:
+        looks.append(1)
+        raise RuntimeError("nobody foresaw this")
+
+    monkeypatch.setattr(Watch, "look", fail)
+
+    @scenario
+    async def run() -> None:
+        async with Watch(worker_settings(), [TOTALS], FixedDirectory(), None, at_once=False):
+            for _ in range(50):
+                await asyncio.sleep(0)
+        assert looks == [1]
+
+    run()
+
+
+def test_pages_are_answered_while_a_picture_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of 100,000 partitions takes seconds: nobody waits for it before the first byte, and no worker that serves the console stands still."""
+
+    @scenario
+    async def run() -> None:
+        begun, goes = threading.Event(), threading.Event()
+
+        def slowly(*given: Any, **more: Any) -> Picture:
+            begun.set()
+            assert goes.wait(60)
+            return picture_of(*given, **more)
+
+        async with (
+            MemoryWorker(worker_settings(), [TOTALS], partitions=1) as worker,
+            opened(console_settings(), worker.directory()) as browsing,
+        ):
+            monkeypatch.setattr(watch_module, "picture_of", slowly)
+            try:
+                assert await asyncio.to_thread(begun.wait, 60)
+                for path in ("/", "/workers", "/tables/view?name=totals"):
+                    assert (await browsing.get(path))[0] == 200
+            finally:
+                goes.set()
+
+    run()
 
 
 async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

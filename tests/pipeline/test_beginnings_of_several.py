@@ -132,7 +132,7 @@ def test_a_reset_to_a_time_places_each_source_and_verify_says_where(app: JoinApp
         step.do()
     assert {at: marker.applied for at, (_, marker) in app.states().items()} == before
     verdict = lived(app)
-    assert f"no table, at the place of {reset._told_time} behind the offsets" in verdict.bases[0]
+    assert f"no table, {reset._told_place} behind the offsets" in verdict.bases[0]
     for each in read_live(app.joined, app.settings):
         assert isinstance(each.marker, VectorMarker)
         assert each.base is not None

@@ -34,7 +34,7 @@ from holdfast.kafka.transactions.transactional_client import TransactionalClient
 from holdfast.kafka.transactions.transactional_producer import AbortableError
 from holdfast.pipeline.bootstrap import sink as sink_module
 from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
-from holdfast.pipeline.bootstrap.sink import BootstrapStep, ChangelogSink, Outcome
+from holdfast.pipeline.bootstrap.sink import BootstrapOutcome, BootstrapStep, ChangelogSink
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import replay
@@ -61,7 +61,7 @@ def books(kafka: EmbeddedKafka) -> Books:
 def test_each_partition_begins_with_the_state_of_a_replay(books: Books) -> None:
     processor = books.version(2)
     done = bootstrap(processor, books.settings, SEND)
-    assert outcomes(done) == [Outcome.WRITTEN] * PARTITIONS
+    assert outcomes(done) == [BootstrapOutcome.WRITTEN] * PARTITIONS
     replayed = replay(processor, books.settings, LOCAL)
     live = read_live(processor, books.settings)
     assert [each.digest for each in live] == [each.digest for each in replayed.partitions]
@@ -97,7 +97,9 @@ def test_a_partition_with_a_state_is_left_alone(books: Books) -> None:
     before = books.messages(books.first.changelog(books.name))
     books.write(10, first=120)
     done = bootstrap(books.first, books.settings, SEND)
-    assert [(each.outcome, each.applied) for each in done.partitions] == [(Outcome.KEPT, 119)] * PARTITIONS
+    assert [(each.outcome, each.applied) for each in done.partitions] == [
+        (BootstrapOutcome.KEPT, 119)
+    ] * PARTITIONS
     assert books.messages(books.first.changelog(books.name)) == before
 
 
@@ -156,7 +158,10 @@ def test_another_owner_in_between_is_not_written_over(books: Books, monkeypatch:
         return partition == 0
 
     monkeypatch.setattr(sink_module, "has_state", meanwhile)
-    assert outcomes(bootstrap(books.first, books.settings, SEND)) == [Outcome.KEPT, Outcome.WRITTEN]
+    assert outcomes(bootstrap(books.first, books.settings, SEND)) == [
+        BootstrapOutcome.KEPT,
+        BootstrapOutcome.WRITTEN,
+    ]
     assert looked == [0, 1]
     assert books.messages(books.first.changelog(books.name))[0][0] is not None
     assert [each.applied for each in read_live(books.first, books.settings)] == [-1, 119]
@@ -190,8 +195,8 @@ def test_a_silent_version_ends_where_the_one_before_it_stands(books: Books) -> N
     second = books.version(2, emits_from="handover")
     done = bootstrap(second, books.settings, BootstrapOptions(replay=LOCAL))
     assert [(each.outcome, each.applied) for each in done.partitions] == [
-        (Outcome.WRITTEN, 70),
-        (Outcome.EMPTY, -1),
+        (BootstrapOutcome.WRITTEN, 70),
+        (BootstrapOutcome.EMPTY, -1),
     ]
     assert books.messages(f"{books.name}-large") == sent
     live = read_live(second, books.settings)[0]
@@ -264,7 +269,7 @@ def test_workers_that_share_its_writers_must_have_stopped(
         bootstrap(books.version(2), books.settings, SEND)
     alone = replace(books.first, name="alone", version=2, emits=())
     create_topics(books.settings, [alone], partitions=PARTITIONS)
-    assert outcomes(bootstrap(alone, books.settings, SEND)) == [Outcome.WRITTEN] * PARTITIONS
+    assert outcomes(bootstrap(alone, books.settings, SEND)) == [BootstrapOutcome.WRITTEN] * PARTITIONS
 
 
 def test_a_changelog_of_other_partitions_is_refused(books: Books, kafka: EmbeddedKafka) -> None:
@@ -341,4 +346,4 @@ def test_where_an_earlier_version_stood_in_another_internal_topic_is_no_place_in
         ConfigError, match=r"words\.v2, an internal topic: its earlier version stood in another"
     ):
         bootstrap(loud(2), books.settings, BootstrapOptions(replay=LOCAL))
-    assert outcomes(bootstrap(loud(2), books.settings, SEND)) == [Outcome.EMPTY] * PARTITIONS
+    assert outcomes(bootstrap(loud(2), books.settings, SEND)) == [BootstrapOutcome.EMPTY] * PARTITIONS

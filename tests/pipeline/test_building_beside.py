@@ -25,7 +25,7 @@ from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.transactions.transactional_client import producers
 from holdfast.pipeline.bootstrap.bootstrap import bootstrap
 from holdfast.pipeline.bootstrap.fencing import fenced_writer
-from holdfast.pipeline.bootstrap.sink import BootstrapStep, Outcome
+from holdfast.pipeline.bootstrap.sink import BootstrapOutcome, BootstrapStep
 from holdfast.pipeline.verify import read_live, verify
 from holdfast.pipeline.verify_emits import verify_emits
 from holdfast.tables.partition import Environment, Partition
@@ -113,7 +113,7 @@ def test_workers_of_the_version_before_write_on_and_what_they_emit_meanwhile_is_
     async def beside() -> None:
         async with fenced_writer(books.first, books.settings, 0) as writer:
             done = await asyncio.to_thread(bootstrap, second, books.settings, SILENT)
-            assert outcomes(done) == [Outcome.WRITTEN] * 2
+            assert outcomes(done) == [BootstrapOutcome.WRITTEN] * 2
             row = [(row_key("later"), b"\x90")]
             await writer.write(Changes(marker=Marker(125, 9, 1), records=1, puts=[*row]), [], TIMEOUT_S)
 
@@ -139,7 +139,10 @@ def test_a_worker_that_has_begun_an_empty_partition_is_not_written_over(
     assert not part.is_to_begin
     part.close()
     assert verify(second, books.settings, LOCAL).equal, "nothing, at the beginning"
-    assert outcomes(bootstrap(second, books.settings, SILENT)) == [Outcome.KEPT, Outcome.WRITTEN]
+    assert outcomes(bootstrap(second, books.settings, SILENT)) == [
+        BootstrapOutcome.KEPT,
+        BootstrapOutcome.WRITTEN,
+    ]
 
 
 @pytest.mark.parametrize("at", [BootstrapStep.FOLDED, BootstrapStep.FENCED])
@@ -152,7 +155,10 @@ def test_a_worker_begins_while_a_bootstrap_has_not_looked_yet(
         if (partition, step) == (0, at):
             owner.taken()
 
-    assert outcomes(bootstrap(second, books.settings, SILENT, told=told)) == [Outcome.KEPT, Outcome.WRITTEN]
+    assert outcomes(bootstrap(second, books.settings, SILENT, told=told)) == [
+        BootstrapOutcome.KEPT,
+        BootstrapOutcome.WRITTEN,
+    ]
     assert state(owner.part) == (-1, False)
     owner.part.close()
 
@@ -179,7 +185,7 @@ def test_a_worker_shuts_out_a_bootstrap_that_is_writing(
     assert state(owner.part) == (-1, False)
     owner.part.close()
     assert not next(each.stored for each in read_live(version, books.settings))
-    assert outcomes(bootstrap(version, books.settings, options))[0] is Outcome.KEPT
+    assert outcomes(bootstrap(version, books.settings, options))[0] is BootstrapOutcome.KEPT
 
 
 def kept(rows: Any, key: str, row: Account) -> None:
@@ -197,7 +203,7 @@ def test_a_bootstrap_that_comes_between_two_steps_of_a_worker_is_found_by_it(
 
 
 def assert_written(books: Books, second: Processor[Op, Account]) -> None:
-    assert outcomes(bootstrap(second, books.settings, SILENT)) == [Outcome.WRITTEN] * 2
+    assert outcomes(bootstrap(second, books.settings, SILENT)) == [BootstrapOutcome.WRITTEN] * 2
 
 
 def test_a_bootstrap_that_dies_between_two_steps_of_a_worker_is_shut_out_by_the_next_try(
@@ -236,7 +242,7 @@ def test_workers_have_to_stop_where_all_is_sent_or_everything_is_emitted_again(
     for version, options in ((second, SEND), (books.version(3), SILENT)):
         with pytest.raises(GroupError):
             bootstrap(version, books.settings, options)
-    assert outcomes(bootstrap(second, books.settings, SILENT)) == [Outcome.WRITTEN] * 2
+    assert outcomes(bootstrap(second, books.settings, SILENT)) == [BootstrapOutcome.WRITTEN] * 2
 
 
 def test_a_bootstrap_that_sends_shuts_out_one_that_builds_beside_as_well(
@@ -245,7 +251,7 @@ def test_a_bootstrap_that_sends_shuts_out_one_that_builds_beside_as_well(
     async def raced() -> None:
         async with fenced_writer(second, books.settings, 0, beside=True) as frozen:
             done = await asyncio.to_thread(bootstrap, second, books.settings, SEND)
-            assert outcomes(done) == [Outcome.WRITTEN] * 2
+            assert outcomes(done) == [BootstrapOutcome.WRITTEN] * 2
             row = [(row_key("stale"), b"\x90")]
             await frozen.write(Changes(marker=Marker(3, 9, 2), records=1, puts=[*row]), [], TIMEOUT_S)
 

@@ -21,7 +21,9 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ConfigError, LakeError, LostRecordsError
+from holdfast.pipeline.bronze import commits
 from holdfast.pipeline.histories.fold import FoldOptions, FoldReport, FoldStep, fold
+from holdfast.pipeline.histories.fold_tables import STATE_BY, FoldTable, FoldTableColumns
 from holdfast.pipeline.histories.partition_fold import FoldWork
 from holdfast.pipeline.landing.bronze_file import BronzeFile
 from holdfast.pipeline.replay import ReplayOptions, replay
@@ -438,6 +440,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
 from holdfast.pipeline.histories import fold_tables
+from holdfast.pipeline.bronze import commits
 from holdfast.pipeline.histories.fold import FoldOptions, FoldStep, fold
 from holdfast.config import Settings
 from tests.pipeline.folds import accounts
@@ -650,3 +653,24 @@ def test_folds_that_race_change_nothing(topic: TopicInMemory, lake: Path) -> Non
         for process, said in zip(folds, told, strict=True):
             assert process.returncode == 0 or "another fold, or something else" in said, said
         check(lake, run(lake))
+
+
+def test_the_newest_commit_alone_is_read_for_where_a_fold_stands(
+    topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that was folded each minute for a month has 43,000 commits."""
+    for at in range(3):
+        some(topic, 2, at)
+        land(topic, lake)
+        run(lake)
+    read, made = list[int](), commits._commit_in
+
+    def noted(version: int, content: bytes) -> Any:
+        read.append(version)
+        return made(version, content)
+
+    monkeypatch.setattr(commits, "_commit_in", noted)
+    columns = FoldTableColumns.of(accounts("t"))
+    table = FoldTable.open(str(lake / "folds/accounts/state"), columns.state, STATE_BY)
+    assert table.last() is not None
+    assert read == [3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,6 +152,9 @@ def test_rows_are_those_of_a_count_after_each_run(
         minute = upto - logs.chance.choice([0, 1]) if upto > minute else upto
         logs.derive(*logs.chance.choice([(COMMITS,), (ENDS,), (COMMITS, ENDS)]), BY_MINUTE)
         before = logs.check(before)
+        if logs.chance.random() < 0.3:
+            for name in (COMMITS, f"{ENDS}/orders", f"{BY_MINUTE}/orders"):
+                DeltaTable(derived_path(str(lake), name)).optimize.compact()
     logs.derive(COMMITS, ENDS, BY_MINUTE)
     before = logs.check(before)
     assert before
@@ -271,3 +275,33 @@ def test_the_command_derives_and_vacuums_it(
     assert all(each["minute"].tzinfo is not None for each in table.to_pyarrow_table().to_pylist())
     assert datetime.fromtimestamp(BEGIN_MS / 1000, UTC).year == 2025
     command("vacuum", "--derived", "lag.by_minute/orders", "--dry-run")
+
+
+def test_where_a_partition_stood_is_found_in_files_that_overlap(
+    monkeypatch: pytest.MonkeyPatch, lake: Path
+) -> None:
+    """An OPTIMIZE by size may join the first file with the last, and leave alone one between them."""
+    logs = TwoLogs(monkeypatch, lake, 8)
+    for at in range(3):
+        for minute in (at * 10, at * 10 + 5):
+            put(logs.orders, 0, BEGIN_MS + minute * MINUTE_MS, None, b"v")
+        logs.derive(ENDS)
+    commit(logs.offsets, "billing", 0, 1, BEGIN_MS + 12 * MINUTE_MS)
+    logs.commits.append(("billing", 0, 1, BEGIN_MS + 12 * MINUTE_MS))
+    logs.derive(COMMITS, BY_MINUTE)
+    wanted = logs.told()
+    [table] = tables_named(BY_MINUTE, NO_KAFKA, ["orders"])
+    made = lag_join._input
+
+    def joined_by_size(name: str, path: str) -> Any:
+        of = made(name, path)
+        if name == ENDS:
+            # The first file reaches as late as the last: it stands for both, joined.
+            first, *others = sorted(of.files[0], key=lambda each: each.last or 0)
+            return replace(of, files={0: [first._replace(last=others[-1].last), *others]})
+        return of
+
+    monkeypatch.setattr(lag_join, "_input", joined_by_size)
+    derive(table, NO_KAFKA, FoldOptions(lake=str(lake), engine="local", rebuild=True))
+    assert logs.told() == wanted
+    logs.check(set())

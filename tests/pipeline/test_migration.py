@@ -29,7 +29,7 @@ from holdfast.errors import (
 )
 from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.bootstrap.migration import read_earlier
-from holdfast.pipeline.bootstrap.sink import BootstrapStep, Outcome
+from holdfast.pipeline.bootstrap.sink import BootstrapOutcome, BootstrapStep
 from holdfast.pipeline.replay import replay
 from holdfast.pipeline.verify import read_live, verify
 from holdfast.pipeline.verify_emits import verify_emits
@@ -55,7 +55,9 @@ def test_it_begins_with_the_migrated_rows_and_is_verified_from_there(books: Book
     second = books.version(2, migrate={1: doubled})
     books.write(20, first=120)  # version 1 stands at 119, producers go on
     done = bootstrap(second, books.settings, MIGRATE)
-    assert [(each.outcome, each.applied) for each in done.partitions] == [(Outcome.WRITTEN, 119)] * PARTITIONS
+    assert [(each.outcome, each.applied) for each in done.partitions] == [
+        (BootstrapOutcome.WRITTEN, 119)
+    ] * PARTITIONS
     assert all(each.rows and each.timers for each in done.partitions), "a toy"
     before, after = read_live(books.first, books.settings)[0], read_live(second, books.settings)[0]
     assert before.stored.keys() == after.stored.keys()
@@ -98,10 +100,10 @@ def test_a_partition_that_the_earlier_version_never_had_begins_with_nothing(
     monkeypatch.setattr("holdfast.pipeline.bootstrap.migration.read_earlier", lambda *_: fewer)
     done = bootstrap(second, books.settings, MIGRATE)
     assert [(each.outcome, each.applied, bool(each.rows)) for each in done.partitions] == [
-        (Outcome.WRITTEN, 119, True),
-        (Outcome.WRITTEN, -1, False),
+        (BootstrapOutcome.WRITTEN, 119, True),
+        (BootstrapOutcome.WRITTEN, -1, False),
     ]
-    assert outcomes(bootstrap(second, books.settings, MIGRATE)) == [Outcome.KEPT] * PARTITIONS
+    assert outcomes(bootstrap(second, books.settings, MIGRATE)) == [BootstrapOutcome.KEPT] * PARTITIONS
     assert verify(second, books.settings, LOCAL).equal
 
 
@@ -134,7 +136,7 @@ def test_a_kill_at_any_step_leaves_the_whole_or_nothing(books: Books) -> None:
         assert {each.partition: each.digest for each in read_live(version, books.settings)} == whole
         assert verify(version, books.settings, LOCAL).equal, last
         assert sum(key == BASE for key, _ in books.messages(version.base(books.name))) == PARTITIONS
-    assert outcomes(bootstrap(second, books.settings, MIGRATE)) == [Outcome.KEPT] * PARTITIONS
+    assert outcomes(bootstrap(second, books.settings, MIGRATE)) == [BootstrapOutcome.KEPT] * PARTITIONS
 
 
 def test_a_base_that_was_altered_or_is_gone_is_told(books: Books, kafka: EmbeddedKafka) -> None:
@@ -204,7 +206,7 @@ def test_spark_migrates_and_verifies_as_this_process_does(books: Books, spark: S
     assert (verdict.equal, verdict.engine, verdict.records) == (True, "spark", 0), "and of no record"
     assert verify_emits(third, books.settings, on_spark).equal
     assert outcomes(bootstrap(third, books.settings, BootstrapOptions(replay=on_spark, migrate=True))) == (
-        [Outcome.KEPT] * PARTITIONS
+        [BootstrapOutcome.KEPT] * PARTITIONS
     )
     books.write(20, first=120)
     onward = [replay(third, books.settings, options) for options in (LOCAL, on_spark)]

@@ -16,7 +16,7 @@ from holdfast.core.engine.state.rows import Rows
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import LostRecordsError, PipelineError
 from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, Bootstrapped, bootstrap
-from holdfast.pipeline.bootstrap.sink import Outcome
+from holdfast.pipeline.bootstrap.sink import BootstrapOutcome
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.landing.land_several import land_processor
 from holdfast.pipeline.landing.options import LandOptions
@@ -54,7 +54,7 @@ def migrating(app: JoinApplication, version: int) -> Processor[Any, Known]:
 def begun(app: JoinApplication, processor: Processor[Any, Any], engine: ReplayEngine) -> Bootstrapped:
     options = BootstrapOptions(replay=ReplayOptions(engine=engine), migrate=True)
     done = bootstrap(processor, app.settings, options)
-    assert [each.outcome for each in done.partitions] == [Outcome.WRITTEN] * app.partitions
+    assert [each.outcome for each in done.partitions] == [BootstrapOutcome.WRITTEN] * app.partitions
     assert done.engine == engine
     return done
 

@@ -15,7 +15,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, Bootstrapped, bootstrap
-from holdfast.pipeline.bootstrap.sink import Outcome
+from holdfast.pipeline.bootstrap.sink import BootstrapOutcome
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import TopicLog, TopicReader
 from tests.pipeline.folds import Account, Op, accounts
@@ -103,5 +103,5 @@ def _renaming(call: Any, name: str) -> Any:
     return renamed
 
 
-def outcomes(done: Bootstrapped) -> list[Outcome]:
+def outcomes(done: Bootstrapped) -> list[BootstrapOutcome]:
     return [each.outcome for each in done.partitions]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from holdfast.agents.services.rationalizer import CLAIMS
 from holdfast.cli.application import load_application
 from holdfast.cli.asking import TIMEOUT_S, StaleOk, TimeoutOption, staleness
 from holdfast.cli.context import LAST_PARTITION, globals_of, output_of
-from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json, utc
+from holdfast.cli.output import Cell, Output, OutputRow, json_text, note, show, show_json, text, utc
 from holdfast.cli.tails import without_records
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
@@ -38,7 +37,6 @@ COLUMNS = (
     "log_end_offset",
     "lag",
     "consumer_id",
-    "host",
     "client_id",
     "status",
     "owner_instance",
@@ -205,7 +203,6 @@ def _record(
         "log_end_offset": end,
         "lag": None if end is None or claim.current_offset is None else max(0, end - claim.current_offset),
         "consumer_id": f"{claim.client_id}-{claim.instance_id}" if owned else None,
-        "host": None,  # no frame tells it
         "client_id": claim.client_id if owned else None,
         "status": held.value,
         "owner_instance": claim.instance_id if owned else None,
@@ -234,7 +231,10 @@ def _for_people(record: Mapping[str, Cell]) -> OutputRow:
     return {**record, "heartbeat_age": None if age_s is None else f"{age_s}s", "paused_until": utc(until_s)}
 
 
-@app.command("list", help="List claims with their owners and lag, in the columns of kafka-consumer-groups.")
+@app.command(
+    "list",
+    help="List claims with their owners and lag, in the columns of kafka-consumer-groups but HOST, which no claim names.",
+)
 def list_claims(
     context: typer.Context,
     group: GroupOption = None,
@@ -362,17 +362,17 @@ def _tell_changes(
         if old is not None and all(old.get(name) == record.get(name) for name in _CHANGING):
             continue
         if output is Output.JSON:
-            print(json.dumps({"at_s": now_s, **record}, ensure_ascii=False), flush=True)
+            print(json_text({"at_s": now_s, **record}), flush=True)
             continue
-        was = "" if old is None else f" (was {old['status']}, {old.get('consumer_id') or '-'})"
+        was = "" if old is None else f" (was {text(old['status'])}, {text(old.get('consumer_id'))})"
         pause = (
             f" paused until {utc(record['paused_until_s'])}"
             if record.get("paused_until_s") is not None
             else ""
         )
-        where = " ".join("-" if part is None else str(part) for part in place)
+        where = " ".join(map(text, place))
         print(
-            f"{utc(now_s)} {where} {record['status']} {record.get('consumer_id') or '-'}{pause}{was}",
+            f"{utc(now_s)} {where} {text(record['status'])} {text(record.get('consumer_id'))}{pause}{was}",
             flush=True,
         )
     return seen

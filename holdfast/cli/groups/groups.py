@@ -107,7 +107,8 @@ def list_groups(
 
 
 @app.command(
-    help="Show how far a group is in each partition, in the columns of kafka-consumer-groups; or its members, or its state."
+    help="Show how far a group is in each partition, in the columns of kafka-consumer-groups (claims name no host); or its members, or its "
+    "state."
 )
 def describe(
     context: typer.Context,
@@ -135,14 +136,22 @@ def describe(
         elif members:
             found = admin.members(group, kind)
             more: tuple[str, ...] = ("assignment",) if verbose else ()
-            _show([_member(member) for member in found], (*MEMBER_COLUMNS, *more), output_of(context))
+            claims = any(member.obeys_pause is not None for member in found)
+            columns = _columns((*MEMBER_COLUMNS, *more), claims=claims)
+            _show([_member(member) for member in found], columns, output_of(context))
             if not found:
                 note(f"no member of group {group} holds a partition")
         else:
             positions = _without_markers(settings, admin.describe(group, kind), timeout)
             more = ("status", "owner_epoch", "heartbeat_age_s") if verbose else ()
             columns = COLUMNS if all(position.lane is None for position in positions) else LANE_COLUMNS
-            _show([_position(position) for position in positions], (*columns, *more), output_of(context))
+            columns = _columns((*columns, *more), claims=any(position.status for position in positions))
+            _show([_position(position) for position in positions], columns, output_of(context))
+
+
+def _columns(names: tuple[str, ...], *, claims: bool) -> tuple[str, ...]:
+    """Return the columns to show: claim groups have no host, for no frame of a claim names one."""
+    return tuple(name for name in names if not (claims and name == "host"))
 
 
 def _group(group: GroupDescription) -> OutputRow:

@@ -13,7 +13,7 @@ from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.groups.lag_page import LagPage, serve
 from holdfast.cli.groups.partition_lag import PartitionLag, of_groups
 from holdfast.cli.logs.broker_logs import rows_of
-from holdfast.cli.output import OutputRow, note, show, utc
+from holdfast.cli.output import OutputRow, note, printable, show, utc
 from holdfast.clients.topics.admin import Admin
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -250,7 +250,7 @@ class Watching:
             if each.standing is not was:
                 topic, partition = each.place
                 typer.echo(
-                    f"{self._when()}  {each.group}  {topic}-{partition}  {was} -> {each.standing}, lag {each.lag}"
+                    f"{self._when()}  {printable(each.group)}  {topic}-{partition}  {was} -> {each.standing}, lag {each.lag}"
                 )
         self._before = _standings(now)
         self.page.took(now, self._clock.now_ms())

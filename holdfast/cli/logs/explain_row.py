@@ -9,10 +9,10 @@ import typer
 
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.lake.engines import EngineName, spark_options
+from holdfast.cli.lake.lakes import absolute
+from holdfast.cli.lake.progress import shown_progress
 from holdfast.cli.output import Cell, Output, note, show, show_json
-from holdfast.cli.pipeline.engines import EngineName, spark_options
-from holdfast.cli.pipeline.lakes import absolute
-from holdfast.cli.pipeline.progress import shown_progress
 
 if TYPE_CHECKING:
     from holdfast.pipeline.bronze.extent import Until

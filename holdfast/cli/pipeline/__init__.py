@@ -1,1 +1,1 @@
-"""Commands that land topics in a lake, replay processors and hold tables against the replay."""
+"""`holdfast pipeline` and `holdfast report`: commands that land topics in a lake, keep it up, and make tables and pages of it."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.lake.lakes import absolute, names_of, tables_in
 from holdfast.cli.output import Output, note, show, show_json
-from holdfast.cli.pipeline.lakes import absolute, names_of, tables_in
 
 if TYPE_CHECKING:
     from holdfast.pipeline.checks.check import LakeVerdict

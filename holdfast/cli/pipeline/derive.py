@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.lake.engines import EngineName, EngineOption, takes_spark
+from holdfast.cli.lake.lakes import absolute, names_of
+from holdfast.cli.lake.progress import shown_progress
 from holdfast.cli.output import Cell, Output, note, show, show_json
-from holdfast.cli.pipeline.engines import (
-    ConfOption,
-    EngineName,
-    EngineOption,
-    MasterOption,
-    MemoryOption,
-    spark_options,
-)
-from holdfast.cli.pipeline.lakes import absolute, names_of
-from holdfast.cli.pipeline.progress import shown_progress
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.spark.session import SparkOptions
 
 COLUMNS = ("table", "records", "refused", "rows", "commits", "engine", "path")
 
 
+@takes_spark()
 def derive(
     context: typer.Context,
+    spark: SparkOptions,
     lake: Annotated[str, typer.Option(help="Folder or address of the lake.")],
     names: Annotated[
         list[str] | None,
@@ -48,9 +46,6 @@ def derive(
     max_records: Annotated[
         int, typer.Option(min=1, help="At most so many offsets in a commit.")
     ] = 10_000_000,
-    master: MasterOption = None,
-    memory: MemoryOption = None,
-    conf: ConfOption = None,
 ) -> None:
     from holdfast.pipeline.derived.derive import derive as run
     from holdfast.pipeline.derived.derive import tables_to_derive
@@ -63,7 +58,7 @@ def derive(
         allow_holes=allow_holes,
         rebuild=rebuild,
         max_records=max_records,
-        spark=spark_options(settings, master, memory, conf),
+        spark=spark,
     )
     with shown_progress():
         wanted = tables_to_derive(names or (), options.lake, settings, names_of(topics or ""))

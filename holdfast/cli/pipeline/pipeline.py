@@ -12,12 +12,12 @@ import typer
 from holdfast.cli.application import Application, load_application
 from holdfast.cli.asked import stopped_by_signals
 from holdfast.cli.context import globals_of, output_of, settings_of
+from holdfast.cli.lake.engines import ConfOption, EngineName, MasterOption, MemoryOption, spark_options
+from holdfast.cli.lake.lakes import absolute, names_of
 from holdfast.cli.output import Cell, Output, note, show
 from holdfast.cli.pipeline.check import check
 from holdfast.cli.pipeline.derive import derive
-from holdfast.cli.pipeline.engines import ConfOption, EngineName, MasterOption, MemoryOption, spark_options
 from holdfast.cli.pipeline.fold import fold
-from holdfast.cli.pipeline.lakes import absolute, names_of
 from holdfast.cli.pipeline.trim import trim
 from holdfast.cli.pipeline.upkeep import compact, expire, vacuum
 from holdfast.errors import ConfigError
@@ -35,7 +35,7 @@ app.command(
     "the beginning, after any number of runs."
 )(fold)
 app.command(
-    help="Bring tables that tell of claims, takeovers, producers' anomalies and the quarantine up to what was landed of their topics."
+    help="Bring tables that tell of claims, consumer groups and their lag, outboxes, producers' anomalies and the quarantine up to what was landed of their topics."
 )(derive)
 app.command(
     help="Join small files of a lake's tables, in the order of offsets. No row changes, and landings go on."

@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.context import settings_of
-from holdfast.cli.output import note
-from holdfast.cli.pipeline.engines import (
+from holdfast.cli.lake.engines import (
     ConfOption,
     EngineName,
     MasterOption,
     MemoryOption,
     spark_options,
 )
-from holdfast.cli.pipeline.lakes import absolute, names_of
+from holdfast.cli.lake.lakes import absolute, names_of
+from holdfast.cli.output import note
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError
 

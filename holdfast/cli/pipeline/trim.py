@@ -8,8 +8,8 @@ import typer
 
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.lake.lakes import absolute, names_of
 from holdfast.cli.output import Output, note, show
-from holdfast.cli.pipeline.lakes import absolute, names_of
 
 COLUMNS = ("topic", "partition", "first", "before", "offsets", "held_by")
 

@@ -69,8 +69,10 @@ class ApplicationReset:
 
     def check(self) -> None:
         """Raise TopicError for what speaks against a reset of this application: a source that is missing, or declarations for which the
-        topics cannot be made anew.
+        topics cannot be made anew; ModuleNotFoundError without the extra `lake` where tables are to be placed.
         """
+        if self._to_ms is not None or (self._empty and self.topics.folded_outputs):
+            import holdfast.pipeline.bootstrap.beginnings  # noqa: F401  later it would be missed in the midst of a reset
         wrong = [str(finding) for finding in check_processors(self._settings, self._processors)]
         internal = {str(topic) for each in self._processors for topic in each.internal}
         for topic in sorted({str(topic) for each in self._processors for topic in each.topics} - internal):
@@ -209,25 +211,25 @@ class ApplicationReset:
         admin.apply(plan_topics(settings, processors, partitions=None, alter=False, admin=admin))
 
     def _places(self) -> Iterator[tuple[Processor[Any, Any], dict[int, dict[str, int]]]]:
-        """Yield, by processor, the first offset of each source of the partitions that a table does not begin with; what this application emits itself
-        is read from its beginning.
-        """
-        if self._to_ms is None:
-            return
+        """Yield, by processor, the first offset of each source of the partitions that a table does not begin with."""
         for processor in self._processors:
             firsts: dict[int, dict[str, int]] = {}
             for topic in processor.topics:
-                for at, first in self._firsts(processor, topic, self._to_ms).items():
+                for at, first in self._firsts(processor, topic).items():
                     firsts.setdefault(at, {})[topic] = first
             if later := {at: of for at, of in firsts.items() if any(of.values())}:
                 yield processor, later
 
-    def _firsts(self, processor: Processor[Any, Any], topic: str, to_ms: int) -> dict[int, int]:
-        """Return from which offset each partition of a source is to be folded."""
+    def _firsts(self, processor: Processor[Any, Any], topic: str) -> dict[int, int]:
+        """Return from which offset each partition of a source is to be folded. What this application emits itself is folded from its
+        beginning: behind what was emptied, which is no loss, since all of it is emitted again.
+        """
         places = [(topic, at) for at in range(self._counts.get(topic, 0))]
-        if topic in self.topics.outputs or topic in map(str, processor.internal):
+        if topic in self.topics.outputs and self._empty:
+            return {place[1]: end for place, (_, end) in self._admin.offsets(places).items()}
+        if self._to_ms is None or topic in self.topics.outputs or topic in map(str, processor.internal):
             return {at: 0 for _, at in places}
-        ends, found = self._admin.stable_offsets(places), self._admin.offsets_at(places, to_ms)
+        ends, found = self._admin.stable_offsets(places), self._admin.offsets_at(places, self._to_ms)
         return {place[1]: ends[place] if (first := found[place]) is None else first for place in places}
 
     def _placing(
@@ -236,23 +238,22 @@ class ApplicationReset:
         start = stored_format(processor).start
 
         def do() -> None:
-            from holdfast.pipeline.bootstrap.beginnings import (
-                beginning,
-                write_beginning,
-            )  # it needs the extra `lake`
+            from holdfast.pipeline.bootstrap.beginnings import beginning, write_beginning
 
             for at, of in firsts.items():
                 lasts = tuple(of.get(topic, 0) - 1 for topic in processor.topics)
                 applied = lasts[0] if isinstance(start, Marker) else lasts
                 position = msgspec.structs.replace(start, applied=applied)
-                found = beginning(processor, position, [], f"no table, at the place of {self._told_time}")
+                found = beginning(processor, position, [], f"no table, {self._told_place}")
                 asyncio.run(write_beginning(processor, self._settings, at, found))
 
         return do
 
     @property
-    def _told_time(self) -> str:
-        return datetime.fromtimestamp((self._to_ms or 0) / 1000, UTC).isoformat()
+    def _told_place(self) -> str:
+        if self._to_ms is None:
+            return f"for a reset has emptied {', '.join(self.topics.folded_outputs)}"
+        return f"at the place of {datetime.fromtimestamp(self._to_ms / 1000, UTC).isoformat()}"
 
     def _end(self) -> None:
         self.require_stopped()

@@ -15,7 +15,7 @@ from confluent_kafka import Message
 
 from holdfast.cli.application import Application, load_application
 from holdfast.cli.context import globals_of
-from holdfast.cli.output import Cell, Output
+from holdfast.cli.output import Cell, Output, json_text
 from holdfast.clients.topics.admin import Admin
 from holdfast.config.kafka_properties import suggest
 from holdfast.core.engine.declared.serdes import Serde
@@ -58,7 +58,7 @@ def tail(
     for message in islice(records(application, topic, back=back, follow=follow), most):
         told = record_of(message, key, value)
         if chosen.output is Output.JSON:
-            typer.echo(json.dumps(told, ensure_ascii=False))
+            typer.echo(json_text(told))
         else:
             typer.echo(
                 f"{told['partition']}/{told['offset']}  {told['time']}  {_text(told['key'])}  {_text(told['value'])}"
@@ -96,7 +96,7 @@ def plain(content: bytes | None) -> Cell:
         return f"0x{content.hex()}"
     try:
         return json.loads(text) if text[:1] in ("{", "[") else text
-    except ValueError:
+    except (ValueError, RecursionError):  # the second where it is nested without end
         return text
 
 
@@ -182,4 +182,4 @@ def _text(cell: Cell) -> str:
     >>> _text("ada"), _text({"a": 1}), _text(None), _text("a" + chr(27))
     ('ada', '{"a": 1}', 'null', '"a\\\\u001b"')
     """
-    return cell if isinstance(cell, str) and cell.isprintable() else json.dumps(cell, ensure_ascii=False)
+    return cell if isinstance(cell, str) and cell.isprintable() else json_text(cell)

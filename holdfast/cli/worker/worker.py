@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,18 @@ from holdfast.cli.worker.launching import Launch, launches
 from holdfast.config.sources import find_file
 
 MOST_PROCESSES = 256
-LEVELS = ("debug", "info", "warning", "error", "critical")
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+class LogLevel(StrEnum):
+    """What `--loglevel` offers: the levels of Faust's workers."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
 
 
 @app.command(help="Run a worker of the application, or several on this machine with --processes.")
@@ -34,10 +44,8 @@ def worker(
     ] = 1,
     port: Annotated[int | None, typer.Option(help="As --set web_port=PORT.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="As --set data_dir=FOLDER.")] = None,
-    level: Annotated[str, typer.Option("--loglevel", "-l", metavar="|".join(LEVELS))] = "info",
+    level: Annotated[LogLevel, typer.Option("--loglevel", "-l")] = LogLevel.INFO,
 ) -> None:
-    if level not in LEVELS:
-        raise typer.BadParameter(f"{level} is none of {', '.join(LEVELS)}", param_hint="--loglevel")
     chosen = globals_of(context)
     chosen.flags |= {
         name: value for name, value in (("web_port", port), ("data_dir", data_dir)) if value is not None
@@ -45,7 +53,12 @@ def worker(
     settings = chosen.settings()
     file = find_file(chosen.config, os.environ, Path.cwd())
     made = launches(
-        settings, chosen.flags, application=chosen.application, level=level, processes=processes, file=file
+        settings,
+        chosen.flags,
+        application=chosen.application,
+        level=level.value,
+        processes=processes,
+        file=file,
     )
     if processes == 1:
         become(made[0])

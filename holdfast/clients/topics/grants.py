@@ -147,7 +147,7 @@ def resetter_grants(settings: Settings, processors: Processors) -> list[Grant]:
     for processor in processors:
         own = f"{settings.app}-{processor.name}"
         out += _prefixed(own, anew)
-        place = "is begun at a time with --to-datetime"
+        place = "is begun at a time with --to-datetime, or behind what is emptied"
         out.append(Grant(Resource.TOPIC, own, WRITE, place, Pattern.PREFIXED))
         for topic in (*processor.topics, *processor.emits):
             if isinstance(topic, Internal):

@@ -48,7 +48,7 @@ def _reply(work: Callable[[], Any]) -> bytes:
     except HoldfastError as error:
         return pickle.dumps((False, str(error)))
     except ModuleNotFoundError as error:
-        return pickle.dumps((False, f"{error}; pip install 'holdfast[lake]'"))
+        return pickle.dumps((False, str(error)))
     except Exception as error:  # noqa: BLE001  whatever an application's own code raises
         return pickle.dumps((False, f"{type(error).__name__}: {error}"))
 

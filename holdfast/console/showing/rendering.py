@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from collections.abc import Mapping
@@ -14,20 +15,33 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 ASSETS = {
-    "console.css": "text/css",
     "console.js": "text/javascript",
     "charts.js": "text/javascript",
     "uPlot.iife.min.js": "text/javascript",
     "uPlot.min.css": "text/css",
     "icon.svg": "image/svg+xml",
 }
-"""What the pages load, all of it from the console itself, with its types."""
+"""What the pages load, all of it from the console itself, with its types. None of it keeps a page from being painted."""
 
 
 @cache
 def asset(name: str) -> bytes:
-    """Return the content of one of ASSETS."""
+    """Return the content of one of ASSETS, or of the style."""
     return (resources.files("holdfast.console.showing") / "assets" / name).read_bytes()
+
+
+@cache
+def style() -> Markup:
+    """Return what pages look like, to stand in each: a page is painted once it has come, and waits for no second answer."""
+    css = asset("console.css").decode()
+    assert "</" not in css, "it would end the element that it stands in"
+    return Markup(css)
+
+
+@cache
+def style_hash() -> str:
+    """Return by what a Content-Security-Policy allows that style and no other."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(style().encode()).digest()).decode()}'"
 
 
 @cache
@@ -134,6 +148,7 @@ def _environment() -> Environment:
         asset=asset_url,
         commands=commands,
     )
+    made.globals["style"] = style
     return made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -40,7 +39,8 @@ class History:
     """
 
     def __init__(self) -> None:
-        self.points: deque[ChartPoint] = deque(maxlen=KEPT_POINTS)
+        self.points: tuple[ChartPoint, ...] = ()
+        """The last KEPT_POINTS; replaced and never changed, since looks learn beside those who read them."""
         self._before: Positions = {}
         self._before_s = 0.0
         self._moved_s: dict[PartitionId, float] = {}
@@ -51,7 +51,8 @@ class History:
     def learn(self, positions: Positions, *, now_s: float, at_s: float) -> None:
         """Take in where each partition is, as (offset, records behind): *now_s* counts, *at_s* is shown."""
         known = [behind for _, behind in positions.values() if behind is not None]
-        self.points.append(ChartPoint(at_s, self._rate(positions, now_s), sum(known) if known else None))
+        point = ChartPoint(at_s, self._rate(positions, now_s), sum(known) if known else None)
+        self.points = (*self.points[1 - KEPT_POINTS :], point)
         for place, (offset, behind) in positions.items():
             before = self._before.get(place)
             if before is None or before[0] != offset or not behind:

@@ -15,7 +15,7 @@ from holdfast.config import Settings
 from holdfast.console.watching.beside import BesideLook
 from holdfast.console.watching.groups import GroupDesk
 from holdfast.console.watching.history import History, flows_of, positions_of
-from holdfast.console.watching.picture import Picture, WorkerState, picture_of
+from holdfast.console.watching.picture import Picture, Reports, WorkerState, picture_of
 from holdfast.console.watching.reports import Silence, WorkerReport, WorkerReports
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import WorkerClaims
@@ -24,8 +24,8 @@ from holdfast.errors import HoldfastError
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-RESTS = 4.0
-"""How much longer than a look takes of the processor the console rests after it: a look at 100,000 partitions takes two seconds."""
+RESTS = 5.0
+"""How much longer than its picture takes of the processor the console rests after a look: that of 100,000 partitions takes two seconds."""
 IDLE_LOOK_S = 10.0
 GROUPS_S = 2.0
 WATCHED_FOR_S = 15.0
@@ -38,10 +38,10 @@ BELIEVED_S = 5.0
 
 
 def rest_s(used_s: float) -> float:
-    """Return how long to rest after a look that took *used_s* of the processor, so that the console never takes more than a fifth of it.
+    """Return how long to rest after a look whose picture took *used_s* of the processor, so that looks never take more than a fifth of it.
 
     >>> rest_s(0.02), rest_s(2.0)
-    (1.0, 8.0)
+    (1.0, 10.0)
     """
     return max(LOOK_S, RESTS * used_s)
 
@@ -68,6 +68,7 @@ class Watch:
         self._resting: dict[str, tuple[float, WorkerClaims, Silence]] = {}
         self.history = History()
         self.picture = picture_of(self._app, processors, directory.workers, {}, at_ms=clock.now_ms())
+        self._used_s = 0.0
         self._looked = asyncio.Condition()
         self._wake = asyncio.Event()
         self._watchers, self._asked_s = 0, float("-inf")
@@ -123,16 +124,14 @@ class Watch:
     # -- looking
 
     async def _run(self) -> None:
-        used_s = 0.0
+        if self._at_once:
+            await self._pause(LOOK_S)
         while True:
-            if self.looked:
-                await self._pause(rest_s(used_s))
-            before_s = system_clock.processor_s()
             try:
                 await self.look()
             except Exception:
                 logger.exception("a look at the workers failed")
-            used_s = system_clock.processor_s() - before_s
+            await self._pause(rest_s(self._used_s))
 
     async def _run_groups(self, groups: GroupDesk) -> None:
         while True:
@@ -171,7 +170,17 @@ class Watch:
         resting = self._rested(workers)
         asked = await self._reports.ask(workers.urls - resting.keys())
         reports = {**self._believed(asked), **resting}
-        now_s, at_ms = self._clock.monotonic_s(), self._clock.now_ms()
+        now_s = self._clock.monotonic_s()
+        # Beside the event loop: whoever asks for a page meanwhile does not wait until thousands of lines are made.
+        picture = await asyncio.to_thread(self._paint, workers, reports, trouble, now_s)
+        self._rest(picture, workers, asked, now_s)
+        async with self._looked:
+            self.picture, self.looked = picture, True
+            self._looked.notify_all()
+
+    def _paint(self, workers: Workers, reports: Reports, trouble: str | None, now_s: float) -> Picture:
+        """Put together what was told, and learn from it; one look at a time does, in any thread."""
+        began_s, at_ms = system_clock.thread_s(), self._clock.now_ms()
         picture = picture_of(
             self._app,
             self._processors,
@@ -181,12 +190,10 @@ class Watch:
             stalled=self.history.stalled(now_s),
             trouble=trouble,
         )
-        self._rest(picture, workers, asked, now_s)
         self.history.learn(positions_of(picture), now_s=now_s, at_s=at_ms / 1000)
         self.history.learn_flows(flows_of(picture), now_s=now_s)
-        async with self._looked:
-            self.picture, self.looked = picture, True
-            self._looked.notify_all()
+        self._used_s = system_clock.thread_s() - began_s
+        return picture
 
     async def _refreshed(self) -> str | None:
         try:

@@ -32,7 +32,7 @@ def _sketches() -> ModuleType:
         import datasketches
     except ImportError as error:
         raise ConfigError(
-            f"approximate distinct counts need the package datasketches ({error}): pip install 'holdfast[sketches]'"
+            f"approximate distinct counts need {error.name or error}, which is not installed: pip install 'holdfast[sketches]'"
         ) from error
     library: ModuleType = datasketches
     return library

@@ -96,12 +96,19 @@ class EmbeddedGroups:
         for reply in self._step(group, request):
             if reply.request == request.request:
                 own = reply
-            elif (waiting := self._waiting.pop(reply.request, None)) is not None and not waiting.done():
-                waiting.set_result(reply)
+            else:
+                self._tell(reply)
         if own is not None:
             return own
         waiting = self._waiting[request.request] = asyncio.get_running_loop().create_future()
+        waiting.add_done_callback(lambda _: self._waiting.pop(request.request, None))
         return waiting
+
+    def _tell(self, reply: GroupReply) -> None:
+        """Let one have its reply who waits for it, if it still does: the model answers the last request of a member alone."""
+        waiting = self._waiting.pop(reply.request, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(reply)
 
     def forget_member(self, group_id: str, member_id: str) -> bool:
         """Forget a member of a classic group; return whether it was there."""
@@ -140,8 +147,8 @@ class EmbeddedGroups:
         if self._groups.get(group.group_id) is not group:
             return
         for reply in self._step(group, TimePasses()):
-            if (waiting := self._waiting.pop(reply.request, None)) is not None and not waiting.done():
-                waiting.set_result(reply)
+            self._tell(reply)
+        self.forget_new(group.group_id)
 
     def _note(self, group: EmbeddedGroup, before: ClassicGroup) -> None:
         """Write a generation that is agreed on, or that nobody is in any more, as Kafka does."""

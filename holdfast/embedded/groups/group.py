@@ -94,8 +94,13 @@ class EmbeddedGroup:
 
     @property
     def is_new(self) -> bool:
-        """Whether nobody was ever in it, and nothing committed."""
-        never = self.classic.generation == 0 and (self.modern is None or self.modern.epoch == 0)
+        """Whether nobody was ever in it or is about to be, and nothing committed."""
+        classic = self.classic
+        never = (
+            classic.generation == 0
+            and not classic.pending
+            and (self.modern is None or self.modern.epoch == 0)
+        )
         return self.is_empty and never and not (self.offsets or self.pending)
 
     def note_changes(self, before: ModernGroup) -> None:

@@ -84,7 +84,7 @@ def _self_signed() -> _Pair:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
         raise DevBrokerError(
-            "a certificate cannot be made without the package cryptography: install holdfast[tls], or give a certificate"
+            "a certificate cannot be made without the package cryptography: pip install 'holdfast[tls]', or give a certificate"
             " of your own"
         ) from None
     key = ec.generate_private_key(ec.SECP256R1())

@@ -46,6 +46,8 @@ class Disk:
         self._limit = limit_open
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._unsynced: set[Path] = set()
+        self._unflushed: set[Path] = set()
+        """Without *fsync*: the files, with their folders, in which something was written that is nowhere else, for `flush`."""
         self._syncing: set[Path] = set()
         """What a thread syncs now: nobody knows yet whether it is on the disk."""
 
@@ -72,7 +74,7 @@ class Disk:
                 left = left[self._write(self._descriptor(path), left) :]
         except OSError as error:
             raise self._failed("write to", path, error) from error
-        self._changed(path)
+        self._written(path)
 
     def _write(self, descriptor: int, data: memoryview) -> int:
         return os.write(descriptor, data)
@@ -124,8 +126,7 @@ class Disk:
             self._changed(written)
             self.sync()
             written.rename(path)
-            self._unsynced.discard(written)
-            self._changed(path.parent)
+            self._renamed(written, path)
 
     def rename(self, path: Path, to: Path) -> None:
         with self._doing("rename", path):
@@ -133,7 +134,7 @@ class Disk:
             self._forget(path)
             self._forget(to)
             path.rename(to)
-            self._changed(path.parent)
+            self._renamed(path, to)
 
     def remove(self, path: Path) -> None:
         """Remove a file, if it is there."""
@@ -155,7 +156,8 @@ class Disk:
         with self._doing("remove", path):
             for each in [each for each in self._open if each.parent == path]:
                 self._forget(each)
-            self._unsynced = {each for each in self._unsynced if path not in (each, each.parent)}
+            for noted in (self._unsynced, self._unflushed):
+                noted -= {each for each in noted if path in (each, each.parent)}
             if path.exists():
                 import shutil
 
@@ -212,6 +214,12 @@ class Disk:
             except BrokerFolderError as error:
                 raise self.fail(error) from error
 
+    def flush(self) -> None:
+        """Have all records be on the disk, asked for or not: at the end, as Kafka does."""
+        self._unsynced |= self._unflushed
+        self._unflushed = set()
+        self.sync()
+
     def fail(self, failure: BrokerFolderError) -> BrokerFolderError:
         """Write no more, because of *failure*; return the first there was."""
         if self.failure is None:
@@ -243,6 +251,19 @@ class Disk:
         if self.fsync:
             self._unsynced.update(paths)
 
+    def _written(self, path: Path) -> None:
+        self._changed(path)
+        if not self.fsync:
+            self._unflushed.update((path, path.parent))
+
+    def _renamed(self, path: Path, to: Path) -> None:
+        """Note that *path* is *to* now: synced before, if that is asked for, and else still to be flushed."""
+        self._unsynced.discard(path)
+        self._changed(to.parent)
+        if not self.fsync:
+            self._unflushed.discard(path)
+            self._written(to)
+
     def _descriptor(self, path: Path) -> int:
         if (found := self._open.get(path)) is not None:
             self._open.move_to_end(path)
@@ -254,5 +275,6 @@ class Disk:
 
     def _forget(self, path: Path) -> None:
         self._unsynced.discard(path)
+        self._unflushed.discard(path)
         if (descriptor := self._open.pop(path, None)) is not None:
             os.close(descriptor)

@@ -99,9 +99,9 @@ class FolderStorage:
             if self.disk.failure is None:
                 for log in logs.values():
                     log.complete()
-                self.disk.sync()
+                self.disk.flush()  # before it is said that all of it is whole
                 self.synced.update({place: log.end_offset for place, log in logs.items()})
-                self.disk.sync()
+                self.disk.flush()
         finally:
             self._let_go()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,36 @@ def test_a_broker_starts_with_empty_checkpoints(tmp_path: Path) -> None:
     with cluster_in(tmp_path) as cluster:
         assert committed(cluster, ORDERS) == [b"one"]
         assert partition(cluster, ORDERS).log.epochs[:-1] == epochs, "known from the batches themselves"
+
+
+class SeenDisk(Disk):
+    """Notes how long each file is that it syncs."""
+
+    def __init__(self) -> None:
+        super().__init__(fsync=False)
+        self.on_disk: dict[Path, int] = {}
+
+    def sync_files(self, paths: Iterable[Path]) -> None:
+        self.on_disk |= {each: each.stat().st_size for each in paths if each.is_file()}
+
+    def replace(self, path: Path, data: bytes) -> None:
+        if path.name == "recovery-point-offset-checkpoint" and b"orders" in data:
+            for each in (path.parent / "orders-0").glob("*.log"):
+                assert self.on_disk.get(each) == each.stat().st_size, "it may be gone with the power"
+        super().replace(path, data)
+
+
+def test_what_an_end_in_order_says_to_be_whole_is_on_the_disk(tmp_path: Path) -> None:
+    """Else a power cut soon after it leaves a folder that no broker starts with."""
+    for end in (1, 2):
+        disk = SeenDisk()
+        with cluster_in(tmp_path, disk=disk) as cluster:
+            if end == 1:
+                make_topic(cluster, "orders", 1)
+            write(cluster, ORDERS, b"one")
+            assert not disk.on_disk, "without fsync nothing waits for the disk before"
+        assert (tmp_path / "recovery-point-offset-checkpoint").read_text().endswith(f"orders 0 {end}\n")
+        assert tmp_path / "embedded-topics.json" in disk.on_disk
 
 
 @pytest.mark.parametrize(

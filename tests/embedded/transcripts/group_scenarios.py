@@ -132,6 +132,46 @@ def group_of_one(talk: Talk) -> None:
 
 
 @scenario
+def members_of_the_new_protocol_that_are_refused(talk: Talk) -> None:
+    topic, group = talk.topic("orders"), talk.name("readers")
+    talk.coordinated(group)
+
+    def beat(member: str, epoch: int, *, quiet: bool = False, **more: Any) -> int:
+        joins = {"rebalance_timeout_ms": 30_000, "topic_partitions": [], "subscribed_topic_names": [topic]}
+        usual = {"rebalance_timeout_ms": -1, "topic_partitions": None, "subscribed_topic_names": None}
+        told = {**(joins if epoch == 0 else usual), **more}
+        ask = talk.quietly if quiet else talk.ask
+        answer = ask(
+            "ConsumerGroupHeartbeat", 1, group_id=group, member_id=member, member_epoch=epoch, **told
+        )
+        found: int = answer["member_epoch"]
+        return found
+
+    epoch = beat("one", 0, quiet=True)
+    beat("static", 0, quiet=True, instance_id="i")
+    beat("one", -3)
+    beat("one", -2)
+    beat("two", 0, subscribed_topic_names=None)
+    beat("other", 0, instance_id="i")
+    beat("static", -1, instance_id="nowhere")
+    beat("one", epoch, instance_id="nowhere")
+    for number in (-1, 1_000):
+        asked = {"group_id": group, "member_id": "nobody", "member_epoch": number, "topics": None}
+        talk.ask("OffsetFetch", 9, groups=[asked])
+    named: dict[str, Any] = {"protocol_type": "consumer", "protocol_name": "range", "assignments": []}
+    talk.ask("SyncGroup", 5, group_id=group, generation_id=epoch, member_id="one", **named)
+    for member in (
+        {"member_id": "nobody"},
+        {"member_id": "one", "group_instance_id": "i"},
+        {"member_id": "", "group_instance_id": "i"},
+        {"member_id": "one"},
+        {"member_id": "one"},
+    ):
+        talk.ask("LeaveGroup", 5, group_id=group, members=[member])
+    talk.ask("DeleteGroups", 2, groups_names=[group])
+
+
+@scenario
 def groups_without_a_name(talk: Talk) -> None:
     for version in (5, 6):
         talk.ask("DescribeGroups", version, groups=[""])

@@ -239,6 +239,32 @@ def settings_of_topics(talk: Talk) -> None:
 
 
 @scenario
+def settings_that_are_refused(talk: Talk) -> None:
+    topic = talk.topic("orders")
+
+    def alter(*resources: tuple[int, str, str | None]) -> None:
+        told = [
+            {
+                "resource_type": kind,
+                "resource_name": name,
+                "configs": [{"name": "cleanup.policy", "config_operation": 2, "value": value}],
+            }
+            for kind, name, value in resources
+        ]
+        talk.ask("IncrementalAlterConfigs", 1, resources=told)
+
+    alter((2, topic, None))
+    alter((2, "", "compact"))
+    alter((9, topic, "compact"))
+    alter((2, topic, "compact"), (2, topic, "delete"))
+    talk.ask(
+        "DescribeConfigs",
+        4,
+        resources=[{"resource_type": 2, "resource_name": "", "configuration_keys": None}],
+    )
+
+
+@scenario
 def what_has_settings(talk: Talk) -> None:
     """Other topics of the broker are left out."""
     topic = talk.topic("orders")

@@ -320,6 +320,18 @@ def going_on_after_an_abort(talk: Talk) -> None:
 
 
 @scenario
+def the_latest_time_of_all(talk: Talk) -> None:
+    """Readers of committed records are not told of a record that has no outcome yet."""
+    topic, one = talk.topic("orders"), BareProducer(talk, "writer")
+    one.send(topic, b"a", 12)
+    for level in (0, 1):
+        wanted = [{"partition_index": 0, "timestamp": -3, "current_leader_epoch": -1}]
+        told = [{"name": topic, "partitions": wanted}]
+        talk.ask("ListOffsets", 10, replica_id=-1, isolation_level=level, topics=told)
+    one.end(True, 5)
+
+
+@scenario
 def transactions_by_pattern(talk: Talk) -> None:
     nobody = talk.name("nobody")
     for pattern in ("(", "a{99999999999}", "*", f"{nobody}+"):

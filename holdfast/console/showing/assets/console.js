@@ -27,20 +27,33 @@
   };
   const place = (element) => {
     if (!element || !live.contains(element)) return null;
-    const same = (each) => each.tagName === element.tagName && each.getAttribute("href") === element.getAttribute("href") && each.getAttribute("aria-label") === element.getAttribute("aria-label");
-    const all = [...live.querySelectorAll(element.tagName)].filter(same);
-    const at = all.indexOf(element);
-    return () => { const now = [...live.querySelectorAll(element.tagName)].filter(same)[at]; if (now) now.focus({ preventScroll: true }); };
+    const href = element.getAttribute("href"), label = element.getAttribute("aria-label");
+    const all = () => [...live.querySelectorAll(element.tagName)].filter((each) => each.getAttribute("href") === href && each.getAttribute("aria-label") === label);
+    const at = all().indexOf(element);
+    // Where it is gone, nothing is stood on: else Enter would lead where nobody meant to go.
+    return () => { const now = all()[at]; if (now) now.focus({ preventScroll: true }); else element.blur(); };
+  };
+  // Only what differs is touched: whoever reads by ear is not thrown back to the beginning each second.
+  const match = (old, fresh) => {
+    for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+    for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    const olds = [...old.childNodes], fresher = [...fresh.childNodes];
+    fresher.forEach((each, at) => {
+      const stands = olds[at];
+      if (!stands) old.append(each);
+      else if (stands.nodeName !== each.nodeName || stands.id !== each.id) stands.replaceWith(each);
+      else if (each.nodeType === Node.ELEMENT_NODE) match(stands, each);
+      else if (stands.nodeValue !== each.nodeValue) stands.nodeValue = each.nodeValue;
+    });
+    olds.slice(fresher.length).forEach((each) => each.remove());
   };
   const change = (html) => {
     if (reading()) { pending = html; say("Waits while text is selected", false); return; }
     if (pending !== null) { pending = null; say("Live", false); }
     const focus = place(document.activeElement);
-    const open = [...live.querySelectorAll("details[open]")].map((each) => each.id);
-    const scrolled = [...live.querySelectorAll(".wide")].map((each) => each.scrollLeft);
-    live.innerHTML = html;
-    open.forEach((id) => { const each = document.getElementById(id); if (each) each.open = true; });
-    live.querySelectorAll(".wide").forEach((each, at) => { each.scrollLeft = scrolled[at] || 0; });
+    const fresh = live.cloneNode(false);
+    fresh.innerHTML = html;
+    match(live, fresh);
     if (focus) focus();
   };
 

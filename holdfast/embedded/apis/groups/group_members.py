@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.core.groups.codes import GroupCode
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
+from holdfast.embedded.apis.groups.modern_groups import remove_member
 from holdfast.embedded.groups.group import EmbeddedGroup, MemberHome
 from holdfast.embedded.internal_log import OFFSETS
 from holdfast.embedded.protocol.codes import KafkaCode
@@ -146,7 +147,7 @@ def sync_group(call: Call) -> Fields | Awaitable[Fields]:
     if (code := misplaced(call)) is not None:
         return {"error_code": code}
     group = call.cluster.groups.get(fields["group_id"])
-    if group is None:
+    if group is None or group.modern is not None:
         return {"error_code": KafkaCode.UNKNOWN_MEMBER_ID}
     unsaid = None in (fields["protocol_type"], fields["protocol_name"])
     if (unsaid and call.version >= FIRST_WITH_PROTOCOL) or fields["protocol_type"] not in (
@@ -220,6 +221,8 @@ def _left(call: Call, member_id: str, instance_id: str | None) -> int:
     group = call.cluster.groups.get(call.fields["group_id"])
     if group is None:
         return KafkaCode.UNKNOWN_MEMBER_ID
+    if group.modern is not None:
+        return remove_member(call, group, member_id, instance_id)
     number = call.cluster.groups.number()
     request = LeaveGroup(request=number, member_id=member_id, instance_id=instance_id)
     return at_once(call.cluster.groups.take(group, request)).code

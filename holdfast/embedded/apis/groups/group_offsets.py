@@ -154,9 +154,9 @@ def _each(told: Fields, code: KafkaCode) -> list[Fields]:
 def _fenced(group: EmbeddedGroup, told: Fields) -> int:
     """Return why a member of a modern group may not fetch: it is behind."""
     epoch, member_id = told.get("member_epoch", -1), told.get("member_id")
-    if group.modern is None or epoch < 0 or not member_id:
+    if group.modern is None or (epoch < 0 and member_id is None):
         return GroupCode.NONE
-    return commit_code(group.modern, member_id, epoch)
+    return commit_code(group.modern, member_id or "", epoch)
 
 
 def _every(call: Call, group: EmbeddedGroup | None) -> Iterator[Fields]:

@@ -19,6 +19,9 @@ from holdfast.embedded.internal_log import OFFSETS
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.security.acl_rules import AclOperation, AclResource
 from holdfast.models.consumer_group import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    LEAVE_STATIC_EPOCH,
     SERVER_ASSIGNORS,
     HeartbeatReply,
     ModernGroup,
@@ -63,20 +66,26 @@ def consumer_group_heartbeat(call: Call) -> Fields:
 
 
 def _trouble(call: Call) -> str | None:
-    fields = call.fields
-    joins = fields["member_epoch"] == 0
+    fields, epoch = call.fields, call.fields["member_epoch"]
+    joins = epoch == JOIN_EPOCH
     if not fields["group_id"]:
         return "GroupId can't be empty."
     if not fields["member_id"] and (call.version >= _FIRST_BY_CLIENT or not joins):
         return "MemberId can't be empty."
     if fields["instance_id"] == "":
         return "InstanceId can't be empty."
+    if epoch == LEAVE_STATIC_EPOCH and fields["instance_id"] is None:
+        return "InstanceId can't be null."
+    if epoch < LEAVE_STATIC_EPOCH:
+        return "MemberEpoch is invalid."
     if not joins:
         return None
     if fields["rebalance_timeout_ms"] == -1:
         return "RebalanceTimeoutMs must be provided in first request."
     if fields["topic_partitions"] is None or fields["topic_partitions"]:
         return "TopicPartitions must be empty when (re-)joining."
+    if fields["subscribed_topic_names"] is None and fields["subscribed_topic_regex"] is None:
+        return "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
     return None
 
 
@@ -90,13 +99,17 @@ def _beaten(call: Call, group: EmbeddedGroup) -> Fields:
     member_id = fields["member_id"] or _new_id(call)
     before = group.modern or ModernGroup()
     held = before.members.get(member_id)
-    heir = heir_of(before, fields["instance_id"])
+    instance_id = fields["instance_id"]
+    heir = heir_of(before, instance_id)
+    if instance_id is not None and not heir and fields["member_epoch"] != JOIN_EPOCH:
+        code, text = KafkaCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown."
+        return {"error_code": code, "error_message": text}
     told = _told_by(group.told.get(member_id) or group.told.get(heir), fields)
     matched = {**group.matched, told.pattern: _matched(call, told.pattern)} if told.pattern else group.matched
     said = ModernHeartbeat(
         member_id=member_id,
         epoch=fields["member_epoch"],
-        instance_id=fields["instance_id"],
+        instance_id=instance_id,
         topics=_topics(fields, told, matched),
         owned=None if fields["topic_partitions"] is None else _places(call, fields["topic_partitions"]),
         assignor=fields["server_assignor"],
@@ -132,6 +145,20 @@ def _refused(
     call.cluster.groups.modern_changed(group, before)
     call.cluster.groups.forget_new(group.group_id)
     return {"error_code": code, "error_message": _text(code, said, group, before.members.get(said.member_id))}
+
+
+def remove_member(call: Call, group: EmbeddedGroup, member_id: str, instance_id: str | None) -> int:
+    """Have a member be gone, as an administrator asks by LeaveGroup, and return the code."""
+    before = group.modern or ModernGroup()
+    found = member_id if instance_id is None else heir_of(before, instance_id)
+    if found not in before.members:
+        return KafkaCode.UNKNOWN_MEMBER_ID
+    if member_id not in ("", found):
+        return GroupCode.FENCED_INSTANCE_ID
+    leaves = ModernHeartbeat(member_id=found, epoch=LEAVE_EPOCH, instance_id=instance_id)
+    group.modern, _ = beat(before, leaves, call.cluster.topics.counts(), call.cluster.steady_ms())
+    call.cluster.groups.modern_changed(group, before)
+    return KafkaCode.NONE
 
 
 def _new_id(call: Call) -> str:
@@ -194,6 +221,12 @@ def _text(
             return (
                 f"The consumer group member has a {than} member epoch ({said.epoch}) than the one known by the group"
                 f" coordinator ({held.epoch}). The member must abandon all its partitions and rejoin."
+            )
+        case GroupCode.UNRELEASED_INSTANCE_ID:
+            owner = heir_of(group.modern or ModernGroup(), said.instance_id)
+            return (
+                f"Static member {said.member_id} with instance id {said.instance_id} cannot join the group because the instance"
+                f" id is owned by {owner} member."
             )
         case GroupCode.UNKNOWN_MEMBER_ID:
             return f"Member {said.member_id} is not a member of group {group.group_id}."

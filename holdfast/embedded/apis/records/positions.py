@@ -73,7 +73,7 @@ def _offset(partition: EmbeddedPartition, at_ms: int, *, committed: bool) -> tup
     if at_ms in (LATEST_TIERED, EARLIEST_PENDING):
         return -1, -1, -1
     found = log.latest_time() if at_ms == MAX_TIME else log.first_since(at_ms)
-    if found is None or (found.offset >= readable and at_ms != MAX_TIME):
+    if found is None or found.offset >= readable:
         return -1, -1, -1
     return found.offset, found.timestamp_ms, found.leader_epoch
 

@@ -17,6 +17,7 @@ from holdfast.embedded.protocol.codes import (
 )
 from holdfast.embedded.security.acl_rules import CLUSTER_NAME, AclOperation, AclResource
 from holdfast.embedded.topics.partition import EmbeddedTopic
+from holdfast.embedded.topics.registry import name_trouble
 
 TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -68,6 +69,8 @@ def _described(call: Call, told: Fields) -> Fields:
         code, text = forbidden.code, forbidden.text or ""
     elif kind == TOPIC and (topic := call.cluster.topics.get(name)) is not None:
         configs = [topic_config(topic, each) for each in SETTINGS if wanted is None or each in wanted]
+    elif kind == TOPIC and (trouble := name_trouble(name)) is not None:
+        code, text = KafkaCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {trouble}"
     elif kind == TOPIC:
         code = KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
     elif kind == BROKER and (wrong := _wrong_broker(call, name)) is not None:
@@ -139,7 +142,15 @@ def topic_config(topic: EmbeddedTopic, name: str) -> Fields:
 
 def incremental_alter_configs(call: Call) -> Fields:
     """Answer IncrementalAlterConfigs."""
-    return {"responses": [_answer(each, _altered(call, each)) for each in call.fields["resources"]]}
+    asked = call.fields["resources"]
+    places = [(each["resource_type"], each["resource_name"]) for each in asked]
+    once = _Told(KafkaCode.INVALID_REQUEST, "Each resource must appear at most once.")
+    return {
+        "responses": [
+            _answer(each, once if places.count(place) > 1 else _altered(call, each))
+            for each, place in zip(asked, places, strict=True)
+        ]
+    }
 
 
 def alter_configs(call: Call) -> Fields:
@@ -171,12 +182,24 @@ def _topic(call: Call, told: Fields) -> EmbeddedTopic | _Told:
 
 
 def _altered(call: Call, told: Fields) -> _Told:
+    kind = told["resource_type"]
+    if kind not in _KINDS:
+        return _Told(KafkaCode.INVALID_REQUEST, f"Unknown resource type {kind}")
+    if kind == TOPIC and not told["resource_name"]:
+        return _Told(KafkaCode.INVALID_REQUEST, "Default topic resources are not allowed.")
     topic = _topic(call, told)
     if isinstance(topic, _Told):
         return topic
     names = [each["name"] for each in told["configs"]]
     if len(set(names)) < len(names):
         return _Told(KafkaCode.INVALID_REQUEST, "Error due to duplicate config keys")
+    unset = [
+        each["name"]
+        for each in told["configs"]
+        if each["value"] is None and each["config_operation"] != DELETE
+    ]
+    if unset:
+        return _Told(KafkaCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(unset)}")
     after = dict(topic.configs.own)
     for each in told["configs"]:
         if (wrong := _applied(after, topic, each)) is not None:

@@ -10,11 +10,11 @@ import typer
 
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.lake.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
+from holdfast.cli.lake.lakes import absolute
+from holdfast.cli.lake.progress import shown_progress
+from holdfast.cli.lake.sources import LakeOption, SourceOption, chosen_source
 from holdfast.cli.output import Output, note, show, show_json
-from holdfast.cli.pipeline.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
-from holdfast.cli.pipeline.lakes import absolute
-from holdfast.cli.pipeline.progress import shown_progress
-from holdfast.cli.pipeline.replay import LakeOption, SourceOption, chosen_source
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:

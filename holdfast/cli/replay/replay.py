@@ -9,25 +9,17 @@ import typer
 
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.lake.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
+from holdfast.cli.lake.lakes import absolute
+from holdfast.cli.lake.progress import shown_progress
+from holdfast.cli.lake.sources import LakeOption, SourceOption, chosen_source
 from holdfast.cli.output import Output, left_out, note, show, show_json
-from holdfast.cli.pipeline.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
-from holdfast.cli.pipeline.lakes import absolute
-from holdfast.cli.pipeline.progress import shown_progress
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.replay import Source
     from holdfast.pipeline.spark.session import SparkOptions
 
 app = typer.Typer(rich_markup_mode=None)
-
-
-class SourceName(StrEnum):
-    """What `--from` offers."""
-
-    TOPIC = "topic"
-    BRONZE = "bronze"
-    HISTORY = "history"
 
 
 class FormatName(StrEnum):
@@ -36,24 +28,6 @@ class FormatName(StrEnum):
     PARQUET = "parquet"
     DELTA = "delta"
     NDJSON = "ndjson"
-
-
-SourceOption = Annotated[
-    SourceName | None,
-    typer.Option(
-        "--from",
-        help="Read the topic, the bronze table that `pipeline land` keeps, or one history: the table up to its end and the topic from there, if "
-        "they join. Default: history with --lake, else topic.",
-    ),
-]
-LakeOption = Annotated[str | None, typer.Option("--lake", help="The lake of --from bronze and history.")]
-
-
-def chosen_source(source: SourceName | None, lake: str | None) -> Source:
-    """Return where to read, as `--from` and `--lake` tell."""
-    if source is not None:
-        return source.value
-    return "topic" if lake is None else "history"
 
 
 @app.command(

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.lake.engines import EngineName, EngineOption, takes_spark
+from holdfast.cli.lake.lakes import absolute
+from holdfast.cli.lake.progress import shown_progress
+from holdfast.cli.lake.sources import LakeOption
 from holdfast.cli.output import Output, note, show, show_json
-from holdfast.cli.pipeline.engines import EngineName, EngineOption, takes_spark
-from holdfast.cli.pipeline.lakes import absolute
-from holdfast.cli.pipeline.progress import shown_progress
-from holdfast.cli.pipeline.replay import LakeOption
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,0 +1,81 @@
+"""Members that wait for others, and go away meanwhile: nothing is kept of them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from holdfast.clock import ManualClock
+from holdfast.embedded.kafka import EmbeddedKafka
+from tests.embedded.clients.raw_client import RawClient
+
+DEADLINE_S = 30.0
+MEMBER: dict[str, Any] = {
+    "session_timeout_ms": 30_000,
+    "rebalance_timeout_ms": 30_000,
+    "protocol_type": "consumer",
+    "protocols": [{"name": "range", "metadata": b"x"}],
+}
+
+
+def joined(client: RawClient, group: str, member_id: str = "") -> dict[str, Any]:
+    return client.ask("JoinGroup", 9, group_id=group, member_id=member_id, **MEMBER)
+
+
+def test_of_a_member_that_joins_again_and_again_one_request_waits() -> None:
+    with EmbeddedKafka() as kafka, RawClient(kafka.bootstrap) as leader:
+        waiting = kafka.cluster.groups._waiting
+        joined(leader, "readers", joined(leader, "readers")["member_id"])
+        member_id = joined(leader, "readers")["member_id"]
+        for _ in range(20):
+            with RawClient(kafka.bootstrap) as other:
+                other.send("JoinGroup", 9, group_id="readers", member_id=member_id, **MEMBER)
+                other.settle()
+        until_s = time.monotonic() + DEADLINE_S
+        while waiting:
+            assert time.monotonic() < until_s, f"{len(waiting)} requests of clients that have gone"
+            time.sleep(0.01)
+
+
+def test_a_group_is_forgotten_that_nobody_joined_after_all() -> None:
+    with EmbeddedKafka() as kafka, RawClient(kafka.bootstrap) as client:
+        clock = kafka.cluster.clock = ManualClock(now_ms=1_700_000_000_000)
+        joined(client, "readers")
+        group = kafka.cluster.groups.get("readers")
+        assert group is not None
+        clock.advance_ms(MEMBER["session_timeout_ms"] + 1)
+        kafka._on_loop(lambda: kafka.cluster.groups._pass_time(group))
+        assert kafka.cluster.groups.get("readers") is None
+
+
+def test_a_member_may_join_with_its_id_whatever_others_are_refused_meanwhile() -> None:
+    with EmbeddedKafka() as kafka, RawClient(kafka.bootstrap) as client:
+        member_id = joined(client, "readers")["member_id"]
+        told = {"partition_index": 0, "committed_offset": 1}
+        topics = [{"name": "nowhere", "partitions": [told]}]
+        answer = client.ask(
+            "OffsetCommit",
+            9,
+            group_id="readers",
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=topics,
+        )
+        assert answer["topics"][0]["partitions"][0]["error_code"] == 3
+        assert joined(client, "readers", member_id)["error_code"] == 0
+
+
+def test_a_consumer_that_goes_away_waits_for_no_records() -> None:
+    with EmbeddedKafka() as kafka:
+        log = kafka.cluster.topics.partition(kafka.create_topic("orders"), 0)
+        assert log is not None
+        wanted = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1_000}]
+        for _ in range(5):
+            with RawClient(kafka.bootstrap) as client:
+                told = {"max_wait_ms": 600_000, "min_bytes": 1, "max_bytes": 1_000, "session_epoch": -1}
+                client.send("Fetch", 12, topics=[{"topic": "orders", "partitions": wanted}], **told)
+                client.settle()
+        until_s = time.monotonic() + DEADLINE_S
+        while log.log._waiting:
+            assert time.monotonic() < until_s, "it waits still"
+            time.sleep(0.01)
