@@ -96,7 +96,8 @@ class TopicLog:
             ]
         if found.error is not None:
             raise TopicError(
-                f"topic {self.topic}: {found.error.str()}; check its name and `holdfast topics list`"
+                f"topic {self.topic}: {found.error.str()}; check its name (`holdfast topics list`), or make what the application needs "
+                "(`holdfast topics create`)"
             )
         return sorted(found.partitions)
 

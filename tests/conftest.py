@@ -24,10 +24,11 @@ from holdfast.dev.fixtures import SessionBroker, fresh_topic, session_broker
 from holdfast.pipeline.spark import session
 from tests.support import collecting, schedule, shared_broker
 from tests.support.installations import Installations
+from tests.support.own_broker import disturbed_broker
 from tests.support.parts import PARTS, part, parts_of, times
 from tests.support.scale import scaled
 
-__all__ = ["broker", "fresh_topic", "holdfast_broker"]
+__all__ = ["broker", "disturbed_broker", "fresh_topic", "holdfast_broker"]
 
 WITHOUT_PARTS = bool(os.environ.get("TESTS_WITHOUT_PARTS"))
 DESK = pytest.StashKey[shared_broker.Desk]()

@@ -39,13 +39,13 @@ class Session(Node):
         super().__init__(
             config=SimpleNamespace(
                 rootpath=ROOT,
-                hook=SimpleNamespace(
-                    pytest_collection_finish=lambda session: self.finished.append(
-                        [each.nodeid for each in session.items]
-                    )
-                ),
+                hook=SimpleNamespace(pytest_collection_finish=lambda session: self._finish(session.items)),
             )
         )
+
+    def _finish(self, items: list[Known]) -> None:
+        self.finished.append([each.nodeid for each in items])
+        self.collected.append("finish")
 
     def gethookproxy(self, _: Path) -> Any:
         return SimpleNamespace(pytest_collect_directory=lambda path, parent: self._node(path))
@@ -130,6 +130,13 @@ def test_ids_go_from_one_process_to_the_others(session: Any, tmp_path: Path) -> 
     session.perform_collect()
     assert session.finished == [IDS[::-1]]
     assert session.testscollected == 4
+    assert sorted(session.collected[:-1]) == [
+        "/project",
+        "/project/holdfast",
+        "/project/tests",
+        "/project/tests/a",
+    ]
+    assert session.collected[-1] == "finish", "conftests of folders that pytest did not see by then are lost"
     assert list(tmp_path.iterdir()) == [ids], "what is written is whole when it has its name"
 
 

@@ -179,8 +179,9 @@ def test_imports_of_others_and_looks_for_a_package_are_left_alone(
 
 def test_the_command_shows_its_help_and_settings(light: Installation, tmp_path: Path) -> None:
     lines = [*([noun, "--help"] for noun in COMMANDS), ["config"], ["doctor", "--offline"], ["new", "faust"]]
-    for words, (code, _, errors) in zip(lines, commands(light, tmp_path, lines), strict=True):
+    for words, (code, out, errors) in zip(lines, commands(light, tmp_path, lines), strict=True):
         assert code == 0, f"{words}: {errors}"
+        assert "--install-completion" not in out, f"{words}: it would be installed for a noun alone"
 
 
 WITH_EXTRAS: dict[str, list[str]] = {

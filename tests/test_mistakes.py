@@ -17,6 +17,8 @@ import msgspec
 import pytest
 
 from holdfast import (
+    BlockingClaimConsumer,
+    BlockingTableClient,
     ClaimConsumer,
     Emit,
     FoldWith,
@@ -25,6 +27,7 @@ from holdfast import (
     Json,
     OutboxWriter,
     Processor,
+    RangeConsumer,
     SequencedProducer,
     Settings,
     Source,
@@ -271,6 +274,26 @@ DECLARATIONS: dict[str, tuple[Callable[[], object], str, str]] = {
         r"topics is \(\)",
         "name at least one topic",
     ),
+    "a topic for a list of topics": (
+        lambda: ClaimConsumer(Settings(), topics="orders", group="g", client="c"),
+        "topics is 'orders'",
+        r"write a list of topics: \['orders'\]",
+    ),
+    "a list of topics for a topic": (
+        lambda: RangeConsumer(Settings(), topic=["orders"], group="g", client="c"),  # type: ignore[arg-type]
+        r"topic is \['orders'\]",
+        "write the name of one topic",
+    ),
+    "a claim consumer that is not open": (
+        lambda: next(iter(BlockingClaimConsumer(Settings(), topics=["t"], group="g", client="c"))),
+        "the claim consumer is not open",
+        "use it in a `with` statement",
+    ),
+    "a table client that is not open": (
+        lambda: BlockingTableClient(Settings(), [of()]).get("totals", "ada"),
+        "the client is not open",
+        "use it in a `with` statement",
+    ),
     "claims in the application's name": (
         lambda: ClaimConsumer(Settings(app="g"), topics=["t"], group="g", client="c"),
         "group is 'g' and so is app",
@@ -429,6 +452,30 @@ OFFLINE: dict[str, tuple[list[str], int, str, str]] = {
         "there is no module mistaken_shp",
         "start where its file lies",
     ),
+    "a file for a module": (
+        ["-A", "mistaken_shop.py", "topics", "check"],
+        2,
+        "-A mistaken_shop.py: -A takes a module and no file",
+        "write -A mistaken_shop$",
+    ),
+    "a path for a module": (
+        ["-A", "./mistaken_shop", "topics", "check"],
+        2,
+        "-A './mistaken_shop'",
+        "name a module, such as -A shop",
+    ),
+    "a processor for an application": (
+        ["-A", "mistaken_shop:totals", "topics", "check"],
+        2,
+        "found Processor instead of an app",
+        r"write `app = create_app\(\[...\]\)`",
+    ),
+    "a principal without a type": (
+        ["acls", "reader", "--principal", "shop"],
+        2,
+        "--principal 'shop': Kafka's principals have a type",
+        "write User:shop",
+    ),
     "a module without an application": (
         ["-A", "mistaken_empty", "topics", "check"],
         2,
@@ -550,7 +597,7 @@ ONLINE: dict[str, tuple[list[str], int, str, str]] = {
         [*SHOPS, "--set", "app=new", "verify", "totals"],
         1,
         "topic new-totals.v1-changelog",
-        "`holdfast topics list`",
+        "`holdfast topics create`",
     ),
     "a topic with a typing error": (
         [*SHOPS, "tail", "ordrs"],
@@ -671,6 +718,7 @@ USAGE = {
     "an option": (["topics", "list", "--partitons", "3"], "No such option: --partitons"),
     "an argument": (["groups", "describe"], "Missing argument 'GROUP'"),
     "a level": ([*SHOPS, "worker", "-l", "loud"], "'loud' is not one of 'debug', 'info'"),
+    "no nodes": (["dev", "up", "--nodes", "0"], "Invalid value for '--nodes'"),
     "a format": (["-o", "xml", "config"], "'xml' is not one of 'table', 'json'"),
 }
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from tests.support import schedule
-from tests.support.schedule import SPARK, Groups
+from tests.support.schedule import SERVERS, SPARK, Groups
 
-QUICK, LIVE, LONG, SPARKS = (
+QUICK, LIVE, LONG, DISTURBING, SPARKS = (
     "tests/core/test_ranges.py",
     "tests/cli/test_groups.py",
     "tests/chaos/test_joins.py",
+    "tests/clients/claims/test_offsets.py",
     "tests/pipeline/test_land.py",
 )
 
@@ -29,11 +30,11 @@ def item(file: str, name: str = "a", marks: tuple[str, ...] = (), fixtures: tupl
     return Item(nodeid=f"{file}::{name}", marks=marks, fixturenames=fixtures)
 
 
-def test_spark_comes_first_then_what_is_long_then_real_parts_and_the_quick_ones_last() -> None:
-    files = [QUICK, LIVE, LONG, SPARKS]
+def test_spark_comes_first_then_servers_then_what_is_long_then_real_parts_and_the_quick_ones_last() -> None:
+    files = [QUICK, LIVE, LONG, DISTURBING, SPARKS]
     items = [item(file, name, marks=() if file == QUICK else ("broker",)) for name in "ab" for file in files]
     schedule.order(items)
-    wanted = [(file, name) for file in (SPARKS, LONG, LIVE, QUICK) for name in "ab"]
+    wanted = [(file, name) for file in (SPARKS, DISTURBING, LONG, LIVE, QUICK) for name in "ab"]
     assert [tuple(each.nodeid.split("::")) for each in items] == wanted
 
 
@@ -43,12 +44,16 @@ def test_one_test_with_a_part_takes_its_file_along() -> None:
     assert [each.nodeid.partition("::")[0] for each in items] == [LIVE, LIVE, QUICK]
 
 
-def test_all_tests_with_a_session_are_one_group_and_each_other_file_is_one() -> None:
+def test_all_tests_with_a_session_are_one_group_and_all_that_disturb_servers_and_each_other_file_is_one() -> (
+    None
+):
     groups = object.__new__(Groups)
     assert {
         groups._split_scope(f"tests/pipeline/{file}.py::a")
         for file in ("test_land", "test_land_topics", "test_replay")
     } == {SPARK}
+    disturbing = ("clients/ranges/test_ranges", "outbox/harvest/test_fenced", "outbox/schema/test_kinds")
+    assert {groups._split_scope(f"tests/{file}.py::a") for file in disturbing} == {SERVERS}
     assert groups._split_scope(f"{QUICK}::a[1]") == groups._split_scope(f"{QUICK}::b") == QUICK
 
 
@@ -56,3 +61,11 @@ def test_a_session_that_the_schedule_would_not_see_is_refused() -> None:
     schedule.order([item(SPARKS, fixtures=("spark",))])
     with pytest.raises(AssertionError, match=r"test_ranges\.py::a takes the fixture `spark`"):
         schedule.order([item(QUICK, fixtures=("spark",))])
+
+
+def test_servers_that_the_schedule_would_not_see_are_refused() -> None:
+    schedule.order([item(DISTURBING, fixtures=("disturbed_broker",))])
+    with pytest.raises(AssertionError, match=r"test_ranges\.py::a takes disturbed_broker"):
+        schedule.order([item(QUICK, fixtures=("disturbed_broker",))])
+    with pytest.raises(AssertionError, match=r"test_ranges\.py::a takes mysql"):
+        schedule.order([item(QUICK, marks=("database",), fixtures=("mysql",))])

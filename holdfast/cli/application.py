@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any
 
@@ -81,7 +81,8 @@ def load_application(spec: str | None, settings: Settings) -> Application:
     is_app = isinstance(own, Settings)  # which may have agents alone
     if not (processors or is_app) or not all(isinstance(processor, Processor) for processor in processors):
         raise ConfigError(
-            f"-A {place}: found {type(found).__name__} instead of an app of create_app or a list of processors"
+            f"-A {place}: found {type(found).__name__} instead of an app of create_app or a list of processors: write `app = create_app([...])` "
+            "there, and name the module alone"
         )
     if len({processor.name for processor in processors}) < len(processors):
         raise ConfigError(
@@ -147,8 +148,12 @@ def _import(name: str) -> ModuleType:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
+    if (file := PurePath(name)).suffix == ".py" or len(file.parts) > 1:
+        raise ConfigError(
+            f"-A {name}: -A takes a module and no file: start in its folder, and write -A {file.stem}"
+        )
     if not name or name.startswith("."):
-        raise ConfigError("-A: name a module, or module:name")
+        raise ConfigError(f"-A {name!r}: name a module, such as -A shop, or module:name")
     try:
         return import_module(name)
     except HoldfastError:

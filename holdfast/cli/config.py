@@ -14,7 +14,7 @@ from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command(

@@ -18,7 +18,7 @@ from holdfast.embedded.kafka import NOTICE
 from holdfast.embedded.security.acl_lines import rules_of_lines
 from holdfast.errors import ConfigError, DevBrokerError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 DEFAULT_FOLDER = Path(".holdfast/broker")
 
@@ -31,7 +31,8 @@ DirOption = Annotated[Path, typer.Option("--dir", help="The folder with the brok
 def up(
     context: typer.Context,
     nodes: Annotated[
-        int | None, typer.Option(help="1, or 3 so that one may die. [default: what the folder holds, else 1]")
+        int | None,
+        typer.Option(min=1, help="1, or 3 so that one may die. [default: what the folder holds, else 1]"),
     ] = None,
     folder: DirOption = DEFAULT_FOLDER,
     port: Annotated[
@@ -204,7 +205,9 @@ def _fate(folder: Path, cluster: Cluster | None, embedded: EmbeddedProcess | Non
 )
 def fault(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="One of those above.")],
-    api: Annotated[str, typer.Argument(help="Whose answers: EndTxn, Fetch, ...; * is any.")] = EVERY_API,
+    api: Annotated[
+        str, typer.Argument(metavar="[API]", help="Whose answers: EndTxn, Fetch, ...; * is any.")
+    ] = EVERY_API,
     folder: DirOption = DEFAULT_FOLDER,
     times: Annotated[int, typer.Option(min=1, help="How many answers, or markers.")] = 1,
     skip: Annotated[int, typer.Option(min=0, help="How many answers are left alone before.")] = 0,

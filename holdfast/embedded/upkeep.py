@@ -12,7 +12,7 @@ from holdfast.embedded.configs.topic import TopicConfigs
 from holdfast.embedded.logs.compaction import CompactionRules
 from holdfast.embedded.logs.partition_log import PartitionLog
 from holdfast.embedded.settings import EmbeddedSettings
-from holdfast.embedded.topics.partition import EmbeddedPartition
+from holdfast.embedded.topics.partition import EmbeddedPartition, EmbeddedTopic
 from holdfast.embedded.topics.registry import TopicRegistry
 from holdfast.errors import WireError
 
@@ -20,7 +20,9 @@ _logger = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """Looks at every log each ``retention_check_ms``, as Kafka's ``log.retention.check.interval.ms``."""
+    """Looks at every log each ``retention_check_ms``, as Kafka's ``log.retention.check.interval.ms``. Between two logs others
+    have their turn.
+    """
 
     def __init__(self, topics: TopicRegistry, settings: EmbeddedSettings, now_ms: Callable[[], int]) -> None:
         self._topics, self._settings, self._now_ms = topics, settings, now_ms
@@ -32,22 +34,31 @@ class Upkeep:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._settings.retention_check_ms / 1000)
-            self.look()
+            for topic, partition in self._all():
+                is_there = self._topics.partition(partition.topic, partition.index) is partition
+                if is_there:  # else its topic was deleted meanwhile
+                    _keep_up(partition, topic.configs, self._now_ms())
+                await asyncio.sleep(0)
 
     def look(self) -> None:
         """Do at once what is due."""
-        now_ms = self._now_ms()
-        for topic in self._topics:
-            for partition in topic.partitions:
-                partition.log.sweep(now_ms)
-                if "delete" in topic.configs.policies:
-                    _delete(partition.log, topic.configs, now_ms)
-                if topic.configs.is_compacted:
-                    _compact(partition, topic.configs, now_ms)
+        for topic, partition in self._all():
+            _keep_up(partition, topic.configs, self._now_ms())
+
+    def _all(self) -> list[tuple[EmbeddedTopic, EmbeddedPartition]]:
+        return [(topic, partition) for topic in self._topics for partition in topic.partitions]
 
     def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+
+def _keep_up(partition: EmbeddedPartition, configs: TopicConfigs, now_ms: int) -> None:
+    partition.log.sweep(now_ms)
+    if "delete" in configs.policies:
+        _delete(partition.log, configs, now_ms)
+    if configs.is_compacted:
+        _compact(partition, configs, now_ms)
 
 
 def _delete(log: PartitionLog, configs: TopicConfigs, now_ms: int) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -115,3 +118,47 @@ def test_free_ports_differ_are_free_and_lie_where_no_client_gets_its_own_from() 
     with socket.create_server(("127.0.0.1", found[0])):
         assert not ports.is_free(found[0])
     assert ports.is_free(found[0])
+
+
+OF_TWO = """
+import sys
+from holdfast.dev import ports
+ports._LOWEST, ceiling = int(sys.argv[1]), int(sys.argv[1]) + 2
+ports._ephemeral_floor = lambda: ceiling
+print(ports.free_ports(int(sys.argv[2])), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def of_two(first: int, count: int) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that takes *count* of two ports and keeps them until the context ends."""
+    command = [sys.executable, "-P", "-c", OF_TWO, str(first), str(count)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.communicate(timeout=60)
+
+
+def test_a_port_is_given_to_one_process_alone_until_that_ends() -> None:
+    first = 2 * random.randrange(9_000, 10_000)  # below those of all others
+    with of_two(first, 1) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() in (f"[{first}]\n", f"[{first + 1}]\n")
+        with of_two(first, 2) as late:
+            _, told = late.communicate(timeout=60)
+        assert "found only 1 of 2 free ports" in told, "though nothing listens"
+    with of_two(first, 2) as next_one:
+        assert next_one.stdout is not None
+        assert sorted(json.loads(next_one.stdout.readline())) == [first, first + 1]
+
+
+def test_a_process_that_has_given_all_ports_gives_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "_ephemeral_floor", lambda: ports._LOWEST + 1)
+    monkeypatch.setattr(ports, "is_free", lambda port: True)
+    monkeypatch.setattr(ports, "_reserve", lambda port: True)
+    monkeypatch.setattr(ports, "_given", set())
+    assert ports.free_ports(1) == ports.free_ports(1) == [ports._LOWEST]

@@ -51,13 +51,20 @@ class Later(list[Known | pytest.Item]):
         found = super().__getitem__(index)
         if not isinstance(found, Known) or isinstance(index, slice):
             return found
-        self._collect(found.nodeid.partition("::")[0])
+        self._collect(_file(found.nodeid))
         made = super().__getitem__(index)
         assert isinstance(made, pytest.Item), (
             f"{found.nodeid} was collected by the first process of this run and is not there in this one: "
             "either its file cannot be imported here, or its id is another one in each process"
         )
         return made
+
+    def look_into_folders(self) -> None:
+        """Collect the folders of all files, not the files: pytest forgets the fixtures of a conftest whose folder was not
+        collected by the end of its collection.
+        """
+        for file in {_file(each.nodeid) for each in self}:
+            self._collectors(file)
 
     def _collect(self, file: str) -> None:
         """Put the tests of *file*, relative to the root, where their ids are."""
@@ -91,6 +98,10 @@ class Later(list[Known | pytest.Item]):
         return [each for each in self._children[node] if each.path == path]
 
 
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
 def share(session: pytest.Session, ids: Path) -> None:
     """Write the ids of the tests of *session*, in their order, for the other processes of the run."""
     whole = ids.with_name(f"{ids.name}.{os.getpid()}")
@@ -111,7 +122,9 @@ def collect_later(session: pytest.Session, ids: Path, prepare: Prepare) -> None:
             if time.monotonic() > until_s:
                 return usual()
             time.sleep(_POLL_S)
-        session.items = Later(session, json.loads(ids.read_text(encoding="utf-8")), prepare)  # type: ignore[assignment]
+        items = Later(session, json.loads(ids.read_text(encoding="utf-8")), prepare)
+        items.look_into_folders()
+        session.items = items  # type: ignore[assignment]
         session.testscollected = len(session.items)
         session.config.hook.pytest_collection_finish(session=session)
         return session.items

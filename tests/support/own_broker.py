@@ -1,8 +1,9 @@
-"""A broker that the tests of one file may freeze, kill and damage:
+"""A broker that the tests of some files may freeze, kill and damage:
 
     holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
-at the top of the file puts it in the place of the run's broker, for `fresh_topic` too.
+at the top of a file puts it in the place of the run's broker, for `fresh_topic` too. One process runs all such files
+(`tests.support.schedule`), one after the other, with one such broker; each leaves it awake.
 """
 
 from __future__ import annotations
@@ -16,12 +17,21 @@ from holdfast.dev.fixtures import SessionBroker
 from tests.support.parts import part
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 @part("broker")
-def holdfast_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
-    """Give a node of this file's own."""
+def disturbed_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
+    """Give the node of all such files of this process."""
     with Cluster(tmp_path_factory.mktemp("own"), short_lived=True) as cluster:
         yield SessionBroker(config=cluster.client_config(), cluster=cluster)
+
+
+@pytest.fixture(scope="module")
+def holdfast_broker(disturbed_broker: SessionBroker) -> Iterator[SessionBroker]:
+    """Give it to a file, which leaves it as it found it."""
+    yield disturbed_broker
+    assert disturbed_broker.cluster is not None
+    left = [each for each in disturbed_broker.cluster.status() if each.condition != "running"]
+    assert not left, f"the last file to use its broker left it {left}"
 
 
 @pytest.fixture(scope="module")

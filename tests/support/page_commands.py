@@ -14,6 +14,7 @@ from holdfast.cli.context import Globals
 
 _SHOWN = re.compile(r"^(?: {4}|\$ )(?P<line>.*)$", re.MULTILINE)
 _COMMAND = re.compile(r"(?:^|[;&(|] *|\buntil )(?P<command>holdfast (?:'[^']*'|(?! [12]?>)[^#|>;&()'])+)")
+_CONTINUED = re.compile(r" *\\\n *")
 _FAUST = re.compile(r"^(?: {4}|\$ )(?:[\w=]+ )*(?:faust -A|python -P -m holdfast\.agents)\b", re.MULTILINE)
 _FENCE = re.compile(r"^`{3,}(?:python|toml|json|sql|yaml)[^`]*?^`{3,}$", re.MULTILINE | re.DOTALL)
 
@@ -47,10 +48,12 @@ def command_lines(page: str) -> Iterator[list[str]]:
 
     >>> [*command_lines("    holdfast -A shop topics check > out 2>&1   # and so on\\nprose: holdfast config")]
     [['-A', 'shop', 'topics', 'check']]
+    >>> [*command_lines("    holdfast config \\\\\\n        -o json")]
+    [['config', '-o', 'json']]
     >>> [*command_lines("$ until holdfast groups list 2> log | grep -c x; do sleep 1; done; holdfast config")]
     [['groups', 'list'], ['config']]
     """
-    for shown in _SHOWN.finditer(_FENCE.sub("", page)):
+    for shown in _SHOWN.finditer(_CONTINUED.sub(" ", _FENCE.sub("", page))):
         for found in _COMMAND.finditer(shown["line"]):
             yield shlex.split(found["command"])[1:]
 
@@ -74,6 +77,7 @@ def resolved(words: Sequence[str]) -> str:
     context = command.make_context("holdfast", hoist([*words]), obj=Globals())
     while isinstance(command, typer.core.TyperGroup):
         name, inner, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert inner is not None, "else it has raised"
         command, context = inner, inner.make_context(name, rest, parent=context)
     path: str = context.command_path
     return path.removeprefix("holdfast ")

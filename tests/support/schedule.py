@@ -1,8 +1,9 @@
 """In which order, and in which of several processes, tests run (`make test JOBS=4`).
 
-A file's tests stay together, for what its fixtures make. All tests with a Spark session are one such group: its
-JVM takes long to warm up. What needs real parts comes first, so that at the end the thousands of quick tests
-are left, of which no process is left with a long one.
+A file's tests stay together, for what its fixtures make. All files with a Spark session are one such group: its
+JVM takes long to warm up. So are those with servers that their tests kill and freeze, which no other process can share:
+to make a MariaDB, a MySQL and a broker takes 15 seconds of a processor. What needs real parts comes first, so that at
+the end the thousands of quick tests are left, of which no process is left with a long one.
 """
 
 from __future__ import annotations
@@ -19,18 +20,25 @@ from tests.support.places import ROOT
 
 SPARK = "tests with a Spark session"
 SESSION = re.compile(r"""\bspark: SparkSession\b|getfixturevalue\("spark"\)""")
+SERVERS = "tests with servers that they disturb"
+DISTURBED = re.compile(r"""\bown_broker\.|\bDATABASES\b|\boutbox: FreshOutbox\b|["'](?:mariadb|mysql)["']""")
+IN_GROUPS = {"mariadb", "mysql", "disturbed_broker"}
+"""Fixtures that each process would start anew. A PostgreSQL takes less than a second."""
 
 
 def order(items: list[pytest.Item]) -> None:
-    """Sort *items*: files with Spark, then those with other parts, the long ones before; within each as they
-    were.
+    """Sort *items*: files with Spark, those with servers that they disturb, then those with other parts, the long ones
+    before; within each as they were.
     """
     needed: dict[str, set[str]] = {}
     for item in items:
         file = _file(item.nodeid)
-        needed.setdefault(file, set()).update(name for name in PARTS if item.get_closest_marker(name))
+        needed.setdefault(file, set()).update(_marks(item))
         assert with_session(file) or "spark" not in getattr(item, "fixturenames", ()), (
             f"{item.nodeid} takes the fixture `spark` by another form than {SESSION.pattern}"
+        )
+        assert with_servers(file) or not _servers(item), (
+            f"{item.nodeid} takes {', '.join(_servers(item))} by another form than {DISTURBED.pattern}"
         )
     items.sort(key=lambda item: _rank(_file(item.nodeid), needed[_file(item.nodeid)]))
 
@@ -38,18 +46,43 @@ def order(items: list[pytest.Item]) -> None:
 def _rank(file: str, parts: set[str]) -> int:
     if with_session(file):
         return 0
-    if file.startswith(("tests/chaos/", "tests/dev/demo/")):
+    if with_servers(file) and parts:
         return 1
-    return 2 if parts else 3
+    if file.startswith(("tests/chaos/", "tests/dev/demo/")):
+        return 2
+    return 3 if parts else 4
+
+
+def with_session(file: str) -> bool:
+    """Return whether tests of *file*, relative to the root, take the fixture `spark`."""
+    return _has(file, SESSION)
+
+
+def with_servers(file: str) -> bool:
+    """Return whether tests of *file*, relative to the root, may take one of `IN_GROUPS`."""
+    return not with_session(file) and _has(file, DISTURBED)
 
 
 @cache
-def with_session(file: str) -> bool:
-    """Return whether tests of *file*, relative to the root, take the fixture `spark`."""
+def _has(file: str, pattern: re.Pattern[str]) -> bool:
     path = ROOT / file
     if not file.startswith("tests/") or path.suffix != ".py":
         return False
-    return SESSION.search(path.read_text(encoding="utf-8")) is not None
+    return pattern.search(path.read_text(encoding="utf-8")) is not None
+
+
+def _servers(item: pytest.Item) -> list[str]:
+    """Return which of `IN_GROUPS` a test takes, by its arguments or by a parameter."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    taken = {
+        *getattr(item, "fixturenames", ()),
+        *(each for each in parameters.values() if isinstance(each, str)),
+    }
+    return sorted(taken & IN_GROUPS) if "database" in _marks(item) or "disturbed_broker" in taken else []
+
+
+def _marks(item: pytest.Item) -> set[str]:
+    return {name for name in PARTS if item.get_closest_marker(name)}
 
 
 def _file(nodeid: str) -> str:
@@ -57,11 +90,13 @@ def _file(nodeid: str) -> str:
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Hands out files, and all tests with a Spark session as one."""
+    """Hands out files, and as one each all files with a Spark session, and all with servers that they disturb."""
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
         file = _file(nodeid)
-        return SPARK if with_session(file) else file
+        if with_session(file):
+            return SPARK
+        return SERVERS if with_servers(file) else file

@@ -27,7 +27,7 @@ from holdfast.core.claims.guarded import Claim, ClaimStatus, GuardedRow, Pause, 
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 COLUMNS = (
     "group",

@@ -30,7 +30,7 @@ from holdfast.config import Settings
 from holdfast.core.claims.resets import Aim, Where, parse_datetime_ms, parse_duration_ms, parse_scope
 from holdfast.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 broker_logs.register_committed(app)
 register_lag(app)
 app.command(

@@ -49,7 +49,9 @@ class FileGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def simulate(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(help="Membership as TOML or JSON; flags add to it.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Membership as TOML or JSON; flags add to it.")
+    ] = None,
     assignor: Annotated[
         AssignorName | None, typer.Option("--assignor", help="The assignor. [default: cooperative-sticky]")
     ] = None,

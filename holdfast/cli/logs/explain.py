@@ -35,7 +35,7 @@ __all__ = ["FIELDS", "Transactions", "app", "read_segment"]
 
 LIMIT_BATCHES = 1_000
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 # -- a segment file

@@ -22,7 +22,7 @@ from holdfast.core.producers.ledger import Book, BookRow, Totals, book_key, prod
 from holdfast.core.producers.registry import Registration, name_key
 from holdfast.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 broker_logs.register_transactions(app)
 hanging.register_hanging(app)
 

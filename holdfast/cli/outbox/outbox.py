@@ -24,10 +24,11 @@ from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import LAYOUTS
 from holdfast.outbox.schema.tables import DIALECTS, database_url, outbox_tables, problems, shown
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 quarantine = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
+    add_completion=False,
     help="List, retry and discard rows that Kafka rejected.",
 )
 app.add_typer(quarantine, name="quarantine")

@@ -23,7 +23,7 @@ COLUMNS = ("partition", "applied", "records", "refused", "rows", "timers", "dige
 def fold(
     context: typer.Context,
     spark: SparkOptions,
-    name: Annotated[str, typer.Argument(help="The processor.")],
+    name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor.")],
     lake: Annotated[str, typer.Option(help="Folder or address of the lake.")],
     engine: EngineOption = EngineName.AUTO,
     into: Annotated[

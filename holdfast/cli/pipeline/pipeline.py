@@ -25,7 +25,7 @@ from holdfast.errors import ConfigError
 if TYPE_CHECKING:
     from holdfast.pipeline.landing.options import LandEngine, LandOptions, LandReport
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 app.command(
     help="Check the tables of a lake: counts, overlaps, gaps, files and commits by strangers. Exit code 1 for any fault."

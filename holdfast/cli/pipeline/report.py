@@ -20,7 +20,7 @@ from holdfast.cli.output import note
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 DAY_MS = 86_400_000
 
 

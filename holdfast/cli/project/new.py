@@ -27,7 +27,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command(help="Lay out a project: an application, its tests, settings, Procfile, compose file.")
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the application, and of its module.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the application, and of its module.")],
     folder: Annotated[
         Path | None, typer.Option("--dir", help="Folder to lay it out in. [default: one named NAME, here]")
     ] = None,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.pipeline.audit import AuditReport
     from holdfast.pipeline.spark.session import SparkOptions
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 
 class AuditSource(StrEnum):

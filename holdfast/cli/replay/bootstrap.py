@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.pipeline.bootstrap.sink import BootstrapStep
     from holdfast.pipeline.spark.session import SparkOptions
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 COLUMNS = ("partition", "outcome", "applied", "records", "refused", "rows", "timers", "emits", "digest")
 
@@ -51,7 +51,7 @@ class BeginName(StrEnum):
 def bootstrap(
     context: typer.Context,
     spark: SparkOptions,
-    name: Annotated[str, typer.Argument(help="The processor.")],
+    name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor.")],
     version: Annotated[
         int | None,
         typer.Option("--version", help="The version that is meant: refused where another is declared."),

@@ -20,7 +20,7 @@ from holdfast.errors import ConfigError
 if TYPE_CHECKING:
     from holdfast.pipeline.spark.session import SparkOptions
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command(
@@ -30,7 +30,7 @@ app = typer.Typer(rich_markup_mode=None)
 def compare(
     context: typer.Context,
     spark: SparkOptions,
-    name: Annotated[str, typer.Argument(help="The processor.")],
+    name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor.")],
     other: Annotated[
         str,
         typer.Option(

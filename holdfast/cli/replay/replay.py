@@ -19,7 +19,7 @@ from holdfast.errors import ConfigError
 if TYPE_CHECKING:
     from holdfast.pipeline.spark.session import SparkOptions
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 class FormatName(StrEnum):
@@ -37,7 +37,7 @@ class FormatName(StrEnum):
 def replay(
     context: typer.Context,
     spark: SparkOptions,
-    name: Annotated[str, typer.Argument(help="The processor.")],
+    name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor.")],
     engine: EngineOption = EngineName.AUTO,
     source: SourceOption = None,
     lake: LakeOption = None,

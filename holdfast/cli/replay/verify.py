@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from holdfast.pipeline.verify import TableVerdict
     from holdfast.pipeline.verify_store import StoreVerdict
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command(
@@ -40,7 +40,7 @@ app = typer.Typer(rich_markup_mode=None)
 def verify(
     context: typer.Context,
     spark: SparkOptions,
-    name: Annotated[str, typer.Argument(help="The processor.")],
+    name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor.")],
     engine: EngineOption = EngineName.AUTO,
     source: SourceOption = None,
     lake: LakeOption = None,

@@ -13,7 +13,7 @@ from holdfast.cli.output import Output, OutputRow, note, show, show_json
 from holdfast.cli.size.capacity import FOLD_US, FULL_CORE, Figure, Load, Unit, capacity
 from holdfast.core.engine.declared.durations import duration_ms
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 COLUMNS = ("figure", "a_worker", "all", "of_its_limit")
 LIMIT_WORKERS, LIMIT_PARTITIONS = 100_000, 1_000_000

@@ -25,7 +25,7 @@ from holdfast.clients.quarantine.records import (
 )
 from holdfast.errors import ConfigError, QuarantineError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 register_skips(app)
 
 LIMIT_SHOWN = 400

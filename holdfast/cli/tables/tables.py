@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.cli.tables.mending import Applied, Mender, MendingStep
     from holdfast.core.engine.merge.strays import Stray
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 add_commands(app)
 app.command(
     help="Show which version of a table is current, or make another one current: clients that know both ask that one."

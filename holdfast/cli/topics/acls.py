@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
@@ -18,8 +19,9 @@ from holdfast.clients.topics.grants import (
     worker_grants,
 )
 from holdfast.core.kafka.grants import Grant, kafka_acls
+from holdfast.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 Principal = Annotated[
     str | None,
@@ -36,6 +38,10 @@ Topics = Annotated[
 
 def _show(context: typer.Context, grants: list[Grant], principal: str | None) -> None:
     if principal is not None:
+        if not re.fullmatch(r"\w+:.+", principal):
+            raise ConfigError(
+                f"--principal {principal!r}: Kafka's principals have a type before the name: write User:{principal}"
+            )
         for line in kafka_acls(grants, principal):
             print(line)
         return
@@ -74,7 +80,7 @@ def replayer(context: typer.Context, principal: Principal = None) -> None:
 @app.command("claim-client", help="A member of a claim group.")
 def claim_client(
     context: typer.Context,
-    group: Annotated[str, typer.Argument(help="The group.")],
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
     topic: Topics,
     balanced: Annotated[bool, typer.Option("--balanced", help="The group is balanced.")] = False,
     principal: Principal = None,

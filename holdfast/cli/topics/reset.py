@@ -16,7 +16,7 @@ from holdfast.errors import ConfigError, GroupError
 if TYPE_CHECKING:
     from holdfast.cli.topics.resetting import ApplicationReset
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 COLUMNS = ("action", "kind", "name")
 

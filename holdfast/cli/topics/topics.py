@@ -23,7 +23,7 @@ from holdfast.clients.topics.types import (
 )
 from holdfast.errors import TopicError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 CONNECT_TIMEOUT_S = 5.0
 """How long to look for a broker: a person waits, and most often the address is wrong or the broker is not up."""

@@ -12,7 +12,7 @@ from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, show
 from holdfast.core.engine.declared.graph import TopologyGraph
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 class GraphFormat(StrEnum):

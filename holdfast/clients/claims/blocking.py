@@ -132,6 +132,7 @@ class BlockingClaimConsumer(ConsumerBase):
         return message
 
     def _more(self, timeout_s: float) -> None:
+        self._engine.require_started()
         self._arrival.clear()
         self._engine.delivery.queue.wake_with(self._arrival.set)
         self._arrival.wait(timeout_s)

@@ -176,6 +176,7 @@ class ClaimConsumer(ConsumerBase):
 
     async def _more(self) -> None:
         """Return when something may have come, or has changed."""
+        self._engine.require_started()
         self._arrival.clear()
         self._engine.delivery.queue.wake_with(self._wake)
         await self._arrival.wait()

@@ -52,6 +52,8 @@ def consumer_settings(
     >>> found.member.greedy, found.member.heartbeat_interval_s, len(found.member.instance_id)
     (True, 60.0, 8)
     """
+    if isinstance(topics, str):  # a sequence too, of topics of one letter
+        raise ConfigError(f"topics is {topics!r}: write a list of topics: [{topics!r}]")
     for name in named:
         if name not in NAMES:
             close = get_close_matches(name, [*NAMES, "topics", "group", "client"], 1)

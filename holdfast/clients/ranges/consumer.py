@@ -130,6 +130,10 @@ class RangeConsumer:
             raise ConfigError(
                 f"handler_timeout_s is {handler_timeout_s:g}: use 1 to {LIMIT_HANDLER_TIMEOUT_S:g} s, or 0 for no deadline"
             )
+        if not isinstance(topic, str):
+            raise ConfigError(
+                f"topic is {topic!r}: write the name of one topic; a RangeConsumer for each shares out several"
+            )
         settings = kafka if isinstance(kafka, Settings) else Settings(kafka={"bootstrap.servers": kafka})
         check_group_name(settings, group)
         ranges_topic, dead_letters = (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.logs.partition_log import PartitionLog
+from holdfast.embedded.topics.partition import EmbeddedPartition
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.transcripts.asking import batch
 
@@ -72,3 +74,29 @@ def test_a_producer_that_was_idle_for_a_day_is_forgotten() -> None:
         kafka.run_upkeep()
         kafka.shift_clock(-25 * HOUR_MS)
         assert produce(kafka, topic, batch(b"a", base_sequence=5, **told)) == 0
+
+
+def test_a_topic_that_is_deleted_while_others_are_looked_at_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+
+    async def run() -> None:
+        twice = asyncio.Event()
+        async with EmbeddedKafka(retention_check_ms=1) as kafka:
+            for name in ("first", "second"):
+                kafka.create_topic(name)
+
+            def keep_up(partition: EmbeddedPartition, *_: object) -> None:
+                if partition.topic in seen:
+                    twice.set()
+                seen.append(partition.topic)
+                second = kafka.cluster.topics.get("second")
+                if second is not None:
+                    kafka.cluster.delete_topic(second)
+
+            monkeypatch.setattr("holdfast.embedded.upkeep._keep_up", keep_up)
+            await twice.wait()
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    assert {*seen} == {"first"}

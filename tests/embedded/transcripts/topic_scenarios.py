@@ -257,6 +257,8 @@ def settings_that_are_refused(talk: Talk) -> None:
     alter((2, "", "compact"))
     alter((9, topic, "compact"))
     alter((2, topic, "compact"), (2, topic, "delete"))
+    unset = [{"name": "retention.ms", "value": None}, {"name": "segment.ms", "value": None}]
+    talk.ask("AlterConfigs", 2, resources=[{"resource_type": 2, "resource_name": topic, "configs": unset}])
     talk.ask(
         "DescribeConfigs",
         4,

@@ -45,7 +45,7 @@ from holdfast.core.member.actions import (
 )
 from holdfast.core.member.member import Draws, Member
 from holdfast.core.member.settings import Delivery, MemberSettings
-from holdfast.errors import BrokerError, FrameError, HoldfastError, TerminatedError, TopicError
+from holdfast.errors import BrokerError, ConfigError, FrameError, HoldfastError, TerminatedError, TopicError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -151,6 +151,13 @@ class ClaimEngine:
         """
         self._thread.start()
         return self._started
+
+    def require_started(self) -> None:
+        """Raise ConfigError where `start` was not called: a wait for messages would never end."""
+        if self._thread.ident is None:
+            raise ConfigError(
+                "the claim consumer is not open: use it in a `with` statement (`async with` on an event loop)"
+            )
 
     def terminate(self, *, release: bool, timeout_s: float | None = None) -> Future[None]:
         """Stop handing out, then give claims back (or leave them for a fast reclaim); done when the log has

@@ -193,18 +193,23 @@ def _altered(call: Call, told: Fields) -> _Told:
     names = [each["name"] for each in told["configs"]]
     if len(set(names)) < len(names):
         return _Told(KafkaCode.INVALID_REQUEST, "Error due to duplicate config keys")
-    unset = [
-        each["name"]
-        for each in told["configs"]
-        if each["value"] is None and each["config_operation"] != DELETE
-    ]
-    if unset:
-        return _Told(KafkaCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(unset)}")
+    if (unset := _unset(each for each in told["configs"] if each["config_operation"] != DELETE)) is not None:
+        return unset
     after = dict(topic.configs.own)
     for each in told["configs"]:
         if (wrong := _applied(after, topic, each)) is not None:
             return wrong
     return _kept(call, topic, after)
+
+
+def _unset(told: Iterable[Fields]) -> _Told | None:
+    """Return what Kafka says of settings that have no value and need one."""
+    names = [each["name"] for each in told if each["value"] is None]
+    return (
+        _Told(KafkaCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(names)}")
+        if names
+        else None
+    )
 
 
 def _applied(after: dict[str, str], topic: EmbeddedTopic, told: Fields) -> _Told | None:
@@ -241,6 +246,8 @@ def _replaced(call: Call, told: Fields) -> _Told:
     topic = _topic(call, told)
     if isinstance(topic, _Told):
         return topic
+    if (unset := _unset(told["configs"])) is not None:
+        return unset
     return _kept(call, topic, {each["name"]: each["value"] for each in told["configs"]})
 
 
