@@ -6,11 +6,11 @@ import fcntl
 import os
 import random
 import socket
-import tempfile
 from functools import cache
 from pathlib import Path
 
 from holdfast.errors import DevBrokerError
+from holdfast.jars import cache_folder
 
 _LOWEST = 20_000
 _CEILING = 32_768  # where Linux begins to hand out ports to outgoing connections, unless it says otherwise
@@ -56,8 +56,9 @@ def _reserve(port: int) -> bool:
 @cache
 def _locks() -> int | None:
     """Return the file of which each byte is the lock of a port; None where there can be none. It stays open: whoever closes it gives up all locks."""
-    path = Path(tempfile.gettempdir()) / f"holdfast-ports-{os.getuid()}"
+    path = cache_folder() / "ports"
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
         return None

@@ -15,6 +15,7 @@ from holdfast.clients.topics.application import create_topics
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.merge.positions import offsets_of, position_format
 from holdfast.core.engine.state.codec import APPLIED, ROW, RowCodec, text_key
+from holdfast.core.engine.state.source_ids import SOURCE_IDS
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.verify import verify
 from tests.chaos.stepping import is_named, steps
@@ -141,13 +142,15 @@ class StepsApplication(Application):
         }
 
     def prove(self) -> None:
-        """Hold what came out, and what was counted, against what was sent; no step kept more than its position. Replays give the same."""
+        """Hold what came out, and what was counted, against what was sent; no step kept more than its position and its sources' ids. Replays give the same."""
         self.prove_what_is_counted()
         for each in self.processors:
             assert verify(each, self.settings).equal, each.name
 
     def prove_what_is_counted(self) -> None:
-        """Hold what came out, and what was counted, against what was sent; no step kept more than its position."""
+        """Hold what came out, and what was counted, against what was sent; no step kept more than its position and its
+        sources' ids.
+        """
         self.wait_through()
         out = read_topic(self.broker, self.out)
         told = Counter((message.key() or b"", message.value()) for each in out.values() for message in each)
@@ -155,4 +158,4 @@ class StepsApplication(Application):
         assert told == {(word.encode(), b"%d" % len(word)): number for word, number in named.items()}
         assert self.counted() == dict(self.sent)
         for step in self.processors[:-1]:
-            assert all(set(state) <= {APPLIED} for state in self.states(step).values()), step.name
+            assert all(set(state) <= {APPLIED, SOURCE_IDS} for state in self.states(step).values()), step.name

@@ -15,8 +15,9 @@ from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError
 from holdfast.tracing.exporting import END_S, exporter_named, wanted
 from tests.cli.test_worker import command
+from tests.support.installations import Installations
 from tests.support.places import ROOT
-from tests.test_light_installation import light
+from tests.test_light_installation import python
 
 PROGRAM = "from holdfast import create_app\napp = create_app([])"
 DEADLINE_S = 60.0
@@ -52,14 +53,16 @@ def test_a_worker_that_cannot_have_its_exporter_says_so_in_one_line(tmp_path: Pa
 
 
 @pytest.mark.process
-def test_without_the_extra_nothing_is_sent_and_one_line_says_so(tmp_path: Path) -> None:
+def test_without_the_extra_nothing_is_sent_and_one_line_says_so(
+    installations: Installations, tmp_path: Path
+) -> None:
     code = (
         "import logging, os; logging.basicConfig(format='%(message)s')\n"
         "os.environ['OTEL_TRACES_EXPORTER'] = 'otlp'\n"
         "from holdfast.tracing.exporting import Exporting\n"
         "exporting = Exporting('shop'); exporting.start(); exporting.stop()"
     )
-    done = light(code, tmp_path)
+    done = python(installations.of(()), tmp_path, code)
     assert (done.returncode, done.stderr) == (
         0,
         "the environment asks for traces, which are not sent: pip install 'holdfast[otel]'\n",
