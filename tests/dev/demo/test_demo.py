@@ -133,7 +133,7 @@ def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_p
         assert re.search(r"For all 80 claims of the fleet", text)
         assert re.search(r"^upgrade +[\d,]+ visits counted once by a new version", text, re.MULTILINE)
         assert re.search(r"^join +[\d,]+ impressions told once", text, re.MULTILINE)
-        described = re.findall(r"^ +mail   letters +(\d) .*-  (\w+)$", text, re.MULTILINE)
+        described = re.findall(r"^ +mail   letters +(\d) .*  (\w+)$", text, re.MULTILINE)
         before, after = described[:6], described[6:]
         assert sorted(client for _, client in before) == ["anna", "anna", "ben", "ben", "cleo", "cleo"], text
         assert len(after) == 6
