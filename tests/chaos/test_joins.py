@@ -6,12 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 
 from holdfast.pipeline.verify import verify
 from tests.chaos.conftest import MakeJoin
 from tests.support.damage import one_batch
-from tests.support.harness import wait_for
+from tests.support.harness import add_partitions, wait_for
 
 HIDDEN = 70_000
 """Sound records in one batch: more than a worker with a limit of 1 MiB unpacks."""
@@ -183,8 +182,7 @@ def test_standbys_serve_a_table_of_several_sources_and_tell_how_far_each_is(join
 
 def test_workers_refuse_sources_of_unequal_partition_counts(join: MakeJoin) -> None:
     app = join(partitions=2)
-    admin = AdminClient(app.broker.client_config())
-    admin.create_partitions([NewPartitions(app.orders, 3)])[app.orders].result(20)
+    add_partitions(app.broker.client_config(), app.orders, 3)
     worker = app.worker().start()
     assert worker.wait_exit(60) != 0
     assert worker.said(f"{app.customers} has 2 partitions but {app.orders} has 3")

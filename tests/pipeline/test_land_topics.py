@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
+from confluent_kafka import KafkaError, Message, Producer
 from deltalake import DeltaTable
 
 from holdfast.clock import system_clock
@@ -20,16 +19,22 @@ from holdfast.pipeline.bronze.lake import Landed, bronze_path
 from holdfast.pipeline.landing import land_topics
 from holdfast.pipeline.landing.land_topics import TopicsLanding
 from holdfast.pipeline.landing.options import LandEngine, LandOptions
+from tests.support.harness import add_partitions
 
 DEADLINE_S = 60.0
 LOCAL = LandOptions(engine="local")
 
 
 def send(broker: SessionBroker, topic: str, count: int, partition: int = 0) -> None:
-    producer = Producer(broker.client_config())
+    producer, failed = Producer(broker.client_config()), list[KafkaError]()
+
+    def delivered(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            failed.append(error)
+
     for at in range(count):
-        producer.produce(topic, b"add k %d" % at, b"k", partition)
-    assert producer.flush(30) == 0
+        producer.produce(topic, b"add k %d" % at, b"k", partition, on_delivery=delivered)
+    assert (producer.flush(30), failed) == (0, [])
 
 
 def offsets(lake: Path, topic: str) -> list[tuple[int, int]]:
@@ -117,9 +122,7 @@ def test_topics_and_partitions_that_come_later_are_taken_up(
         second = fresh_topic(f"{prefix}-b")
         send(broker, second, 4)
         following.until(second, {0: 4})
-        admin = AdminClient({**settings.client()})
-        for done in admin.create_partitions([NewPartitions(first, 2)]).values():
-            done.result(20)
+        add_partitions(settings.client(), first, 2)
         send(broker, first, 2, partition=1)
         following.until(first, {0: 3, 1: 2})
     assert following.error is None

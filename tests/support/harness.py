@@ -20,9 +20,9 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 
 from holdfast.clients.topics.application import create_topics
 from holdfast.config import Settings
@@ -81,6 +81,19 @@ def wait_for(
         # The longer it takes the less a look more tells, and each costs the workers that are asked.
         rest_s = min(MOST_REST_S, RESTS * (now_s - looked_s))
         time.sleep(max(rest_s, min(MOST_POLL_S, max(LEAST_POLL_S, (now_s - began_s) / 10))))
+
+
+def add_partitions(config: Mapping[str, Any], topic: str, count: int) -> None:
+    """Give *topic* partitions up to *count*, and return when brokers tell of them: the controller answers before they do,
+    and a producer that asks in between drops what is for a new one.
+    """
+    admin = AdminClient(dict(config))
+    admin.create_partitions([NewPartitions(topic, count)])[topic].result(60)
+    wait_for(
+        f"{count} partitions of {topic}",
+        lambda: len(admin.list_topics(topic, timeout=60).topics[topic].partitions) == count,
+        60,
+    )
 
 
 def wait_for_ends(settings: Settings, topic: str) -> None:
