@@ -17,6 +17,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings, is_loopback
 from holdfast.console.access import RequestDenied
 from holdfast.console.place import ConsolePlace
+from holdfast.web.bodies import whole_body
 from holdfast.web.headers import is_secret
 
 T = TypeVar("T")
@@ -270,7 +271,7 @@ class OpenIdSignIn:
         _require_private(address)
         try:
             async with self._session.request(method, address, allow_redirects=False, **more) as response:
-                body = await _whole(response)
+                body = await whole_body(response, LIMIT_BYTES)
                 if response.status == 200:
                     return msgspec.json.decode(body, type=of)
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, ValueError) as error:
@@ -281,17 +282,6 @@ class OpenIdSignIn:
         raise RequestDenied(
             502, f"The provider refused: HTTP {response.status} {body[:LIMIT_TOLD].decode(errors='replace')}"
         )
-
-
-async def _whole(response: aiohttp.ClientResponse) -> bytes:
-    """Return a body, which comes in as many pieces as networks make of it; ValueError for a very long one."""
-    pieces, size_bytes = list[bytes](), 0
-    async for piece in response.content.iter_any():
-        size_bytes += len(piece)
-        if size_bytes > LIMIT_BYTES:
-            raise ValueError(f"it sent more than {LIMIT_BYTES} bytes")
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 def _require_private(address: str) -> None:

@@ -18,6 +18,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.query_wire import MSGPACK
 from holdfast.core.untrusted import careful
 from holdfast.errors import AccessError
+from holdfast.web.bodies import whole_body
 
 ATTEMPT_S = 1.5
 LIMIT_BYTES = 64 << 20
@@ -134,7 +135,7 @@ class WorkerReports:
                     allow_redirects=False,
                 ) as response,
             ):
-                body = await _read(response)
+                body = await whole_body(response, LIMIT_BYTES)
         except AccessError as error:
             return Silence(str(error))
         except TimeoutError:
@@ -172,13 +173,3 @@ class WorkerReports:
         if report.app != self._app:
             return Silence(f"is a worker of {report.app[:100]} by now, not of {self._app}")
         return report
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    pieces, size_bytes = list[bytes](), 0
-    async for piece in response.content.iter_any():
-        size_bytes += len(piece)
-        if size_bytes > LIMIT_BYTES:
-            raise ValueError(f"it sent more than {LIMIT_BYTES} bytes")
-        pieces.append(piece)
-    return b"".join(pieces)
