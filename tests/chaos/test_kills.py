@@ -5,6 +5,7 @@ stay exact.
 from __future__ import annotations
 
 import random
+import signal
 import time
 
 import pytest
@@ -102,3 +103,11 @@ def test_many_random_sigkills_under_load_leave_counts_exact(
     application: MakeApplication, seed: int, workers: int
 ) -> None:
     kill_at_random(application, kills=10, seed=seed, workers=workers)
+
+
+def test_a_crash_of_native_code_tells_where_it_was(application: MakeApplication) -> None:
+    worker = application(partitions=1).worker().start().wait_ready()
+    worker.signal(signal.SIGSEGV)
+    assert worker.wait_exit(60) == -signal.SIGSEGV
+    assert worker.said("Fatal Python error: Segmentation fault"), worker.tail()
+    assert worker.said(r"File .*, line \d+ in "), worker.tail()

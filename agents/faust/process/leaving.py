@@ -5,6 +5,7 @@ bugs.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import sys
 import sysconfig
@@ -62,6 +63,8 @@ class Worker(faust.Worker):
 
     async def start(self) -> None:
         """Start everything; an operating error ends the worker as a crash does."""
+        if sys.__stderr__ is not None and not faulthandler.is_enabled():
+            faulthandler.enable(sys.__stderr__)  # a crash of native code tells where it was
         try:
             await super().start()
         except HoldfastError as error:
