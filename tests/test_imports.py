@@ -168,7 +168,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "leader_requests": frozenset(),
         "librdkafka_log": frozenset(),
         "clients": frozenset({"librdkafka_log"}),
-        "coordinator_admin": frozenset({"clients"}),
+        "coordinator_admin": frozenset({"clients", "codes"}),
         "requests": frozenset({"codes"}),
         "reading": frozenset({"clients", "codes", "leader_requests", "requests"}),
         "fetching": frozenset({"codes", "requests"}),
