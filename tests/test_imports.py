@@ -227,6 +227,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "status_line": frozenset(),
         "output": frozenset({"status_line"}),
         "tails": frozenset(),
+        "watching": frozenset({"output"}),
         "context": frozenset({"output"}),
         "demo": frozenset({"output"}),
         "project": frozenset({"output"}),
@@ -240,11 +241,13 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "outbox": frozenset({"asked", "context", "output"}),
         "pipeline": frozenset({"application", "asked", "context", "lake", "output", "status_line"}),
         "replay": frozenset({"application", "context", "lake", "output"}),
-        "tables": frozenset({"application", "asking", "context", "output"}),
+        "tables": frozenset({"application", "asking", "context", "output", "watching"}),
         "topics": frozenset({"application", "context", "output"}),
         "worker": frozenset({"application", "context", "output"}),
         "console": frozenset({"application", "context", "output"}),
-        "groups": frozenset({"application", "asked", "asking", "context", "logs", "output", "tails"}),
+        "groups": frozenset(
+            {"application", "asked", "asking", "context", "logs", "output", "tails", "watching"}
+        ),
     },
     "console": {
         "place": frozenset(),
