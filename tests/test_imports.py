@@ -268,7 +268,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
             {"access", "acting", "asking", "desk", "live", "openid", "place", "views", "watching"}
         ),
         "server": frozenset({"asking", "opening", "place", "showing", "watching"}),
-        "on_worker": frozenset({"opening", "place", "showing"}),
+        "on_worker": frozenset({"asking", "opening", "place", "showing"}),
     },
     "console.watching": {
         "reports": frozenset(),
@@ -365,7 +365,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "folds": frozenset({"bronze", "checks", "progress", "spark", "stopping", "topic"}),
         "landing": frozenset({"bronze", "folds", "spark", "topic"}),
         "checks": frozenset({"bronze", "topic"}),
-        "upkeep": frozenset({"bronze", "landing"}),
+        "upkeep": frozenset({"bronze", "histories", "landing"}),
         "landed_trimming": frozenset({"trimming"}),
         "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),

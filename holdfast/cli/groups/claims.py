@@ -335,7 +335,7 @@ def watch(
     before: dict[tuple[Cell, ...], OutputRow] = {}
     looks = WatchedLooks()
 
-    def look_once() -> tuple[_Found, Sequence[OutputRow]]:
+    def look_once() -> tuple[_Found, list[dict[str, Cell]]]:
         found = views.claims(group, topic)
         return found, views.records(found)
 
