@@ -286,6 +286,7 @@ def _run_ivy(
     (scratch / "ivy.xml").write_text(_module(wanted, transitive=transitive), encoding="utf-8")
     command = [
         str(java),
+        "-XX:TieredStopAtLevel=1",  # it lives for a second: to compile well costs half of what it uses
         f"-Divy.default.ivy.user.dir={scratch}",
         "-jar",
         str(ivy),
