@@ -31,7 +31,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 PARTITIONS = 4
 
 

@@ -26,7 +26,7 @@ from holdfast.dev.ports import free_ports
 from holdfast.streams import Filter, Tumbling, Windowed, window_key
 from tests.clients.tables.test_globals import ORDERS, with_rates
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 PARTITIONS = 3
 Run = Callable[..., tuple[int, str, str]]
 
