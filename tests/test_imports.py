@@ -168,7 +168,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "leader_requests": frozenset(),
         "librdkafka_log": frozenset(),
         "clients": frozenset({"librdkafka_log"}),
-        "coordinator_admin": frozenset({"clients"}),
+        "coordinator_admin": frozenset({"clients", "codes"}),
         "requests": frozenset({"codes"}),
         "reading": frozenset({"clients", "codes", "leader_requests", "requests"}),
         "fetching": frozenset({"codes", "requests"}),
@@ -227,6 +227,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "status_line": frozenset(),
         "output": frozenset({"status_line"}),
         "tails": frozenset(),
+        "watching": frozenset({"output"}),
         "context": frozenset({"output"}),
         "demo": frozenset({"output"}),
         "project": frozenset({"output"}),
@@ -240,11 +241,13 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "outbox": frozenset({"asked", "context", "output"}),
         "pipeline": frozenset({"application", "asked", "context", "lake", "output", "status_line"}),
         "replay": frozenset({"application", "context", "lake", "output"}),
-        "tables": frozenset({"application", "asking", "context", "output"}),
+        "tables": frozenset({"application", "asking", "context", "output", "watching"}),
         "topics": frozenset({"application", "context", "output"}),
         "worker": frozenset({"application", "context", "output"}),
         "console": frozenset({"application", "context", "output"}),
-        "groups": frozenset({"application", "asked", "asking", "context", "logs", "output", "tails"}),
+        "groups": frozenset(
+            {"application", "asked", "asking", "context", "logs", "output", "tails", "watching"}
+        ),
     },
     "console": {
         "place": frozenset(),
@@ -265,7 +268,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
             {"access", "acting", "asking", "desk", "live", "openid", "place", "views", "watching"}
         ),
         "server": frozenset({"asking", "opening", "place", "showing", "watching"}),
-        "on_worker": frozenset({"opening", "place", "showing"}),
+        "on_worker": frozenset({"asking", "opening", "place", "showing"}),
     },
     "console.watching": {
         "reports": frozenset(),
@@ -362,7 +365,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "folds": frozenset({"bronze", "checks", "progress", "spark", "stopping", "topic"}),
         "landing": frozenset({"bronze", "folds", "spark", "topic"}),
         "checks": frozenset({"bronze", "topic"}),
-        "upkeep": frozenset({"bronze", "landing"}),
+        "upkeep": frozenset({"bronze", "histories", "landing"}),
         "landed_trimming": frozenset({"trimming"}),
         "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),
