@@ -142,23 +142,18 @@ def test_the_mapping_names_every_room() -> None:
     assert SETUPTOOLS["package-dir"] == {f"holdfast.{room}": room for room in ROOMS}
 
 
+ALL_DOCTESTS = ("", "not slow")
+"""Expressions of marks that leave no doctest out: the second is that of `make test`."""
+
+
 def collected(session: pytest.Session) -> list[str]:
     """Return the ids of all doctests of the product: this run's own, where it has collected them."""
-    config = session.config
-    if PRODUCT in config.args and not (config.option.keyword or config.option.deselect):
+    chosen = session.config.option
+    all_of_them = chosen.markexpr in ALL_DOCTESTS and not (chosen.keyword or chosen.deselect)
+    if PRODUCT in session.config.args and all_of_them:
         return [item.nodeid for item in session.items if not item.nodeid.startswith("tests/")]
-    listing = (
-        sys.executable,
-        "-P",
-        "-m",
-        "pytest",
-        "--collect-only",
-        "-q",
-        PRODUCT,
-        "-p",
-        "no:cacheprovider",
-    )
-    return [line for line in run(*listing, cwd=ROOT).splitlines() if "::" in line]
+    listing = ("-m", "pytest", "--collect-only", "-q", PRODUCT, "-p", "no:cacheprovider")
+    return [line for line in run(sys.executable, "-P", *listing, cwd=ROOT).splitlines() if "::" in line]
 
 
 def test_each_doctest_is_collected_once_also_those_of_linked_rooms(request: pytest.FixtureRequest) -> None:
