@@ -2,8 +2,9 @@
 second and transactions a second, of one producer and of several at once, through librdkafka on one core; and its start with a folder of 100 MB.
 Of Apache Kafka, start and memory.
 
-Broker and client are pinned to one core, for the mock cluster lives within the client. Of what each took, the seconds of processor are told too:
-on a machine that does other work they say more than those of the clock. The mock cluster keeps no rules (it fences nobody, orders no
+Broker and client are pinned to one core, for the mock cluster lives within the client; with `--apart` the broker has that core to itself and
+the client another, which the mock cluster shares. Of what each took, the seconds of processor are told too: on a machine that does other work
+they say more than those of the clock. The mock cluster keeps no rules (it fences nobody, orders no
 sequences, has no isolation), so it is a bound of speed, not a broker. Apache Kafka is not pinned: it starts as `holdfast dev up` starts it, on
 all cores, and needs them.
 """
@@ -38,10 +39,12 @@ PRODUCERS = (1, 4, 8)
 """That commit transactions at the same time."""
 FOLDER_BYTES = 100_000_000
 _SERVER = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from holdfast.embedded.kafka import EmbeddedKafka
-how, folder = sys.argv[1:]
+how, folder, core = sys.argv[1:]
+if core:
+    os.sched_setaffinity(0, {int(core)})
 began_s, used_s = time.perf_counter(), time.process_time()
 with EmbeddedKafka(folder=folder or None, fsync=how == "fsync") as kafka:
     took_ms, used_ms = (time.perf_counter() - began_s) * 1000, (time.process_time() - used_s) * 1000
@@ -95,8 +98,8 @@ class Served:
 
 
 @contextmanager
-def served(how: str = "memory", folder: str = "") -> Iterator[Served]:
-    command = [sys.executable, "-P", "-c", _SERVER, how, folder]
+def served(how: str = "memory", folder: str = "", core: int | None = None) -> Iterator[Served]:
+    command = [sys.executable, "-P", "-c", _SERVER, how, folder, "" if core is None else str(core)]
     began_s = time.perf_counter()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -228,21 +231,24 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=200_000)
     parser.add_argument("--seconds", type=float, default=2.0, help="how long transactions are measured")
     parser.add_argument("--claims", type=int, default=0, help="heartbeats that a worker folds; 0: none")
+    parser.add_argument("--apart", action="store_true", help="give client and broker a core each")
     told = parser.parse_args()
     if told.claims:
         fold_claims(told.claims)  # before all is pinned to one core: the worker is a process of its own
     start_kafka("kafka", short_lived=False)
     start_kafka("in tests", short_lived=True)
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    cores = os.sched_getaffinity(0)
+    core = min(cores)
+    os.sched_setaffinity(0, {max(cores) if told.apart else core})
     busy = os.getloadavg()[0]
-    with served() as kafka:
+    with served(core=core) as kafka:
         print(
             f"embedded  start {kafka.took_ms:.1f} ms after the import ({kafka.used_ms:.1f} of processor), {kafka.whole_ms:.0f} ms with the process"
             f" and the import, {kafka.resident_mb:.1f} MB; load {busy:.1f}"
         )
         measure("embedded", {"bootstrap.servers": kafka.bootstrap}, told.records, told.seconds, kafka.used_s)
     for how in ("folder", "fsync"):
-        with tempfile.TemporaryDirectory() as folder, served(how, folder) as kafka:
+        with tempfile.TemporaryDirectory() as folder, served(how, folder, core) as kafka:
             config = {"bootstrap.servers": kafka.bootstrap}
             measure(how, config, told.records, told.seconds, kafka.used_s)
     start_with_records()

@@ -128,7 +128,7 @@ def test_the_table_of_metrics_is_what_a_worker_tells(broker: SessionBroker, tmp_
             page = first.ask("/metrics")[1]
             return page if families(page) and all(family.samples for family in families(page)) else None
 
-        page = wait_for("a sample of every metric", complete, 30, first.tail)
+        page = wait_for("a sample of every metric", complete, 60, first.tail)
     finally:
         fleet.close()
     check("metrics", metrics_table(page))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from holdfast.embedded.configs.topic import TopicConfigs
 from holdfast.embedded.logs.compaction import CompactionRules
@@ -20,8 +20,8 @@ _logger = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """Looks at every log each ``retention_check_ms``, as Kafka's ``log.retention.check.interval.ms``. Between two logs others
-    have their turn.
+    """Looks at every log each ``retention_check_ms``, as Kafka's ``log.retention.check.interval.ms``. Between two logs, and
+    within the compaction of a long one, others have their turn.
     """
 
     def __init__(self, topics: TopicRegistry, settings: EmbeddedSettings, now_ms: Callable[[], int]) -> None:
@@ -35,15 +35,22 @@ class Upkeep:
         while True:
             await asyncio.sleep(self._settings.retention_check_ms / 1000)
             for topic, partition in self._all():
-                is_there = self._topics.partition(partition.topic, partition.index) is partition
-                if is_there:  # else its topic was deleted meanwhile
-                    _keep_up(partition, topic.configs, self._now_ms())
+                if self._has(partition):
+                    for _ in _keep_up(partition, topic.configs, self._now_ms()):
+                        await asyncio.sleep(0)
+                        if not self._has(partition):
+                            break
                 await asyncio.sleep(0)
+
+    def _has(self, partition: EmbeddedPartition) -> bool:
+        """Return whether a partition is still there: its topic may be deleted, or made anew, while others have their turn."""
+        return self._topics.partition(partition.topic, partition.index) is partition
 
     def look(self) -> None:
         """Do at once what is due."""
         for topic, partition in self._all():
-            _keep_up(partition, topic.configs, self._now_ms())
+            for _ in _keep_up(partition, topic.configs, self._now_ms()):
+                pass
 
     def _all(self) -> list[tuple[EmbeddedTopic, EmbeddedPartition]]:
         return [(topic, partition) for topic in self._topics for partition in topic.partitions]
@@ -53,12 +60,13 @@ class Upkeep:
             self._task.cancel()
 
 
-def _keep_up(partition: EmbeddedPartition, configs: TopicConfigs, now_ms: int) -> None:
+def _keep_up(partition: EmbeddedPartition, configs: TopicConfigs, now_ms: int) -> Iterator[None]:
+    """Do what is due for a partition; yield where others may have their turn."""
     partition.log.sweep(now_ms)
     if "delete" in configs.policies:
         _delete(partition.log, configs, now_ms)
     if configs.is_compacted:
-        _compact(partition, configs, now_ms)
+        yield from _compact(partition, configs, now_ms)
 
 
 def _delete(log: PartitionLog, configs: TopicConfigs, now_ms: int) -> None:
@@ -70,7 +78,7 @@ def _delete(log: PartitionLog, configs: TopicConfigs, now_ms: int) -> None:
         log.delete_before(offset)
 
 
-def _compact(partition: EmbeddedPartition, configs: TopicConfigs, now_ms: int) -> None:
+def _compact(partition: EmbeddedPartition, configs: TopicConfigs, now_ms: int) -> Iterator[None]:
     rules = CompactionRules(
         now_ms=now_ms,
         min_lag_ms=configs.number("min.compaction.lag.ms"),
@@ -79,7 +87,7 @@ def _compact(partition: EmbeddedPartition, configs: TopicConfigs, now_ms: int) -
         tombstones_ms=configs.number("delete.retention.ms"),
     )
     try:
-        partition.log.compact(rules)
+        yield from partition.log.compaction(rules)
     except WireError as error:  # Kafka's cleaner leaves such a partition alone as well
         _logger.warning(
             "%(partition)s is not compacted: %(error)s", {"partition": partition.name, "error": error}

@@ -34,7 +34,7 @@ from tests.support.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_hea
 from tests.support.harness import wait_for_ends
 from tests.support.marker_batches import marker_batch
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 LINGER_MS = 10_000
 """What is flushed together is one batch, however slow the machine is: a flush ends the wait. Of a topic that
 the client knows, that is: a record whose partition is not known when a flush begins is sent as it comes."""

@@ -106,7 +106,7 @@ def test_a_folder_keeps_what_was_there(run: Run, tmp_path: Path) -> None:
     embedded = EmbeddedProcess.find(tmp_path / "state")
     assert embedded is not None
     admin = AdminClient({"bootstrap.servers": embedded.bootstrap, "log_level": 0})
-    admin.create_topics([NewTopic("orders", 2)])["orders"].result(30)
+    admin.create_topics([NewTopic("orders", 2)])["orders"].result(60)
     code, output = run("up", "--embedded", "--dir", state)
     assert code != 0
     assert f"with its records in {kept}" in output
@@ -118,7 +118,7 @@ def test_a_folder_keeps_what_was_there(run: Run, tmp_path: Path) -> None:
     again = EmbeddedProcess.find(tmp_path / "state")
     assert again is not None
     admin = AdminClient({"bootstrap.servers": again.bootstrap, "log_level": 0})
-    assert len(admin.list_topics("orders", timeout=30).topics["orders"].partitions) == 2
+    assert len(admin.list_topics("orders", timeout=60).topics["orders"].partitions) == 2
     assert f"data stays in {kept}" in run("down", "--dir", state)[1]
 
 
@@ -164,12 +164,12 @@ def test_it_asks_who_comes_and_lets_each_do_what_rules_allow(run: Run, tmp_path:
         assert embedded.client_config["sasl.password"] not in output
         shop = {**embedded.client_config, "sasl.username": "shop", "sasl.password": "shop-secret"}
         root = AdminClient({**embedded.client_config})
-        root.create_topics([NewTopic("orders", 1)])["orders"].result(30)
+        root.create_topics([NewTopic("orders", 1)])["orders"].result(60)
         admin = AdminClient({**shop})
         with pytest.raises(KafkaException) as caught:
-            admin.create_topics([NewTopic("payments", 1)])["payments"].result(30)
+            admin.create_topics([NewTopic("payments", 1)])["payments"].result(60)
         assert caught.value.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-        assert "orders" not in admin.list_topics(timeout=30).topics
+        assert "orders" not in admin.list_topics(timeout=60).topics
         assert "without --sasl" not in run("up", "--embedded", "--sasl", "--dir", str(folder))[1]
         code, output = run("up", "--embedded", "--dir", str(folder))
         assert code != 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +23,8 @@ from holdfast.embedded.logs.stored_batch import LogBatch, StoredBatch
 DELETE_HORIZON_BIT = 0x40
 """Of a batch's attributes: its base timestamp is the time from which on its tombstones, or its marker, may go."""
 _NO_TIME = -1
+_TURN_BATCHES, _TURN_BYTES = 32, 64 * 1024
+"""How much of a log is looked at before others have their turn: a few milliseconds of work."""
 
 
 class CompactionRules(NamedTuple):
@@ -50,29 +52,50 @@ def is_due(clean: int, dirty: Sequence[LogBatch], rules: CompactionRules) -> boo
     return size > 0 and (late or size / (clean + size) > rules.dirty_ratio)
 
 
-def compacted(
+def compacting(
     stored: Sequence[LogBatch],
     aborted: Iterable[AbortedTransaction],
     is_last: Callable[[RecordBatch], bool],
     rules: CompactionRules,
-) -> Compacted:
-    """Return what is left of *stored*, a log from its start up to where it may be compacted.
+) -> Generator[None, None, Compacted]:
+    """Return what is left of *stored*, a log from its start up to where it may be compacted. Yield where others may have
+    their turn.
 
     *is_last* tells the batch by which a producer that is still known wrote last: it stays, if need be empty. Raises
     WireError for a damaged batch.
     """
-    batches = [decode_batch(each.data) for each in stored]
     transactions = _Transactions(aborted)
-    droppable = [transactions.may_go(each) for each in batches]
-    latest = _latest(each for each, gone in zip(batches, droppable, strict=True) if not gone)
+    batches: list[tuple[RecordBatch, bool]] = []
+    latest: dict[bytes, int] = {}
+    for was, ends_turn in _in_turns(stored):
+        batch = decode_batch(was.data)
+        gone = transactions.may_go(batch)
+        batches.append((batch, gone))
+        if not gone:
+            latest.update(_offsets_of_keys(batch))
+        if ends_turn:
+            yield
     left = []
-    for number, (was, batch, gone) in enumerate(zip(stored, batches, droppable, strict=True)):
+    for (was, ends_turn), (batch, gone) in zip(_in_turns(stored), batches, strict=True):
         records = tuple(_kept(batch, latest, rules, droppable=gone))
         if records:
             left.append(_rebuilt(was, batch, records, rules, empties=gone))
-        elif is_last(batch) or number == len(stored) - 1:  # the last one tells where the compacted part ends
+        elif is_last(batch) or was is stored[-1]:  # the last one tells where the compacted part ends
             left.append(_emptied(was, batch))
+        if ends_turn:
+            yield
     return Compacted(left, sorted(transactions.left(), key=lambda each: each.last_offset))
+
+
+def _in_turns(stored: Sequence[LogBatch]) -> Iterator[tuple[LogBatch, bool]]:
+    """Yield each batch, and whether a turn ends with it."""
+    batches = size = 0
+    for each in stored:
+        batches, size = batches + 1, size + each.size
+        ends_turn = batches >= _TURN_BATCHES or size >= _TURN_BYTES
+        if ends_turn:
+            batches = size = 0
+        yield each, ends_turn
 
 
 class _Transactions:
@@ -111,14 +134,11 @@ class _Transactions:
         return [*self._with_records, *self._aborted.values(), *self._coming]
 
 
-def _latest(batches: Iterable[RecordBatch]) -> dict[bytes, int]:
-    return {
-        record.key: batch.base_offset + record.offset_delta
-        for batch in batches
-        if not batch.is_control
-        for record in batch.records
-        if record.key is not None
-    }
+def _offsets_of_keys(batch: RecordBatch) -> dict[bytes, int]:
+    """Return the offset of the last record of each key."""
+    if batch.is_control:
+        return {}
+    return {each.key: batch.base_offset + each.offset_delta for each in batch.records if each.key is not None}
 
 
 def _horizon_ms(batch: RecordBatch) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec import structs
@@ -25,7 +25,7 @@ from holdfast.core.kafka.producer_state import (
     verification_key,
 )
 from holdfast.core.kafka.record_batch import BatchHeader, RecordBatch, decode_batch, decode_header
-from holdfast.embedded.logs.compaction import CompactionRules, compacted, is_due
+from holdfast.embedded.logs.compaction import Compacted, CompactionRules, compacting, is_due
 from holdfast.embedded.logs.kept_rows import KeptRows
 from holdfast.embedded.logs.log_files import LogFiles
 from holdfast.embedded.logs.markers import marker_batch
@@ -275,28 +275,47 @@ class PartitionLog:
             self._keep_epochs(self._files)
 
     def compact(self, rules: CompactionRules) -> bool:
-        """Compact, if that is due, what is stable, old enough, and not in the newest batch; return whether it was.
+        """Compact at once, as `compaction` does; return whether the log was."""
+        compaction = self.compaction(rules)
+        while True:
+            try:
+                next(compaction)
+            except StopIteration as ended:
+                return bool(ended.value)
 
-        Raises WireError for a damaged batch, and then changes nothing.
+    def compaction(self, rules: CompactionRules) -> Generator[None, None, bool]:
+        """Compact, if that is due, what is stable, old enough, and not in the newest batch; return whether it was. Yield where
+        others may have their turn with the log.
+
+        What is compacted takes the place of what was there at once, at the end; where that has changed meanwhile (records
+        were deleted), nothing does. Raises WireError for a damaged batch, and then changes nothing.
         """
         end = self._compactable(rules)
         dirty = bisect_left(self._firsts, self.compacted_to, hi=end)
         clean = sum(each.size for each in self._batches[:dirty])
         if not is_due(clean, self._batches[dirty:end], rules):
             return False
-        before = self._batches[:end]
-        upper = before[-1].last_offset + 1
-        left = compacted(before, self._aborted, self._is_last_of_producer, rules)
-        batches = left.batches
-        if self._files is not None:
-            batches = self._files.replace(upper, batches, left.aborted)
-        self._batches[:end] = batches
-        self._firsts[:end] = [each.first_offset for each in batches]
-        self.size_bytes = sum(each.size for each in self._batches)
-        for each in set(self._aborted).difference(left.aborted):
-            del self.rows[aborted_key(each.last_offset)]
-        self._aborted, self.compacted_to = left.aborted, upper
+        before, aborted = self._batches[:end], self._aborted.copy()
+        left = yield from compacting(before, aborted, self._is_last_of_producer, rules)
+        if self._batches[:end] != before or self._aborted[: len(aborted)] != aborted:
+            return False
+        self._replace(before, left, aborted)
         return True
+
+    def _replace(
+        self, before: Sequence[LogBatch], left: Compacted, aborted: Sequence[AbortedTransaction]
+    ) -> None:
+        """Put what is left where the log has *before*, its first batches, and *aborted*, its first aborted transactions."""
+        upper, batches = before[-1].last_offset + 1, left.batches
+        later = self._aborted[len(aborted) :]
+        if self._files is not None:
+            batches = self._files.replace(upper, batches, [*left.aborted, *later])
+        self._batches[: len(before)] = batches
+        self._firsts[: len(before)] = [each.first_offset for each in batches]
+        self.size_bytes = sum(each.size for each in self._batches)
+        for each in set(aborted).difference(left.aborted):
+            del self.rows[aborted_key(each.last_offset)]
+        self._aborted, self.compacted_to = [*left.aborted, *later], upper
 
     def _compactable(self, rules: CompactionRules) -> int:
         """Return how many batches may be compacted: those of complete segments, and in memory all but the newest batch."""

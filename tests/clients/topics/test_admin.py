@@ -23,6 +23,7 @@ from holdfast.clients.topics.admin import Admin, _refuses
 from holdfast.clients.topics.application import check_topics, create_topics, require_topics
 from holdfast.clients.topics.specs import topic_names
 from holdfast.clients.topics.types import AlterConfig, CreateTopic, Severity, TopicRole, TopicSpec, TopicState
+from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.rows import Rows
@@ -433,6 +434,14 @@ def test_a_leader_that_does_not_know_its_offsets_yet_is_asked_again(
 
     monkeypatch.setattr(Admin, "_list_offsets", early)
     assert Admin(settings).offsets([(topic, 0)]) == {(topic, 0): (0, 0)}
-    monkeypatch.setattr(Admin, "_list_offsets", lambda self, *_: unknown)
+    clock, asked_at = ManualClock(), list[float]()
+
+    def never(self: Admin, *_: Any) -> dict[tuple[str, int], ListOffsetsResultInfo]:
+        asked_at.append(clock.monotonic_s())
+        clock.advance_ms(round(0.6 * DEADLINE_S * 1000))
+        return unknown
+
+    monkeypatch.setattr(Admin, "_list_offsets", never)
     with pytest.raises(BrokerError, match="its leader does not know them yet"):
-        Admin(settings, timeout_s=0.2).offsets([(topic, 0)])
+        Admin(settings, timeout_s=DEADLINE_S, clock=clock).offsets([(topic, 0)])
+    assert len(asked_at) == 2

@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker, session_broker
 from holdfast.errors import DevBrokerError
+from tests.support.harness import wait_for
 
 DEADLINE_S = 60.0
 
@@ -39,7 +40,12 @@ def test_topics_are_deleted_after_the_test_and_twice_does_no_harm(broker: Sessio
     made = [topics(), topics("other")]
     broker.delete_topics(made[:1])
     topics.delete_all()
-    assert not {*made} & set(AdminClient(broker.client_config()).list_topics(timeout=DEADLINE_S).topics)
+    client = AdminClient(broker.client_config())
+    wait_for(  # a broker hears of a deletion behind its controller
+        "topics that are gone",
+        lambda: not {*made} & {*client.list_topics(timeout=DEADLINE_S).topics},
+        DEADLINE_S,
+    )
 
 
 def test_a_topic_that_cannot_be_made_says_why(broker: SessionBroker) -> None:

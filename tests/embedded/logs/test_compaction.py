@@ -23,7 +23,7 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.logs.compaction import CompactionRules
 from holdfast.embedded.logs.partition_log import PartitionLog
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 DAY_MS = 86_400_000
 ALWAYS = CompactionRules(now_ms=1000, min_lag_ms=0, max_lag_ms=1 << 62, dirty_ratio=0.0, tombstones_ms=DAY_MS)
 LATER = ALWAYS._replace(now_ms=1000 + DAY_MS)
@@ -121,6 +121,69 @@ def test_the_newest_batch_is_not_compacted_and_does_not_count() -> None:
     write(log, (b"a", b"2"))
     assert log.compact(ALWAYS)
     assert left(log) == [(0, b"a", b"1"), (1, b"a", b"2")]
+
+
+def long_log() -> PartitionLog:
+    """Return one of 400 records of three keys, each in a batch of its own."""
+    log = PartitionLog()
+    for number in range(400):
+        write(log, (b"%d" % (number % 3), b"%d" % number))
+    return log
+
+
+def test_others_have_their_turn_with_a_long_log() -> None:
+    """What they write stays, and what they read meanwhile is what was there before."""
+    log = long_log()
+    read = []
+    for turn, _ in enumerate(log.compaction(ALWAYS)):
+        read.append(left(log)[:400])
+        write(log, (b"0", b"turn %d" % turn))
+    assert len(read) == 24, "twice 399 batches, 32 in a turn"
+    assert all(each == left(long_log()) for each in read)
+    assert left(log) == [
+        (396, b"0", b"396"),
+        (397, b"1", b"397"),
+        (398, b"2", b"398"),
+        (399, b"0", b"399"),
+        *((400 + turn, b"0", b"turn %d" % turn) for turn in range(24)),
+    ]
+    assert log.compacted_to == 399
+    assert log.compact(ALWAYS)
+    assert [value for _, _, value in left(log)] == [b"397", b"398", b"turn 22", b"turn 23"]
+
+
+def test_large_batches_end_a_turn_sooner() -> None:
+    log = PartitionLog()
+    for number in range(5):
+        write(log, (b"a", b"%d" % number * 70_000))
+    assert sum(1 for _ in log.compaction(ALWAYS)) == 8
+
+
+def test_a_log_whose_records_were_deleted_between_two_turns_stays_as_it_is() -> None:
+    log = long_log()
+    compaction = log.compaction(ALWAYS)
+    next(compaction)
+    log.delete_before(398)
+    assert [*compaction]
+    assert left(log) == [(398, b"2", b"398"), (399, b"0", b"399")]
+    assert log.compacted_to == 0
+    assert log.size_bytes == sum(len(each.data) for each in log)
+
+
+def test_a_transaction_that_is_aborted_between_two_turns_stays_aborted() -> None:
+    log = long_log()
+    write_in_transaction(log, (b"a", b"no"), sequence=0)
+    end(log, commit=False)
+    for number in range(10):
+        write(log, (b"%d" % number, b"later"))
+    compaction = log.compaction(ALWAYS)
+    next(compaction)
+    first = log.end_offset
+    write_in_transaction(log, (b"b", b"no"), sequence=0, producer=8)
+    end(log, commit=False, producer=8)
+    assert [*compaction]
+    answer = log.read(0, log.end_offset, 1 << 20, committed=True, one_at_least=True)
+    assert [(each.producer_id, each.first_offset) for each in answer.aborted] == [(7, 400), (8, first)]
 
 
 def test_what_is_younger_than_the_least_lag_stays() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,7 +14,7 @@ from holdfast.embedded.topics.partition import EmbeddedPartition
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.transcripts.asking import batch
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 HOUR_MS = 3_600_000
 
 
@@ -87,16 +88,47 @@ def test_a_topic_that_is_deleted_while_others_are_looked_at_is_left_alone(
             for name in ("first", "second"):
                 kafka.create_topic(name)
 
-            def keep_up(partition: EmbeddedPartition, *_: object) -> None:
+            def keep_up(partition: EmbeddedPartition, *_: object) -> Iterator[None]:
                 if partition.topic in seen:
                     twice.set()
                 seen.append(partition.topic)
                 second = kafka.cluster.topics.get("second")
                 if second is not None:
                     kafka.cluster.delete_topic(second)
+                yield
+                seen.append(f"{partition.topic}, its second turn")
 
             monkeypatch.setattr("holdfast.embedded.upkeep._keep_up", keep_up)
             await twice.wait()
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
-    assert {*seen} == {"first"}
+    assert {*seen} == {"first", "first, its second turn"}
+
+
+def test_a_topic_that_is_deleted_between_two_turns_gets_no_further_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns: list[str] = []
+
+    async def run() -> None:
+        twice = asyncio.Event()
+        async with EmbeddedKafka(retention_check_ms=1) as kafka:
+            kafka.create_topic("orders")
+
+            def keep_up(partition: EmbeddedPartition, *_: object) -> Iterator[None]:
+                while True:
+                    turns.append(partition.topic)
+                    if len(turns) == 2:
+                        twice.set()
+                    yield
+
+            monkeypatch.setattr("holdfast.embedded.upkeep._keep_up", keep_up)
+            await twice.wait()
+            orders = kafka.cluster.topics.get("orders")
+            assert orders is not None
+            kafka.cluster.delete_topic(orders)
+            turns.clear()
+            await asyncio.sleep(0.02)
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    assert turns == []
