@@ -442,7 +442,7 @@ print(code, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10) - before,
 
 def test_memory_stays_within_a_bound_whatever_is_explained(broker: SessionBroker) -> None:
     topic = bombs_topic(broker)
-    send(broker, topic, "gzip", [bytes(900_000_000)])
+    send(broker, topic, "gzip", [bytes(360_000_000)])
     command = [
         sys.executable,
         "-P",
@@ -458,7 +458,7 @@ def test_memory_stays_within_a_bound_whatever_is_explained(broker: SessionBroker
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     code, grown_mib = (int(each) for each in done.stderr.splitlines()[-1].split())
     assert code == 1, done.stderr
-    assert grown_mib < 3 * 64 + 64, done.stderr
+    assert grown_mib < 3 * 64 + 64, done.stderr  # the record alone has 343
 
 
 def test_a_batch_of_many_small_records_is_never_held_whole() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -260,6 +261,14 @@ def test_the_command_registers_and_checks(
     client.delete_subject(subject)
     assert exit_code([*words, "check"]) == 1
     assert "run `holdfast topics create`" in capsys.readouterr().out
+
+
+# -- the server
+
+
+def test_the_server_runs_with_an_archive_of_its_classes(schema_registry: SchemaRegistryServer) -> None:
+    maps = Path(f"/proc/{schema_registry.processes()[0]}/maps")
+    assert not maps.exists() or "/registry-classes/classes-" in maps.read_text()
 
 
 # -- trouble
