@@ -42,6 +42,7 @@ from holdfast.tracing.exporting import Exporting
 
 if TYPE_CHECKING:
     from holdfast.agents.services.harvester import HarvesterService
+    from holdfast.console.asking.why import Load
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,8 @@ class App(FaustParts):
     """What sends this worker's traces, while it runs."""
     bound: str
     """Faust's web_bind as it was before its command line was read."""
+    load_again: Load | None = None
+    """Loads this application again in a process of its own, where the console on the worker folds a partition anew; `holdfast worker` knows how."""
 
     def on_init_dependencies(self) -> Iterable[Any]:
         self._refuse_faust_options()
@@ -118,7 +121,12 @@ class App(FaustParts):
             raise ConfigError(
                 f"console_on_workers needs {error.name}, which is not installed: pip install 'holdfast[{extra}]'"
             ) from None
-        return partial(open_on_worker, settings=self.settings, processors=self.processors.values())
+        return partial(
+            open_on_worker,
+            settings=self.settings,
+            processors=self.processors.values(),
+            load=self.load_again,
+        )
 
     def _refuse_faust_options(self) -> None:
         """Only a part of a worker would obey Faust's own options for what holdfast's settings govern. A

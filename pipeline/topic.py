@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -66,6 +67,10 @@ def _as_broker_error(what: str) -> Iterator[None]:
             raise TopicError(f"{what}: {why.str()}") from error
         raise BrokerError(
             f"{what}: {why.str()}; check that the brokers of bootstrap.servers are reachable"
+        ) from error
+    except FutureTimeoutError as error:
+        raise BrokerError(
+            f"{what}: no answer in time; check that the brokers of bootstrap.servers are reachable"
         ) from error
 
 

@@ -168,7 +168,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "leader_requests": frozenset(),
         "librdkafka_log": frozenset(),
         "clients": frozenset({"librdkafka_log"}),
-        "coordinator_admin": frozenset({"clients"}),
+        "coordinator_admin": frozenset({"clients", "codes"}),
         "requests": frozenset({"codes"}),
         "reading": frozenset({"clients", "codes", "leader_requests", "requests"}),
         "fetching": frozenset({"codes", "requests"}),
@@ -227,6 +227,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "status_line": frozenset(),
         "output": frozenset({"status_line"}),
         "tails": frozenset(),
+        "watching": frozenset({"output"}),
         "context": frozenset({"output"}),
         "demo": frozenset({"output"}),
         "project": frozenset({"output"}),
@@ -240,11 +241,13 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "outbox": frozenset({"asked", "context", "output"}),
         "pipeline": frozenset({"application", "asked", "context", "lake", "output", "status_line"}),
         "replay": frozenset({"application", "context", "lake", "output"}),
-        "tables": frozenset({"application", "asking", "context", "output"}),
+        "tables": frozenset({"application", "asking", "context", "output", "watching"}),
         "topics": frozenset({"application", "context", "output"}),
         "worker": frozenset({"application", "context", "output"}),
         "console": frozenset({"application", "context", "output"}),
-        "groups": frozenset({"application", "asked", "asking", "context", "logs", "output", "tails"}),
+        "groups": frozenset(
+            {"application", "asked", "asking", "context", "logs", "output", "tails", "watching"}
+        ),
     },
     "console": {
         "place": frozenset(),
@@ -265,7 +268,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
             {"access", "acting", "asking", "desk", "live", "openid", "place", "views", "watching"}
         ),
         "server": frozenset({"asking", "opening", "place", "showing", "watching"}),
-        "on_worker": frozenset({"opening", "place", "showing"}),
+        "on_worker": frozenset({"asking", "opening", "place", "showing"}),
     },
     "console.watching": {
         "reports": frozenset(),
@@ -362,7 +365,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "folds": frozenset({"bronze", "checks", "progress", "spark", "stopping", "topic"}),
         "landing": frozenset({"bronze", "folds", "spark", "topic"}),
         "checks": frozenset({"bronze", "topic"}),
-        "upkeep": frozenset({"bronze", "landing"}),
+        "upkeep": frozenset({"bronze", "histories", "landing"}),
         "landed_trimming": frozenset({"trimming"}),
         "trimming": frozenset({"bronze", "checks"}),
         "output": frozenset({"folds"}),
@@ -372,8 +375,10 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "pages": frozenset({"bronze"}),
         "comparing": frozenset({"folds", "pages", "replay"}),
         "audit": frozenset({"bronze", "folds", "replay", "spark", "topic"}),
-        "verify": frozenset({"bronze", "folds", "replay", "topic"}),
-        "verify_store": frozenset({"folds", "replay", "verify"}),
+        "live_rows": frozenset({"folds"}),
+        "differing": frozenset({"folds", "live_rows", "replay"}),
+        "verify": frozenset({"bronze", "differing", "folds", "live_rows", "replay", "topic"}),
+        "verify_store": frozenset({"differing", "folds", "live_rows", "replay", "verify"}),
         "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
         "bootstrap": frozenset({"bronze", "folds", "replay", "spark", "topic", "verify"}),
         "histories": frozenset({"bronze", "folds", "landing", "progress", "replay", "spark", "topic"}),
@@ -483,11 +488,9 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
     while pending:
         node, inside = pending.pop()
         inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            # what only a type checker sees does not run
-            skip = node.body if isinstance(node, ast.If) and _for_types(node.test) else []
-            if child not in skip:
-                pending.append((child, inside))
+        # what only a type checker sees does not run
+        skip = node.body if isinstance(node, ast.If) and _for_types(node.test) else ()
+        pending += [(child, inside) for child in ast.iter_child_nodes(node) if child not in skip]
         match node:
             case ast.Import():
                 yield from ((alias.name, node.lineno, inside) for alias in node.names)
@@ -614,7 +617,8 @@ def circles(arrows: Mapping[str, set[str]]) -> list[str]:
     return sorted(left)
 
 
-def sources() -> dict[str, str]:
+@cache
+def sources() -> Mapping[str, str]:
     """Return the text of every module of holdfast; rooms at the root are read through their links, as they
     are imported.
     """

@@ -6,6 +6,7 @@ the cause, the one before it the cure.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import sys
@@ -292,6 +293,11 @@ DECLARATIONS: dict[str, tuple[Callable[[], object], str, str]] = {
     "a table client that is not open": (
         lambda: BlockingTableClient(Settings(), [of()]).get("totals", "ada"),
         "the client is not open",
+        "use it in a `with` statement",
+    ),
+    "a table client of an event loop that is not open": (
+        lambda: asyncio.run(TableClient(Settings(), [of()]).get("totals", "ada")),
+        "the table client is not open",
         "use it in a `with` statement",
     ),
     "claims in the application's name": (

@@ -1,4 +1,4 @@
-"""The console below ROOT of a worker's web port. There *why* has no answer: a worker cannot load its application again."""
+"""The console below ROOT of a worker's web port."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from holdfast.config import Settings
+from holdfast.console.asking.why import Load
 from holdfast.console.opening import ConsoleSources, open_application
 from holdfast.console.place import worker_place
 from holdfast.console.showing.rendering import prepare
@@ -17,10 +18,13 @@ from holdfast.core.engine.declared.processor import Processor
 
 
 async def open_on_worker(
-    stack: AsyncExitStack, settings: Settings, processors: Iterable[Processor[Any, Any]]
+    stack: AsyncExitStack, settings: Settings, processors: Iterable[Processor[Any, Any]], load: Load | None
 ) -> web.Application:
-    """Return what serves the pages, until *stack* ends. Nothing is waited for: Kafka may be away while a worker starts."""
-    sources = ConsoleSources(settings=settings, processors=tuple(processors))
+    """Return what serves the pages, until *stack* ends. Nothing is waited for: Kafka may be away while a worker starts.
+
+    Without *load*, *why* has no answer: its partition is folded in a process that loads the application again.
+    """
+    sources = ConsoleSources(settings=settings, processors=tuple(processors), load=load)
     application = await open_application(stack, sources, worker_place(settings), at_once=False)
     await asyncio.to_thread(prepare)  # templates are compiled beside the event loop
     return application

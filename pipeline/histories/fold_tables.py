@@ -134,9 +134,10 @@ class AddedFile(msgspec.Struct, frozen=True):
     stats: str
     rows: int
 
-    def action(self) -> AddAction:
+    def action(self, *, new_rows: bool = True) -> AddAction:
+        """Return what adds it to its table; without *new_rows* its rows were there before."""
         values: dict[str, str | None] = {**self.values}
-        return AddAction(self.path, self.size_bytes, values, system_clock.now_ms(), True, self.stats)
+        return AddAction(self.path, self.size_bytes, values, system_clock.now_ms(), new_rows, self.stats)
 
 
 class PartFile(BronzeFile):

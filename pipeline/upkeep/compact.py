@@ -1,4 +1,4 @@
-"""Compaction: many small files of a bronze table into a few large ones, in the order of offsets, without changing a row.
+"""Compaction of bronze tables: many small files into a few large ones, in the order of offsets, without changing a row.
 
 The commit says that no data changed, so that readers of changes see none, and is no link of the chain of landings: these
 go on beside it. It is made at the very version that it was judged at; otherwise it is judged anew, and refused where its files

@@ -23,14 +23,19 @@ class SoundTable(NamedTuple):
 def open_sound(path: str) -> SoundTable:
     """Open the table at *path*; LakeError where it has faults, which upkeep would hide, or where only Spark reads it."""
     table = open_table(path)
-    if features := set(table.protocol().reader_features or ()) & {"deletionVectors", "columnMapping"}:
-        raise LakeError(
-            f"{path} uses {', '.join(sorted(features))}, which only Spark reads: use Spark for its upkeep (OPTIMIZE)"
-        )
+    refuse_features(path, table)
     listed, chain = listed_files(table), sound_chain(path, history_of(table))
     for fault in layout_faults(path, chain, listed):
         raise LakeError(f"{fault.told}: see `holdfast pipeline check`")
     return SoundTable(table, listed, chain)
+
+
+def refuse_features(path: str, table: Any) -> None:
+    """Raise LakeError where only Spark can read the files of a table."""
+    if features := set(table.protocol().reader_features or ()) & {"deletionVectors", "columnMapping"}:
+        raise LakeError(
+            f"{path} uses {', '.join(sorted(features))}, which only Spark reads: use Spark for its upkeep (OPTIMIZE)"
+        )
 
 
 def version_of(commit: str, table: Any, read: int) -> int | None:

@@ -30,8 +30,9 @@ from holdfast.core.engine.query_wire import encode_json
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
+from holdfast.errors import NotReadyError
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 PARTITIONS = 4
 
 
@@ -329,6 +330,27 @@ def test_watching_tells_what_changed_and_not_each_heartbeat(
         "shop orders 0 fresh worker-7-3c5a0f1e",
         "shop orders 0 fresh worker-8-9 (was fresh, worker-7-3c5a0f1e)",
         "shop orders 0 released - (was fresh, worker-8-9)",
+    ]
+
+
+def test_watching_outlives_workers_that_restart(
+    fleet: Fleet, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views, looks = command._ClaimViews, iter(range(10))
+    found = views.claims
+
+    def asked(view: Any, *given: Any) -> Any:
+        if next(looks) == 1:
+            raise NotReadyError("no worker claims it")
+        return found(view, *given)
+
+    fleet.claim("shop", "orders", 0)
+    monkeypatch.setattr(views, "claims", asked)
+    code, out, err = run("watch", "--count", "3", "--interval", "0.1")
+    assert (code, len(out.splitlines())) == (0, 1)
+    assert [line.split("  ", 1)[1] for line in err.splitlines()] == [
+        "not read: no worker claims it",
+        "read again",
     ]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import urllib.request
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import ListOffsetsResultInfo  # type: ignore[attr-defined]
 
 from holdfast.cli.groups import lag
 from holdfast.cli.groups.lag_page import LagPage
@@ -18,7 +20,8 @@ from holdfast.config import Settings
 from holdfast.core.broker_logs.lag import RECENT_MS, LagStanding
 from holdfast.dev.ports import free_ports
 from holdfast.embedded.kafka import EmbeddedKafka
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, ConfigError, LostRecordsError, TopicError, UnreadableError
+from holdfast.pipeline import topic
 from tests.cli.test_worker import command
 from tests.support.harness import wait_for
 from tests.support.places import DOCS
@@ -53,11 +56,11 @@ def test_a_group_that_was_level_and_is_silent_since_has_stopped() -> None:
         consumer = Consumer(kafka.client_config(**{"group.id": "billing"}))
         for number in range(1, 4):
             producer.produce("orders", b"x", timestamp=now_ms - 600_000 + number)
-            assert producer.flush(10) == 0
+            assert producer.flush(60) == 0
             consumer.commit(offsets=[TopicPartition("orders", 0, number)], asynchronous=False)
         consumer.close()
         producer.produce("orders", b"x", timestamp=now_ms)
-        assert producer.flush(10) == 0
+        assert producer.flush(60) == 0
 
         def standings(after_ms: int) -> list[LagStanding]:
             clock = ManualClock(now_ms=system_clock.now_ms() + after_ms)
@@ -132,29 +135,43 @@ def test_a_group_is_told_with_its_standing_and_lag() -> None:
     }
 
 
-def test_watching_tells_changes_and_a_cluster_that_is_away_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = ManualClock(now_ms=0)
-    answers: list[list[PartitionLag] | BrokerError] = [
-        [told("a", 0, LagStanding.OK, 3)],
-        BrokerError("broker away"),
-        BrokerError("broker away"),
-        [told("a", 0, LagStanding.STOP, 9)],
-        [told("a", 0, LagStanding.STOP, 9), told("b", 0, LagStanding.WARN, 1)],
-    ]
+def watched(monkeypatch: pytest.MonkeyPatch, *looks: list[PartitionLag] | Exception) -> lag.Watching:
+    """Return what watches a cluster that answers, or raises, so; a minute passes before each look."""
+    clock, answers = ManualClock(now_ms=-60_000), iter(looks)
 
     def asked(settings: Settings, *, clock: ManualClock) -> list[PartitionLag]:
-        answer = answers.pop(0)
-        if isinstance(answer, BrokerError):
+        clock.advance_ms(60_000)
+        answer = next(answers)
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
     monkeypatch.setattr(lag, "lags", asked)
-    watching = lag.Watching(Settings(), None, [told("a", 0, LagStanding.OK, 3)], clock=clock)
+    return lag.Watching(Settings(), None, clock=clock)
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [
+        BrokerError("broker away"),
+        TopicError("topic __consumer_offsets: Broker: Unknown topic or partition"),
+        LostRecordsError("records were deleted meanwhile"),
+    ],
+)
+def test_watching_tells_changes_and_a_cluster_that_is_away_once(
+    passing: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watching = watched(
+        monkeypatch,
+        [told("a", 0, LagStanding.OK, 3)],
+        [told("a", 0, LagStanding.OK, 3)],
+        passing,
+        passing,
+        [told("a", 0, LagStanding.STOP, 9)],
+        [told("a", 0, LagStanding.STOP, 9), told("b", 0, LagStanding.WARN, 1)],
+    )
     pages = []
-    while answers:
-        clock.advance_ms(60_000)
+    for _ in range(5):
         watching.look()
         pages.append(samples(watching.page))
     printed = capsys.readouterr()
@@ -163,19 +180,53 @@ def test_watching_tells_changes_and_a_cluster_that_is_away_once(
         "1970-01-01T00:05:00Z  b  t-0  OK -> WARN, lag 1",
     ]
     assert printed.err.splitlines() == [
-        "1970-01-01T00:02:00Z  not read: broker away",
+        f"1970-01-01T00:02:00Z  not read: {passing}",
         "1970-01-01T00:04:00Z  read again",
     ]
     assert pages[0] == pages[1] == pages[2], "what was read last stays, with its time"
     assert pages[0]["holdfast_consumergroups_read_timestamp_seconds"] == 60
-    assert pages[3]["holdfast_consumergroup_standing a ERR"] == 1
+    assert pages[4]["holdfast_consumergroup_standing a ERR"] == 1
+
+
+@pytest.mark.parametrize(
+    "lasting", [ConfigError("kafka.sasl.password is refused"), UnreadableError("offset 7 cannot be read")]
+)
+def test_watching_ends_with_what_does_not_pass(lasting: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`holdfast` prints such an error in a line, and ends."""
+    watching = watched(monkeypatch, [], lasting)
+    with pytest.raises(type(lasting)):
+        watching.look()
+
+
+def test_nothing_is_watched_that_cannot_be_read_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BrokerError, match="away"):
+        watched(monkeypatch, BrokerError("broker away"))
+
+
+def test_a_leader_that_says_nothing_is_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a watch outlives it: a bare TimeoutError would be told as an empty line."""
+    with EmbeddedKafka() as kafka:
+        kafka.create_topic("orders")
+        settings = Settings(
+            kafka={"bootstrap.servers": kafka.bootstrap}, session_timeout_s=3, request_timeout_s=3
+        )
+        monkeypatch.setattr(topic, "list_offsets", lambda *_, **__: {TopicPartition("orders", 0): Silent()})
+        with topic.TopicLog(settings, "orders") as log, pytest.raises(BrokerError, match="no answer in time"):
+            log.spans()
+
+
+class Silent(Future[ListOffsetsResultInfo]):
+    """The future of an answer that does not come, for those who do not want to wait for that."""
+
+    def result(self, timeout: float | None = None) -> ListOffsetsResultInfo:
+        raise TimeoutError
 
 
 def test_a_group_of_one_name_is_watched_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         lag, "lags", lambda *_, **__: [told("a", 0, LagStanding.OK, 0), told("b", 0, LagStanding.OK, 0)]
     )
-    watching = lag.Watching(Settings(), "b", [])
+    watching = lag.Watching(Settings(), "b")
     watching.look()
     assert {name.split()[1] for name in samples(watching.page) if " " in name} == {"b"}
 
@@ -204,7 +255,7 @@ def test_the_command_serves_metrics_until_it_is_asked_to_end(tmp_path: Path) -> 
 
 def fetched(port: int) -> str:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             return str(answer.read().decode())
     except OSError:
         return ""

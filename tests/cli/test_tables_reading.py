@@ -18,15 +18,17 @@ from confluent_kafka import Producer
 from holdfast import Bytes, Processor, Rows, Settings, Source, by_key
 from holdfast.cli.__main__ import main
 from holdfast.cli.tables import reading
+from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.core.engine.query_wire import encode_json
 from holdfast.core.streams.windowing.rows import WindowRow
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
+from holdfast.errors import AccessError, HoldfastError, NotReadyError
 from holdfast.streams import Filter, Tumbling, Windowed, window_key
 from tests.clients.tables.test_globals import ORDERS, with_rates
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 PARTITIONS = 3
 Run = Callable[..., tuple[int, str, str]]
 
@@ -323,6 +325,33 @@ def test_a_row_is_watched_until_it_is_enough(
     assert code == 130
     assert out.splitlines() == [f'{at}:40  {{"count":1,"mark":"/w=="}}', f'{at}:41  {{"count":9,"mark":""}}']
     assert looked == [0.2] * 4
+
+
+def test_a_watch_outlives_a_rebalance_and_tells_of_it_once(
+    announced: MemoryWorker, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, looked = by_key("ada", PARTITIONS), list[float]()
+    get: Callable[..., Any] = BlockingTableClient.get
+    errors: dict[int, HoldfastError] = dict.fromkeys((1, 2), NotReadyError("nobody claims it"))
+
+    def pause(seconds: float) -> None:
+        looked.append(seconds)
+
+    def asked(client: BlockingTableClient, *given: Any, **named: Any) -> Any:
+        if (error := errors.get(len(looked))) is not None:
+            raise error
+        return get(client, *given, **named)
+
+    monkeypatch.setattr(reading, "sleep", pause)
+    monkeypatch.setattr(BlockingTableClient, "get", asked)
+    errors[4] = AccessError("no such token")
+    code, out, err = run("watch", "totals", "ada")
+    assert (code, len(out.splitlines())) == (1, 1)
+    assert out.startswith(f"{at}:40  ")
+    first, again, last = err.splitlines()
+    assert first.endswith("  not read: nobody claims it")
+    assert again.endswith("  read again")
+    assert last == "holdfast: no such token"
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+from confluent_kafka import Producer
 
+from holdfast import by_key
 from holdfast.cli.worker.launching import Launch, launches
 from holdfast.cli.worker.process import require_obeyed
 from holdfast.cli.worker.supervising import MOST_FAILURES, WorkerProcesses
 from holdfast.config import Settings
-from holdfast.dev.ports import free_ports
+from holdfast.dev.ports import free_ports, is_free
 from holdfast.dev.waits import wait_until
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import ConfigError, WorkersError
@@ -204,10 +206,17 @@ def command(folder: Path, *arguments: str, **variables: str) -> Iterator[subproc
 @pytest.mark.process
 def test_two_workers_serve_a_table_and_one_that_is_killed_comes_back(tmp_path: Path) -> None:
     (tmp_path / "counting.py").write_text(PROGRAM)
-    first = free_ports(2)[0]
+    first = next(port for port in iter(lambda: free_ports(1)[0], None) if is_free(port + 1))
     with EmbeddedKafka() as kafka:
         kafka.create_topic("words", partitions=2, config={"message.timestamp.type": "LogAppendTime"})
-        where = {"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap, "HOLDFAST_APP": "counting"}
+        producer = Producer(kafka.client_config())
+        producer.produce("words", b"ada", partition=by_key("ada", 2))
+        assert producer.flush(DEADLINE_S) == 0
+        where = {
+            "KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap,
+            "HOLDFAST_APP": "counting",
+            "HOLDFAST_CONSOLE_ON_WORKERS": "true",
+        }
         with command(tmp_path, "-A", "counting", "topics", "create", **where) as made:
             assert made.wait(DEADLINE_S) == 0, (tmp_path / "printed").read_text()
         with command(
@@ -220,6 +229,10 @@ def test_two_workers_serve_a_table_and_one_that_is_killed_comes_back(tmp_path: P
             wait_until(
                 "another process", lambda: process_of(running.pid, first) not in (None, killed), DEADLINE_S
             )
+            why = f"http://127.0.0.1:{first + 1}/console/tables/why?name=counts&key=ada"
+            with urllib.request.urlopen(why, timeout=DEADLINE_S) as page:
+                shown = page.read().decode()
+            assert "1 of 1 changes" in shown, "no process loaded the application again and folded it"
             wait_until("it serves", lambda: serving(first), DEADLINE_S)
             running.send_signal(signal.SIGTERM)
             assert running.wait(DEADLINE_S) == 0
@@ -242,7 +255,7 @@ def process_of(supervisor: int, port: int) -> int | None:
 
 def serving(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=60) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

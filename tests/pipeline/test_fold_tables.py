@@ -605,6 +605,17 @@ def test_the_command_folds_tells_and_vacuums(
     land(topic, lake)
     code, out, err = command(*words, "--engine", "local", "--state-memory-mb", "1")
     assert (code, "80 records and" in err, replayed(lake).digest in err) == (0, True, True)
+    before = sorted(DeltaTable(str(lake / "folds/accounts/history")).to_pyarrow_table().to_pylist(), key=repr)
+    code, out, err = command("pipeline", "compact", "--lake", str(lake), "--fold", "accounts", "-o", "json")
+    [joined] = json.loads(out)
+    assert joined["topic"] == "accounts history"
+    assert joined["files_before"] > joined["files_after"]
+    after = DeltaTable(str(lake / "folds/accounts/history")).to_pyarrow_table().to_pylist()
+    assert sorted(after, key=repr) == before
+    some(topic, 40, seed=3)
+    land(topic, lake)
+    code, out, err = command(*words)
+    assert (code, replayed(lake).digest in err) == (0, True), err
     code, out, err = command("pipeline", "vacuum", "--lake", str(lake), "--fold", "accounts", "--dry-run")
     assert (code, "0 files would be removed" in err) == (0, True), err
     code, out, err = command(*words, "--into", str(lake / "bronze" / "t"))

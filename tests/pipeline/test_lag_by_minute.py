@@ -22,6 +22,8 @@ from holdfast.pipeline.derived.lag_by_minute import BY_MINUTE
 from holdfast.pipeline.derived.lag_tables import COMMITS, ENDS
 from holdfast.pipeline.histories.fold import FoldOptions, FoldReport
 from holdfast.pipeline.histories.fold_tables import FoldTable
+from holdfast.pipeline.upkeep import optimize
+from holdfast.pipeline.upkeep.optimize import optimize_table
 from tests.pipeline.test_lag_tables import BEGIN_MS, GROUPS, MINUTE_MS, PARTITIONS, commit, put
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
 
@@ -154,7 +156,7 @@ def test_rows_are_those_of_a_count_after_each_run(
         before = logs.check(before)
         if logs.chance.random() < 0.3:
             for name in (COMMITS, f"{ENDS}/orders", f"{BY_MINUTE}/orders"):
-                DeltaTable(derived_path(str(lake), name)).optimize.compact()
+                optimize_table(derived_path(str(lake), name), name)
     logs.derive(COMMITS, ENDS, BY_MINUTE)
     before = logs.check(before)
     assert before
@@ -248,14 +250,10 @@ def test_tables_come_behind_those_that_they_are_joined_of(
         assert found == paths + more
 
 
-def test_the_command_derives_and_vacuums_it(
+def test_the_command_derives_and_keeps_it_up(
     monkeypatch: pytest.MonkeyPatch, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs = TwoLogs(monkeypatch, lake, 7)
-    logs.write(iter(range(30)))
-    for topic in (logs.offsets, logs.orders):
-        landed_from(monkeypatch, topic)
-        land(topic, lake)
 
     def command(*words: str) -> str:
         with pytest.raises(SystemExit) as ended:
@@ -264,17 +262,49 @@ def test_the_command_derives_and_vacuums_it(
         assert not ended.value.code, printed.err
         return printed.out
 
-    out = command("derive", BY_MINUTE, "--topics", "orders", "--engine", "local")
-    assert [line.split()[0] for line in out.splitlines()[1:]] == [
-        COMMITS,
-        "lag.ends/orders",
-        "lag.by_minute/orders",
-    ]
+    def derived(minutes: range) -> list[str]:
+        logs.write(iter(minutes))
+        for topic in (logs.offsets, logs.orders):
+            landed_from(monkeypatch, topic)
+            land(topic, lake)
+        logs.seen_commits, logs.seen = len(logs.commits), dict(logs.orders.end)
+        return command("derive", BY_MINUTE, "--topics", "orders", "--engine", "local").splitlines()[1:]
+
+    names = [COMMITS, "lag.ends/orders", "lag.by_minute/orders"]
+    assert [line.split()[0] for line in derived(range(30))] == names
     table = DeltaTable(derived_path(str(lake), f"{BY_MINUTE}/orders"))
     assert table.to_pyarrow_table().num_rows > 20
     assert all(each["minute"].tzinfo is not None for each in table.to_pyarrow_table().to_pylist())
     assert datetime.fromtimestamp(BEGIN_MS / 1000, UTC).year == 2025
+    for begin in (40, 50):
+        derived(range(begin, begin + 3))
+    before = logs.told()
+    lines = [line.split() for line in command("compact", "--derived", ",".join(names)).splitlines()[1:]]
+    assert [each[:2] for each in lines] == [[name, "rows"] for name in names]
+    assert all(int(files_before) > int(files_after) for _, _, files_before, files_after, *_ in lines), lines
+    assert logs.told() == before
+    derived(range(60, 63))
+    logs.check(set())
     command("vacuum", "--derived", "lag.by_minute/orders", "--dry-run")
+
+
+def test_of_two_compactions_at_once_one_is_refused(monkeypatch: pytest.MonkeyPatch, lake: Path) -> None:
+    logs = TwoLogs(monkeypatch, lake, 7)
+    for minute in (0, 10, 20):
+        logs.write(iter(range(minute, minute + 3)))
+        logs.derive(COMMITS)
+    path = derived_path(str(lake), COMMITS)
+    stale = DeltaTable(path)
+    rows = stale.to_pyarrow_table().num_rows
+    made = optimize_table(path, COMMITS)
+    assert (made.files_before > made.files_after, made.version) == (True, stale.version() + 1)
+    assert optimize_table(path, COMMITS).version is None, "there is nothing to join"
+    monkeypatch.setattr(optimize, "open_table", lambda path: stale)
+    with pytest.raises(LakeError, match=r"nothing was joined, another commit came first"):
+        optimize_table(path, COMMITS)
+    stale.update_incremental()
+    assert stale.version() == made.version
+    assert stale.to_pyarrow_table().num_rows == rows, "no row came back"
 
 
 def test_where_a_partition_stood_is_found_in_files_that_overlap(

@@ -16,6 +16,7 @@ from holdfast.cli.asking import TIMEOUT_S, StaleOk, TimeoutOption, staleness
 from holdfast.cli.context import LAST_PARTITION, globals_of, output_of
 from holdfast.cli.output import Cell, Output, OutputRow, json_text, note, show, show_json, text, utc
 from holdfast.cli.tails import without_records
+from holdfast.cli.watching import WatchedLooks
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.topics.admin import Admin
@@ -332,14 +333,21 @@ def watch(
 ) -> None:
     views, output = _ClaimViews(context, timeout, stale_ok), output_of(context)
     before: dict[tuple[Cell, ...], OutputRow] = {}
+    looks = WatchedLooks()
+
+    def look_once() -> tuple[_Found, list[dict[str, Cell]]]:
+        found = views.claims(group, topic)
+        return found, views.records(found)
+
     with views.tables:
         look = 0
         while count is None or look < count:
             if look:
                 sleep(interval)
             look += 1
-            found = views.claims(group, topic)
-            records = views.records(found)
+            if (seen := looks.take(look_once)) is None:
+                continue
+            found, records = seen
             if sys.stdout.isatty() and output is Output.TABLE:
                 print("\x1b[H\x1b[2J" + f"{utc(found.now_s)}   every {interval:g} s, Ctrl-C ends")
                 _show(records, output)

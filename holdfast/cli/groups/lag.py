@@ -14,6 +14,7 @@ from holdfast.cli.groups.lag_page import LagPage, serve
 from holdfast.cli.groups.partition_lag import PartitionLag, of_groups
 from holdfast.cli.logs.broker_logs import rows_of
 from holdfast.cli.output import OutputRow, note, printable, show, utc
+from holdfast.cli.watching import WatchedLooks
 from holdfast.clients.topics.admin import Admin
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -29,7 +30,7 @@ from holdfast.core.broker_logs.lag import (
     standing,
 )
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.errors import BrokerError, TopicError
+from holdfast.errors import TopicError
 
 GROUP_COLUMNS = ("group", "standing", "partitions", "lag", "worst")
 PARTITION_COLUMNS = (
@@ -189,9 +190,9 @@ def lag(
     ] = None,
 ) -> None:
     settings, output = settings_of(context), output_of(context)
-    found = lags(settings)
+    watching = Watching(settings, group)
+    found = watching.found
     if group is not None:
-        found = [each for each in found if each.group == group]
         show(by_partition(found), PARTITION_COLUMNS, output)
     else:
         show(by_group(found), GROUP_COLUMNS, output)
@@ -202,7 +203,6 @@ def lag(
             else f"{group} has committed nothing that is still in the log"
         )
     if watch is not None or metrics_port is not None:
-        watching = Watching(settings, group, found)
         if metrics_port is not None:
             serve(watching.page, metrics_port)
         with stopped_by_signals() as stop:
@@ -214,53 +214,35 @@ def lag(
 
 
 class Watching:
-    """Looks at the groups again and again: tells partitions whose standing changes, a line each, and keeps *page* abreast.
+    """Looks at the groups again and again: tells partitions whose standing changes, a line each, and keeps *page* abreast."""
 
-    A cluster that cannot be asked is told once, and once when it answers again.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        group: str | None,
-        found: Sequence[PartitionLag],
-        *,
-        clock: Clock = system_clock,
-    ) -> None:
+    def __init__(self, settings: Settings, group: str | None, *, clock: Clock = system_clock) -> None:
+        """Look for the first time; raises what keeps it from that."""
         self._settings, self._group, self._clock = settings, group, clock
+        self._looks = WatchedLooks(clock=clock)
+        found = self._looks.take(self._lags)
+        assert found is not None, "a first look raises"
+        self.found = found
         self.page = LagPage(found, clock.now_ms())
-        self._before, self._is_away = _standings(found), False
 
     def look(self) -> None:
-        """Look once."""
-        try:
-            now = [
-                each for each in lags(self._settings, clock=self._clock) if self._group in (None, each.group)
-            ]
-        except BrokerError as error:
-            if not self._is_away:
-                note(f"{self._when()}  not read: {error}")
-            self._is_away = True
+        """Look once more."""
+        now = self._looks.take(self._lags)
+        if now is None:
             return
-        if self._is_away:
-            note(f"{self._when()}  read again")
-        self._is_away = False
+        before = {(each.group, each.place): each.standing for each in self.found}
         for each in now:
-            was = self._before.get((each.group, each.place), LagStanding.OK)
+            was = before.get((each.group, each.place), LagStanding.OK)
             if each.standing is not was:
                 topic, partition = each.place
                 typer.echo(
-                    f"{self._when()}  {printable(each.group)}  {topic}-{partition}  {was} -> {each.standing}, lag {each.lag}"
+                    f"{self._looks.when()}  {printable(each.group)}  {topic}-{partition}  {was} -> {each.standing}, lag {each.lag}"
                 )
-        self._before = _standings(now)
+        self.found = now
         self.page.took(now, self._clock.now_ms())
 
-    def _when(self) -> str:
-        return utc(self._clock.now_ms() // 1000) or ""
-
-
-def _standings(found: Sequence[PartitionLag]) -> dict[tuple[str, Place], LagStanding]:
-    return {(each.group, each.place): each.standing for each in found}
+    def _lags(self) -> list[PartitionLag]:
+        return [each for each in lags(self._settings, clock=self._clock) if self._group in (None, each.group)]
 
 
 def register_lag(app: typer.Typer) -> None:

@@ -22,21 +22,44 @@ TopicsOption = Annotated[
         help="Topics whose tables to keep up, with commas between them. Default: all, of a lake on this machine.",
     ),
 ]
+FoldsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--fold",
+        help="In place of topics, the tables that `pipeline fold` has made of these processors, with commas between them.",
+    ),
+]
+DerivedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--derived",
+        help="In place of topics, tables of `pipeline derive`, with commas between them.",
+    ),
+]
 
 
 def compact(
     context: typer.Context,
     lake: LakeOption,
     topics: TopicsOption = None,
+    folds: FoldsOption = None,
+    derived: DerivedOption = None,
     target_mb: Annotated[
         int, typer.Option("--target-mb", min=1, help="About how large a joined file becomes.")
     ] = 128,
 ) -> None:
     from holdfast.pipeline.upkeep.compact import compact as join
+    from holdfast.pipeline.upkeep.optimize import optimize_table
 
-    where = absolute(lake)
-    names = names_of(topics) if topics is not None else tables_in(where)
-    reports = [join(each, where, target_bytes=target_mb << 20) for each in names]
+    where, target_bytes = absolute(lake), target_mb << 20
+    if (outputs := _outputs(where, topics, folds, derived)) is None:
+        reports = [join(each, where, target_bytes=target_bytes) for each in _topics(where, topics)]
+    else:
+        # Their states are left alone: each run writes them anew.
+        reports = [
+            optimize_table(f"{folder}/{table}", f"{name} {table}", target_bytes=target_bytes)
+            for name, (folder, table) in outputs.items()
+        ]
     columns = ("topic", "files_before", "files_after", "rows", "version")
     show([asdict(each) for each in reports], columns, output_of(context))
 
@@ -115,20 +138,8 @@ def vacuum(
             help="Keep the files that versions of the last so many hours need; older versions cannot be read afterwards.",
         ),
     ] = 168,
-    folds: Annotated[
-        str | None,
-        typer.Option(
-            "--fold",
-            help="In place of topics, the tables that `pipeline fold` has made of these processors, with commas between them.",
-        ),
-    ] = None,
-    derived: Annotated[
-        str | None,
-        typer.Option(
-            "--derived",
-            help="In place of topics, tables of `pipeline derive`, with commas between them.",
-        ),
-    ] = None,
+    folds: FoldsOption = None,
+    derived: DerivedOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show which files would be removed.")
     ] = False,
@@ -145,21 +156,34 @@ def vacuum(
 def _paths(lake: str, topics: str | None, folds: str | None, derived: str | None) -> dict[str, str]:
     """Return the tables that are meant, by what people call them."""
     from holdfast.pipeline.bronze.lake import bronze_path
-    from holdfast.pipeline.derived.derive import derived_folder
-    from holdfast.pipeline.derived.table import ROWS
-    from holdfast.pipeline.histories.fold_tables import folds_path, is_table
+    from holdfast.pipeline.histories.fold_tables import is_table
 
-    if sum(each is not None for each in (topics, folds, derived)) > 1:
-        raise ConfigError("--topics, --fold and --derived each say what to vacuum: give one of them")
-    if folds is not None:
-        folders = {name: (folds_path(lake, name), "history") for name in names_of(folds)}
-    elif derived is not None:
-        folders = {name: (derived_folder(lake, name), ROWS) for name in names_of(derived)}
-    else:
-        return {each: bronze_path(lake, each) for each in (names_of(topics) if topics else tables_in(lake))}
+    if (outputs := _outputs(lake, topics, folds, derived)) is None:
+        return {each: bronze_path(lake, each) for each in _topics(lake, topics)}
     return {
         f"{name} {table}": f"{folder}/{table}"
-        for name, (folder, output) in folders.items()
+        for name, (folder, output) in outputs.items()
         for table in ("state", output)
         if table == output or is_table(f"{folder}/{table}")  # what is joined of others has no state beside it
     }
+
+
+def _topics(lake: str, topics: str | None) -> list[str]:
+    return tables_in(lake) if topics is None else names_of(topics)
+
+
+def _outputs(
+    lake: str, topics: str | None, folds: str | None, derived: str | None
+) -> dict[str, tuple[str, str]] | None:
+    """Return folder and output table of each fold that is meant, by its name; None where topics are."""
+    from holdfast.pipeline.derived.derive import derived_folder
+    from holdfast.pipeline.derived.table import ROWS
+    from holdfast.pipeline.histories.fold_tables import folds_path
+
+    if sum(each is not None for each in (topics, folds, derived)) > 1:
+        raise ConfigError("--topics, --fold and --derived each say which tables are meant: give one of them")
+    if folds is not None:
+        return {name: (folds_path(lake, name), "history") for name in names_of(folds)}
+    if derived is not None:
+        return {name: (derived_folder(lake, name), ROWS) for name in names_of(derived)}
+    return None

@@ -18,6 +18,7 @@ from holdfast.cli.application import Application, load_application
 from holdfast.cli.asking import TIMEOUT_S, StaleOk, TimeoutOption, staleness
 from holdfast.cli.context import LAST_PARTITION, globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show
+from holdfast.cli.watching import WatchedLooks
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.tables.directory import WorkersTopic
@@ -233,10 +234,11 @@ def watch(
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     before: object = _Unseen
+    looks = WatchedLooks()
     with _asking(context, processor, globals_too=True) as (table, client):
         while True:
-            answer = client.get(table, key, partition=partition, timeout_s=timeout)
-            if answer.value != before:
+            answer = looks.take(lambda: client.get(table, key, partition=partition, timeout_s=timeout))
+            if answer is not None and answer.value != before:
                 before = answer.value
                 text = "no row" if before is None else _json(before)
                 typer.echo(f"{_as_of(answer)}  {text}")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
-from holdfast.cli.application import load_app
+from holdfast.cli.application import load_app, load_application
 from holdfast.config import Settings, settings_from_environment
 from holdfast.errors import ConfigError, HoldfastError
 
@@ -18,13 +19,15 @@ def main() -> NoReturn:
     """Run the worker until it is told to end."""
     place, given, *arguments = sys.argv[1:]
     try:
+        settings = settings_from_environment()
         app: Any = load_app(place or None)
-        require_obeyed(app.settings, settings_from_environment(), [name for name in given.split(",") if name])
+        require_obeyed(app.settings, settings, [name for name in given.split(",") if name])
     except HoldfastError as error:
         print(
             "\n".join(f"holdfast: {' '.join(line.split())}" for line in map(str, error.args)), file=sys.stderr
         )
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+    app.load_again = partial(load_application, place or None, settings)
     sys.argv = ["holdfast", *arguments]
     app.main()
     sys.exit()

@@ -5,25 +5,32 @@ What resets need is in `group_book`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
-from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
 from holdfast.clients.groups.records import GroupDescription, GroupKind, MemberDescription
+from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, GroupError
 from holdfast.kafka.codes import NO_GROUP, code_of, retriable
-from holdfast.kafka.coordinator_admin import NEVER_S, CoordinatorAdmin
+from holdfast.kafka.coordinator_admin import AGAIN_S, NEVER_S, CoordinatorAdmin
+from holdfast.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LIMIT_ASKED = 200
 """Groups asked about at once."""
+LIMIT_NAMED = 3
+"""Groups that an error names where none of them was answered for."""
 _STATES = {
     ConsumerGroupState.PREPARING_REBALANCING: "PreparingRebalance",
     ConsumerGroupState.COMPLETING_REBALANCING: "CompletingRebalance",
@@ -37,21 +44,26 @@ _STATES = {
 
 
 class BrokerGroups:
-    """The broker's groups. Each call waits for one answer, *timeout_s* at the longest."""
+    """The broker's groups. Each call asks for at most *timeout_s*, again while coordinators move or load their log."""
 
-    def __init__(self, settings: Settings, *, timeout_s: float) -> None:
-        self._servers, self._timeout_s = settings.bootstrap_servers, timeout_s
+    def __init__(self, settings: Settings, *, timeout_s: float, clock: Clock = system_clock) -> None:
+        self._settings, self._timeout_s, self._clock = settings, timeout_s, clock
+        self._servers = settings.bootstrap_servers
         config: dict[str, Any] = settings.client()
-        self._admin = CoordinatorAdmin(config, logger)
+        self._admin = CoordinatorAdmin(config, logger, clock=clock)
 
     def states(self) -> dict[str, str]:
         """Return the state of every group."""
-        listed = self._result(
-            self._admin.client.list_consumer_groups(request_timeout=NEVER_S), "list of groups"
-        )
-        if listed.errors:
-            raise self._refused("list of groups", listed.errors[0])
-        return {each.group_id: _STATES[each.state] for each in listed.valid}
+        what, until_s = "list of groups", self._clock.monotonic_s() + self._timeout_s
+        while True:
+            listed = self._result(self._admin.client.list_consumer_groups(request_timeout=NEVER_S), what)
+            if not listed.errors:
+                return {each.group_id: _STATES[each.state] for each in listed.valid}
+            # One of the brokers still loads the groups that it coordinates: the list would lack them.
+            refused = self._refused(what, KafkaException(listed.errors[0]))
+            if not isinstance(refused, BrokerError) or self._clock.monotonic_s() + AGAIN_S >= until_s:
+                raise refused
+            time.sleep(AGAIN_S)
 
     def describe(self, group: str) -> tuple[GroupDescription, tuple[MemberDescription, ...]] | None:
         """Return a group with its members; None where the broker has none of that name."""
@@ -63,16 +75,12 @@ class BrokerGroups:
         """Return those of *groups* that the broker has, with their members."""
         found: dict[str, tuple[GroupDescription, tuple[MemberDescription, ...]]] = {}
         for start in range(0, len(groups), LIMIT_ASKED):
-            asked = list(groups[start : start + LIMIT_ASKED])
-            for group, future in self._admin.client.describe_consumer_groups(
-                asked, request_timeout=NEVER_S
-            ).items():
-                try:
-                    described = self._result(future, f"description of group {group}")
-                except GroupError as error:
-                    if code_of(error.__cause__) in NO_GROUP:
-                        continue
-                    raise
+            answers = self._asked(
+                "description",
+                groups[start : start + LIMIT_ASKED],
+                lambda admin, asked: admin.describe_consumer_groups(asked, request_timeout=NEVER_S),
+            )
+            for group, described in answers.items():
                 if described.state is not ConsumerGroupState.DEAD:
                     found[group] = self._described(group, described)
         return found
@@ -119,38 +127,54 @@ class BrokerGroups:
 
     def delete(self, group: str) -> None:
         """Delete a group that has no members, with all that it has committed; one that does not exist is no error."""
-        asked = self._admin.client.delete_consumer_groups([group], request_timeout=NEVER_S)
-        try:
-            self._result(asked[group], f"deletion of group {group}")
-        except GroupError as error:
-            if code_of(error.__cause__) not in NO_GROUP:
-                raise
+        self._asked(
+            "deletion",
+            [group],
+            lambda admin, asked: admin.delete_consumer_groups(asked, request_timeout=NEVER_S),
+        )
 
     def committed(self, group: str) -> dict[tuple[str, int], int]:
         """Return all that the group has committed."""
-        request = [ConsumerGroupTopicPartitions(group)]
-        future = self._admin.client.list_consumer_group_offsets(request, request_timeout=NEVER_S)[group]
+        # aiokafka takes a while to load, and most that ask for groups do not ask for this.
+        from holdfast.kafka.requests.group_offsets import committed_offsets
+
+        thread = LoopThread("holdfast-group-offsets")
+        thread.start()
         try:
-            found = self._result(future, f"offsets of group {group}")
-        except GroupError as error:
-            if code_of(error.__cause__) in NO_GROUP:
-                return {}
-            raise
-        return {
-            (place.topic, place.partition): place.offset
-            for place in found.topic_partitions
-            if place.offset >= 0
-        }
+            asked = committed_offsets(self._settings, group, timeout_s=self._timeout_s, clock=self._clock)
+            return thread.wait(asked, self._timeout_s)
+        finally:
+            thread.stop(asyncio.sleep(0))
+
+    def _asked(
+        self,
+        what: str,
+        groups: Sequence[str],
+        question: Callable[[AdminClient, list[str]], Mapping[str, Future[Any]]],
+    ) -> dict[str, Any]:
+        """Return what the coordinators of *groups* answer, without the groups that do not exist."""
+        try:
+            answers = self._admin.ask(question, groups, self._timeout_s)
+        except FutureTimeoutError as error:
+            raise self._silent(f"{what} of group {', '.join(groups[:LIMIT_NAMED])}") from error
+        found: dict[str, Any] = {}
+        for group, answer in answers.items():
+            if not isinstance(answer, KafkaException):
+                found[group] = answer
+            elif code_of(answer) not in NO_GROUP:
+                raise self._refused(f"{what} of group {group}", answer) from answer
+        return found
 
     def _result(self, future: Future[T], what: str) -> Any:
         try:
             return self._admin.result(future, self._timeout_s)
         except FutureTimeoutError as error:
-            raise BrokerError(
-                f"{what}: no answer within {self._timeout_s:g} s from {self._servers}"
-            ) from error
+            raise self._silent(what) from error
         except KafkaException as error:
             raise self._refused(what, error) from error
+
+    def _silent(self, what: str) -> BrokerError:
+        return BrokerError(f"{what}: no answer within {self._timeout_s:g} s from {self._servers}")
 
     def _refused(self, what: str, error: KafkaException) -> BrokerError | GroupError:
         cause: KafkaError = error.args[0]

@@ -32,6 +32,7 @@ from holdfast.core.engine.query_wire import (
 from holdfast.errors import (
     AccessError,
     BrokerError,
+    ConfigError,
     HoldfastError,
     MovedError,
     NoSuchTableError,
@@ -162,10 +163,19 @@ class QueryRouter:
             await session.close()
         await self._directory.close()
 
+    def _opened(self) -> aiohttp.ClientSession:
+        """Return the connections; ConfigError outside `async with`, where every question would wait in vain."""
+        if self._session is None:
+            raise ConfigError(
+                "the table client is not open: use it in a `with` statement (`async with` on an event loop), and not after it"
+            )
+        return self._session
+
     # -- the directory
 
     async def partitions(self, processor: Processor[Any, Any], deadline_s: float) -> int:
         """Return how many partitions the table has."""
+        self._opened()
         name, version, waits_s, was_read = processor.name, processor.version, _BACKOFF.waits_s(), False
         while True:
             count = self._directory.workers.partitions(name, version)
@@ -201,6 +211,7 @@ class QueryRouter:
 
         Raises BrokerError when the directory was never read.
         """
+        self._opened()
         name, by_version = processors[0].name, {each.version: each for each in processors}
         if self._clock.monotonic_s() - self._read_s > CURRENT_S:
             failure = await self._refresh(self._refreshed, deadline_s)
@@ -240,6 +251,7 @@ class QueryRouter:
         """Return the reply to *question*; raises a QueryError, or BrokerError when no owner is known for
         want of Kafka.
         """
+        self._opened()
         name = f"{question.verb} {str(question).partition('/')[0]}"
         with sending(name, "CLIENT", {"holdfast.question": str(question)}):
             return await self._ask(question, decode, deadline_s)
@@ -316,12 +328,10 @@ class QueryRouter:
     ) -> A:
         left_s = max(0.001, self._left_s(deadline_s))
         attempt_s = min(ATTEMPT_S, max(left_s / 2, _LEAST_ATTEMPT_S), left_s)
-        session = self._session
-        assert session is not None, "use `async with`"
         try:
             async with (
                 asyncio.timeout(attempt_s),
-                session.post(
+                self._opened().post(
                     self._url(url, question, attempt_s),
                     data=question.body,
                     headers={**self._token.headers(url), **outgoing()},

@@ -17,6 +17,7 @@ from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.errors import (
     ChangelogError,
+    ConfigError,
     NoSuchTableError,
     NotReadyError,
     QueryError,
@@ -156,6 +157,33 @@ async def test_a_row_of_another_type_is_told_and_not_misread() -> None:
         worker.replica(TOTALS, 0).rows["ada"] = b"\x01\x81\xa5count\xa3one"
         with pytest.raises(ChangelogError, match="does not fit its type"):
             await tables.get(TOTALS, "ada")
+
+
+# -- a client that is not open
+
+
+@scenario
+async def test_a_client_outside_its_block_says_so_and_does_not_wait() -> None:
+    """It asked Kafka for the workers of an application that were there, and blamed the broker after the deadline."""
+
+    async def scanned(tables: TableClient) -> None:
+        async for _ in tables.scan(TOTALS, timeout_s=DEADLINE_S):
+            pass
+
+    questions: list[Callable[[TableClient], Awaitable[object]]] = [
+        lambda tables: tables.get(TOTALS, "ada", timeout_s=DEADLINE_S),
+        lambda tables: tables.get(TOTALS, "ada", partition=0, timeout_s=DEADLINE_S),
+        scanned,
+    ]
+    async with one_worker() as worker:
+        opened = client(worker)
+        async with opened as tables:
+            await tables.get(TOTALS, "ada", partition=0)
+        for each in (client(worker), opened):
+            for question in questions:
+                with pytest.raises(ConfigError, match=r"the table client is not open: use it in a `with`"):
+                    await question(each)
+        assert asked(worker, "ok") == 1, "nobody was asked for those outside the block"
 
 
 # -- scans

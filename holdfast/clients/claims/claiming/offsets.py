@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -29,7 +28,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, TopicError
 from holdfast.kafka.clients import make_reader
-from holdfast.kafka.codes import NO_TOPIC, retriable
+from holdfast.kafka.codes import NO_TOPIC, code_of
 from holdfast.kafka.coordinator_admin import NEVER_S, CoordinatorAdmin
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 
@@ -42,7 +41,6 @@ RETRY_S = 0.25
 ATTEMPT_S = 3.0
 """How long one question may take before it is put again; far less than the caller's deadline.
 """
-COORDINATOR_WAIT_S = 0.05
 SLACK_S = 0.5
 """A request ends by its own deadline; this is for the answer to reach us."""
 EARLIEST, LATEST = -2, -1
@@ -299,7 +297,7 @@ class OffsetFetcher:
         """Raise ConfigError when Kafka knows a group of this name that has members: its coordinator would
         refuse our offsets (D24).
         """
-        admin = CoordinatorAdmin(self._admin_config, quiet)
+        admin = CoordinatorAdmin(self._admin_config, quiet, clock=self._clock)
         try:
             found = self._describe_group(admin)
         finally:
@@ -321,25 +319,20 @@ class OffsetFetcher:
         """Return what the group's coordinator knows of it, None when nothing; waits for a coordinator that
         is not ready yet.
         """
-        until_s = self._clock.monotonic_s() + self._timeout_s
-        while True:
-            # Short attempts: a look-up of the coordinator that began before there was one waits for it in
-            # vain.
-            (future,) = admin.client.describe_consumer_groups(
-                [self._group_id], request_timeout=NEVER_S
-            ).values()
-            try:
-                return admin.result(future, self._attempt_s)
-            except KafkaException as error:
-                cause: KafkaError = error.args[0]
-                if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
-                    return None
-                why, again = cause.str() or cause.name(), retriable(cause.code())
-            except FutureTimeoutError:
-                why, again = "no answer", True
-            if not again or self._clock.monotonic_s() > until_s:
-                raise self._no_answer(f"group {self._group_id}", why)
-            time.sleep(COORDINATOR_WAIT_S)
+        group = self._group_id
+        try:
+            found = admin.ask(
+                lambda client, asked: client.describe_consumer_groups(asked, request_timeout=NEVER_S),
+                [group],
+                self._timeout_s,
+            )[group]
+        except FutureTimeoutError:
+            raise self._no_answer(f"group {group}", "no answer") from None
+        if isinstance(found, KafkaException):
+            if code_of(found) == KafkaError.GROUP_ID_NOT_FOUND:
+                return None
+            raise self._no_answer(f"group {group}", found.args[0].str() or found.args[0].name())
+        return found
 
     def _no_answer(self, what: str, why: str) -> BrokerError:
         return BrokerError(

@@ -1,0 +1,75 @@
+"""All that a group has committed, asked of its coordinator over aiokafka's connections.
+
+librdkafka's admin client, which has the same question, ends the process by a segmentation fault when the broker
+that it asks is not the coordinator any more (confluentinc/librdkafka#5040); its consumer has to name each partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiokafka.errors import BrokerResponseError, KafkaError
+from aiokafka.protocol.commit import OffsetFetchRequest
+
+from holdfast.clock import Backoff, Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.errors import BrokerError, GroupError
+from holdfast.kafka.codes import NO_GROUP, name_of, retriable
+from holdfast.kafka.requests.connections import connector
+
+ATTEMPT_S = 3.0
+_GROUP_COORDINATOR = 0
+_BACKOFF = Backoff(0.05, 1.0)
+
+
+async def committed_offsets(
+    settings: Settings, group: str, *, timeout_s: float, clock: Clock = system_clock
+) -> dict[Place, int]:
+    """Return what *group* has committed, of the topics that this principal may see; nothing for one that does not exist.
+
+    Asked again while the coordinator moves, loads its log or does not answer. BrokerError at the deadline,
+    GroupError for what no patience mends.
+    """
+    asked = f"offsets of group {group}"
+    until_s, waits_s, why = clock.monotonic_s() + timeout_s, _BACKOFF.waits_s(), "no answer"
+    while True:
+        try:
+            async with asyncio.timeout(min(ATTEMPT_S, max(0.0, until_s - clock.monotonic_s()))):
+                code, found = await _ask(settings, group)
+        except (KafkaError, TimeoutError, OSError) as error:
+            why = f"{type(error).__name__}: {error}"
+        else:
+            if code == 0 or code in NO_GROUP:
+                return found
+            why = name_of(code)
+            if not retriable(code):
+                raise GroupError(f"{asked}: {why}")
+        wait_s = next(waits_s)
+        if clock.monotonic_s() + wait_s >= until_s:
+            raise BrokerError(
+                f"{asked}: {why}; asked {settings.bootstrap_servers} for {timeout_s:g} s, check the broker"
+            )
+        await asyncio.sleep(wait_s)
+
+
+async def _ask(settings: Settings, group: str) -> tuple[int, dict[Place, int]]:
+    """Return an error code, 0 for none, and what is committed. Each attempt has connections of its own, which find out who is there."""
+    client = connector(settings, timeout_s=ATTEMPT_S)()
+    try:
+        await client.bootstrap()
+        try:
+            coordinator = await client.coordinator_lookup(_GROUP_COORDINATOR, group)
+        except BrokerResponseError as error:
+            return int(error.errno), {}
+        response = await client.send(coordinator, OffsetFetchRequest(group, None))
+    finally:
+        await client.close()
+    found: dict[Place, int] = {}
+    for topic, partitions in response.topics:
+        for partition, offset, _, code in partitions:
+            if code:
+                return int(code), {}
+            if offset >= 0:
+                found[topic, int(partition)] = int(offset)
+    return int(response.error_code), found
