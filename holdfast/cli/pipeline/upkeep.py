@@ -118,7 +118,7 @@ def _before_ms(days: float | None, before: str | None) -> int:
         raise ConfigError("say what expires: --older-than-days DAYS or --before TIME")
     if days is not None:
         return system_clock.now_ms() - round(days * 86_400_000)
-    at_ms = parse_until(str(before)).at_ms
+    at_ms = parse_until(str(before), "--before").at_ms
     if at_ms is None:
         raise ConfigError(
             f"--before {before!r}: write a time with its zone (2024-05-01T12:00:00Z), or ms since the epoch"
