@@ -16,6 +16,7 @@ from holdfast.cli.lake.engines import (
     spark_options,
 )
 from holdfast.cli.lake.lakes import absolute, names_of
+from holdfast.cli.lake.sources import time_ms
 from holdfast.cli.output import note
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError
@@ -59,8 +60,8 @@ def report(
     from holdfast.pipeline.reporting.slices import LIMIT_ROWS
 
     settings, where = settings_of(context), absolute(lake)
-    to_ms = system_clock.now_ms() if end is None else _time("--to", end)
-    from_ms = to_ms - DAY_MS if begin is None else _time("--from", begin)
+    to_ms = system_clock.now_ms() if end is None else time_ms("--to", end)
+    from_ms = to_ms - DAY_MS if begin is None else time_ms("--from", begin)
     on_spark = engine is EngineName.SPARK or (engine is EngineName.AUTO and master is not None)
     options = ReportOptions(
         lake=where,
@@ -78,17 +79,6 @@ def report(
         note(
             f"{name} is left out: this time has {count} rows of it, and a page is made of {LIMIT_ROWS} at most; name a shorter time (--from, --to)"
         )
-
-
-def _time(option: str, text: str) -> int:
-    from holdfast.pipeline.bronze.extent import parse_until
-
-    at_ms = parse_until(text, option).at_ms
-    if at_ms is None:
-        raise ConfigError(
-            f"{option} {text!r}: write a time with its zone (2024-05-01T12:00:00Z), or ms since the epoch"
-        )
-    return at_ms
 
 
 def _write(path: Path, page: str) -> None:
