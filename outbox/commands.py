@@ -124,9 +124,6 @@ def tell(
     Raises TopicError when there are no harvesters yet (their topics are missing), BrokerError when the
     cluster cannot be reached.
     """
-    command = Command(
-        id=secrets.token_hex(8), verb=verb, at_ms=clock.now_ms(), wait_ms=round(timeout_s * 1000)
-    )
     producer = make_writer(
         {
             **settings.kafka.producer(),
@@ -146,6 +143,10 @@ def tell(
             f"topic {settings.answers_topic}: {error.args[0].str()}; check that the broker is reachable"
         ) from error
     try:
+        # Made after the broker was asked: who comes later counts the wait from here.
+        command = Command(
+            id=secrets.token_hex(8), verb=verb, at_ms=clock.now_ms(), wait_ms=round(timeout_s * 1000)
+        )
         key = PAUSED_KEY if verb in (Verb.PAUSE, Verb.RESUME) else command.id.encode()
 
         def delivered(error: KafkaError | None, _: Message) -> None:
@@ -153,9 +154,10 @@ def tell(
                 failed.append(error)
 
         producer.produce(settings.commands_topic, msgspec.json.encode(command), key, on_delivery=delivered)
-        producer.flush(timeout_s)
-        if failed:
-            raise BrokerError(f"topic {settings.commands_topic}: {failed[0].str()}")
+        unsent = producer.flush(timeout_s)
+        if failed or unsent:
+            why = failed[0].str() if failed else f"the command was not written within {timeout_s:g} s"
+            raise BrokerError(f"topic {settings.commands_topic}: {why}; check that the broker is reachable")
         if verb not in (Verb.PAUSE, Verb.RESUME):  # nobody who comes later needs it
             producer.produce(settings.commands_topic, None, key)
             producer.flush(timeout_s)

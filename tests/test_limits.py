@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from tests.support import limits
 from tests.support.limits import Slowness, at_most, check
+from tests.support.places import ROOT
+
+STALLED = """
+import sys
+from tests.support.limits import at_most
+with at_most(0.5, "the line"):
+    print("begun", flush=True)
+    sys.stdin.readline()
+"""
 
 
 def test_a_block_that_takes_too_long_fails_and_says_what() -> None:
@@ -40,3 +52,24 @@ def test_work_beside_busy_threads_is_slower_than_its_processor_time(monkeypatch:
     while time.monotonic() < until_s:
         sum(range(1000))
     assert slowness.stop() > 1.2
+
+
+@pytest.mark.process
+def test_the_limit_stands_still_while_the_machine_does() -> None:
+    """A process that is stopped for longer than its limit."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", STALLED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGCONT)
+    _, said = process.communicate("\n", timeout=60)
+    assert process.returncode == 0, said

@@ -155,6 +155,13 @@ def _ending(span: Span, end: int | None) -> Span:
     return span if end is None else Span(first=span.first, end=min(max(span.first, end), span.end))
 
 
+def landed_of(landed: Landed | None, path: str) -> Landed:
+    """Return what the last landing said of itself; LakeError where there was none."""
+    if landed is None:
+        raise LakeError(f"{path}: nothing was landed yet (`holdfast pipeline land`)")
+    return landed
+
+
 def extent_of_bronze(
     landed: Landed | None,
     until: Until | None,
@@ -171,8 +178,7 @@ def extent_of_bronze(
     What other applications than *app* skip is missing where they have landed; *skips* are its own, None: as far as the landings tell. What
     lies before the offsets in *begin*, by partition, is not needed.
     """
-    if landed is None:
-        raise LakeError(f"{path}: nothing was landed yet (`holdfast pipeline land`)")
+    landed = landed_of(landed, path)
     spans = {
         partition: Span(first=landed.begins.get(partition, 0), end=end)
         for partition, end in landed.end.items()

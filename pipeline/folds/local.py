@@ -13,7 +13,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Input
 from holdfast.core.engine.fold.folding import Batch
 from holdfast.errors import LakeError
-from holdfast.pipeline.bronze.commits import check_rows, counted_rows, history_of, listed_files, sound_chain
+from holdfast.pipeline.bronze.commits import all_told, check_rows, history_of, listed_files, sound_chain
 from holdfast.pipeline.bronze.extent import Extent
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
 from holdfast.pipeline.bronze.lake import Landed, open_table
@@ -70,7 +70,7 @@ def open_bronze(path: str) -> tuple[BronzeFiles, Landed | None]:
     listed = listed_files(table)
     chain = sound_chain(path, history_of(table))
     last = chain[0] if chain else None
-    check_rows(path, last, counted_rows(table))
+    check_rows(path, last, all_told((at, file.rows) for at, files in listed.items() for file in files))
     for fault in layout_faults(path, chain, listed):
         raise LakeError(f"{fault.told}; `holdfast pipeline check` tells of all that is wrong")
     found = BronzeFiles(uri=str(table.table_uri), version=table.version(), files=listed)

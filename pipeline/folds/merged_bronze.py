@@ -16,19 +16,19 @@ import pyarrow as pa
 from holdfast.config import Settings
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.global_tables import Global
-from holdfast.core.engine.declared.processor import Input
+from holdfast.core.engine.declared.processor import Input, Processor
 from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.core.engine.merge.choices import Choice, VectorMarker
 from holdfast.core.engine.merge.global_copies import GlobalLog, folded_by
 from holdfast.core.engine.merge.positions import Position, offsets_of
 from holdfast.errors import LakeError, LostRecordsError
 from holdfast.kafka.reading.skip_log import read_skips
-from holdfast.pipeline.bronze.extent import Until, extent_of_bronze
+from holdfast.pipeline.bronze.extent import Extent, Until, extent_of_bronze, landed_of
 from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path
 from holdfast.pipeline.folds.folding import FoldedState, FoldPlan, Results, without
 from holdfast.pipeline.folds.joined import join
 from holdfast.pipeline.folds.kept_logs import KeptLogs
-from holdfast.pipeline.folds.local import open_bronze
+from holdfast.pipeline.folds.local import BronzeFiles, open_bronze
 from holdfast.pipeline.folds.merged import choices_upto, first_choice, fold_merged
 from holdfast.pipeline.folds.merged_extent import (
     MergedExtent,
@@ -190,21 +190,76 @@ def open_several(
 
     Raises LakeError for tables that do not hold that, LostRecordsError when choices were lost.
     """
-    processor = plan.processor
-    path = bronze_path(lake, processor.choices(app))
-    choices, landed = open_bronze(path)
-    cut = cut_of(landed, path, processor.name)
-    extent = extent_of_bronze(landed, None, path, {}, app)
-    if extent.holes:
-        raise _choices_lost(extent.holes)
-    sources = {
-        topic: _source(bronze_path(lake, topic), topic, cut, app, firsts_behind(begin, number))
-        for number, topic in enumerate(processor.topics)
-    }
-    tables = {topic: _table(bronze_path(lake, topic), app) for topic in _global_topics(plan)}
-    found = _merged(plan, sources, tables, choices, extent.spans, cut.numbers, upto, wanted, until)
-    assert landed is not None, "cut_of() refuses what was never landed"
-    return replace(found, ids={**found.ids, processor.choices(app): landed.topic_id})
+    return LandedTables.open(plan.processor, app, lake).files(plan, upto, wanted, until, begin)
+
+
+class LandedTable(NamedTuple):
+    """The files of one version of a bronze table, and what its last landing said of itself."""
+
+    path: str
+    files: BronzeFiles
+    landed: Landed
+
+    @classmethod
+    def open(cls, path: str) -> LandedTable:
+        """Open the table at *path*; LakeError where nothing was landed in it yet."""
+        files, landed = open_bronze(path)
+        return cls(path, files, landed_of(landed, path))
+
+    def extent(self, app: str, begin: Mapping[int, int] = MappingProxyType({})) -> Extent:
+        return extent_of_bronze(self.landed, None, self.path, {}, app, begin=begin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandedTables:
+    """The tables of the choices, sources and globals of a processor, each opened once: to open one costs its log and its history.
+
+    The choices are opened first, so that the sources reach at least as far as those tell.
+    """
+
+    app: str
+    choices: LandedTable
+    cut: Cut
+    sources: Mapping[str, LandedTable]
+    tables: Mapping[str, LandedTable]
+
+    @classmethod
+    def open(cls, processor: Processor[Any, Any], app: str, lake: str) -> LandedTables:
+        """Open what *lake* holds now; LakeError where it is not what was landed, LostRecordsError when choices were lost."""
+        path = bronze_path(lake, processor.choices(app))
+        files, landed = open_bronze(path)
+        cut = cut_of(landed, path, processor.name)
+        choices = LandedTable(path, files, landed_of(landed, path))
+        if holes := choices.extent(app).holes:
+            raise _choices_lost(holes)
+        return cls(
+            app=app,
+            choices=choices,
+            cut=cut,
+            sources={topic: LandedTable.open(bronze_path(lake, topic)) for topic in processor.topics},
+            tables={topic: LandedTable.open(bronze_path(lake, topic)) for topic in _global_topics(processor)},
+        )
+
+    def files(
+        self,
+        plan: FoldPlan,
+        upto: Mapping[int, VectorMarker],
+        wanted: Iterable[int] | None,
+        until: Until | None,
+        begin: Mapping[int, Position],
+    ) -> MergedFiles:
+        """Return what of the tables to fold; otherwise as `open_several`."""
+        sources = {
+            topic: _source(table, topic, self.cut, self.app, firsts_behind(begin, number))
+            for number, (topic, table) in enumerate(self.sources.items())
+        }
+        tables = {topic: _table(table, self.app) for topic, table in self.tables.items()}
+        chosen = self.choices.extent(self.app).spans
+        found = _merged(
+            plan, sources, tables, self.choices.files, chosen, self.cut.numbers, upto, wanted, until
+        )
+        choices = plan.processor.choices(self.app)
+        return replace(found, ids={**found.ids, choices: self.choices.landed.topic_id})
 
 
 def firsts_behind(positions: Mapping[int, Position], source: int) -> dict[int, int]:
@@ -230,7 +285,9 @@ def open_joined(
     choices = _joined(settings, processor.choices(settings.app), lake, {})
     if choices.holes:
         raise _choices_lost(choices.holes)
-    tables = {topic: _joined(settings, topic, lake, skips.of_topic(topic)) for topic in _global_topics(plan)}
+    tables = {
+        topic: _joined(settings, topic, lake, skips.of_topic(topic)) for topic in _global_topics(processor)
+    }
     return _merged(plan, sources, tables, choices.files, choices.spans, {}, upto, wanted, until)
 
 
@@ -278,8 +335,8 @@ def _merged(
     )
 
 
-def _global_topics(plan: FoldPlan) -> list[str]:
-    return list(dict.fromkeys(each.topic for each in plan.processor.reads))
+def _global_topics(processor: Processor[Any, Any]) -> list[str]:
+    return list(dict.fromkeys(each.topic for each in processor.reads))
 
 
 def _joined(settings: Settings, topic: str, lake: str, skips: Mapping[int, OffsetRanges]) -> _Source:
@@ -313,11 +370,9 @@ class _Source(NamedTuple):
     topic_id: str
 
 
-def _source(path: str, topic: str, cut: Cut, app: str, begin: Mapping[int, int]) -> _Source:
-    """Return the table of a source, up to *cut*; what lies before the offsets in *begin* is not needed."""
-    files, landed = open_bronze(path)
-    extent = extent_of_bronze(landed, None, path, {}, app, begin=begin)
-    assert landed is not None, "extent_of_bronze() refuses what was never landed"
+def _source(table: LandedTable, topic: str, cut: Cut, app: str, begin: Mapping[int, int]) -> _Source:
+    """Return what to read of the table of a source, up to *cut*; what lies before the offsets in *begin* is not needed."""
+    extent = table.extent(app, begin)
     ends = cut.sources.get(topic)
     if ends is None:
         raise LakeError(
@@ -329,16 +384,14 @@ def _source(path: str, topic: str, cut: Cut, app: str, begin: Mapping[int, int])
         reached = extent.spans.get(partition)
         if reached is None or reached.end < end:
             raise LakeError(
-                f"{path} partition {partition} ends at offset {0 if reached is None else reached.end}, but was landed up to {end} "
+                f"{table.path} partition {partition} ends at offset {0 if reached is None else reached.end}, but was landed up to {end} "
                 "when the choices were: it was put back to an older state; land the processor again"
             )
         spans[partition] = Span(first=min(reached.first, end), end=end)
-    return _Source(files, spans, landed.skips(app), extent.holes, landed.topic_id)
+    return _Source(table.files, spans, table.landed.skips(app), extent.holes, table.landed.topic_id)
 
 
-def _table(path: str, app: str) -> _Source:
+def _table(table: LandedTable, app: str) -> _Source:
     """Return the table of a global, all of it."""
-    files, landed = open_bronze(path)
-    extent = extent_of_bronze(landed, None, path, {}, app)
-    assert landed is not None, "extent_of_bronze() refuses what was never landed"
-    return _Source(files, dict(extent.spans), landed.skips(app), extent.holes, landed.topic_id)
+    extent, landed = table.extent(app), table.landed
+    return _Source(table.files, dict(extent.spans), landed.skips(app), extent.holes, landed.topic_id)

@@ -21,7 +21,7 @@ from holdfast.pipeline.bronze.extent import extent_of_bronze
 from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path
 from holdfast.pipeline.folds.folding import FoldedState, FoldPlan, Results, fold_partition
 from holdfast.pipeline.folds.local import BronzeFiles, open_bronze
-from holdfast.pipeline.folds.merged_bronze import MergedFiles, RecordedChoices, cut_of, left_of, open_several
+from holdfast.pipeline.folds.merged_bronze import LandedTables, MergedFiles, RecordedChoices, left_of
 from holdfast.pipeline.topic import Span
 
 
@@ -187,17 +187,16 @@ class LandedSources:
     """
 
     def __init__(self, processor: Processor[Any, Any], settings: Settings, lake: str) -> None:
-        self._processor, self._app, self._lake = processor, settings.app, lake
-        self.path = bronze_path(lake, processor.choices(settings.app))
-        _, landed = open_bronze(self.path)
-        cut = cut_of(landed, self.path, processor.name)
+        self._processor = processor
+        self._tables = LandedTables.open(processor, settings.app, lake)
+        self.path, cut = self._tables.choices.path, self._tables.cut
         if not cut.positions:
             raise LakeError(
                 f"{self.path} does not tell where the table of {processor.name} stood: nobody had folded anything when it was landed, or an earlier holdfast landed it, so "
                 f"no order of the sources is settled. Land again once workers have folded (`holdfast pipeline land --processor {processor.name}`)"
             )
         self._known = {at: self._position(cut, at) for at in cut.numbers}
-        files = self._open({})
+        files = self._files({})
         self.ids, self.skips = files.ids, files.skips
 
     def _position(self, cut: Cut, partition: int) -> VectorMarker:
@@ -207,12 +206,12 @@ class LandedSources:
         applied = tuple(found.applied.get(topic, -1) for topic in self._processor.topics)
         return structs.replace(start, applied=applied, choices=found.choices)
 
-    def _open(
+    def _files(
         self, begins: Mapping[int, Position], upto: Mapping[int, Position] | None = None
     ) -> MergedFiles:
         ends = {at: each for at, each in (upto or self._known).items() if isinstance(each, VectorMarker)}
         plan = FoldPlan(processor=self._processor)
-        return open_several(plan, self._app, self._lake, ends, sorted(ends), None, begins)
+        return self._tables.files(plan, ends, sorted(ends), None, begins)
 
     @property
     def partitions(self) -> Iterable[int]:
@@ -231,7 +230,7 @@ class LandedSources:
         return None
 
     def holes(self, begins: Mapping[int, Position]) -> tuple[str, ...]:
-        return self._open(begins).extent.holes
+        return self._files(begins).extent.holes
 
     def left(self, begins: Mapping[int, Position]) -> dict[int, int]:
         left = dict[int, int]()
@@ -244,7 +243,7 @@ class LandedSources:
     def parts(
         self, plan: FoldPlan, limits: Mapping[int, int], upto: Mapping[int, Position] | None = None
     ) -> HistoryParts:
-        return MergedParts(files=replace(self._open({}, upto), plan=plan), limits=limits)
+        return MergedParts(files=replace(self._files({}, upto), plan=plan), limits=limits)
 
 
 def _told(processor: Processor[Any, Any], position: Position) -> str:

@@ -27,7 +27,7 @@ from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify import read_live, verify
 
 PARTITIONS = 2
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Total(msgspec.Struct, frozen=True):

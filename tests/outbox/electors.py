@@ -11,12 +11,15 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.core.outbox.election import ElectionSettings, FenceReason, Leadership
 from holdfast.errors import HoldfastError
+from holdfast.kafka.clients import make_member
 from holdfast.outbox.election import Election
 
-TIMEOUT_S = 2.0
+TIMEOUT_S, CALM_S = 2.0, 6.0
+"""Heartbeat timeouts: the shortest, for leaders that die, and one that no slow machine uses up."""
 
 
 @dataclass
@@ -69,19 +72,25 @@ def election(
     roles: int = 1,
     instance_id: str | None = None,
     interop: bool = False,
+    timeout_s: float = TIMEOUT_S,
 ) -> Election:
+    """Return a member that hears of changes of its group at once, however long its session is."""
     settings = ElectionSettings(
         group_id=topic,
         leader_topic=topic,
         name=name,
         roles=roles,
         instance_id=instance_id,
-        heartbeat_timeout_s=TIMEOUT_S,
+        heartbeat_timeout_s=timeout_s,
         consumer=config,
         producer=config,
         interop=interop,
     )
-    return Election(settings, handler)
+    return Election(settings, handler, make_consumer=_attentive)
+
+
+def _attentive(config: dict[str, Any]) -> Any:
+    return make_member({**config, "heartbeat.interval.ms": 300})
 
 
 class Printing(Journal):

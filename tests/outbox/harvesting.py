@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from holdfast.clock import ManualClock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.partitioners import murmur2
 from holdfast.core.kafka.sequences import advance
@@ -42,7 +43,10 @@ from tests.support.harness import wait_for
 from tests.support.places import ROOT
 
 PARTITIONS = 4
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
+DAY_MS = 86_400_000
+PROMPT_S = 2.0
+"""The shortest timeout of an election: a leader is succeeded soon, and also when the machine stops it for this long."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,10 @@ class Rig:
             "name": self.name,
             "table": self.outbox.table,
             "layout": self.outbox.layout.name,
-            "heartbeat_timeout_s": 2.0,
+            "heartbeat_timeout_s": 30.0,  # deliveries end after it, a slow broker's too
             "retry_s": 0.05,
-            "transaction_timeout_s": 10.0,
-            "commit_timeout_s": 10.0,
+            "transaction_timeout_s": 60.0,
+            "commit_timeout_s": 60.0,
         }
         return HarvestSettings(**{**given, **more})
 
@@ -117,8 +121,11 @@ class Rig:
         with self.outbox.rows() as rows:
             return rows.count()
 
-    def harvester(self, *, clients: dict[str, Any] | None = None, **more: Any) -> Harvester:
-        return Harvester(self.settings(**more), clients=clients)
+    def harvester(
+        self, *, clients: dict[str, Any] | None = None, heartbeat_timeout_s: float = PROMPT_S, **more: Any
+    ) -> Harvester:
+        settings = self.settings(heartbeat_timeout_s=heartbeat_timeout_s, **more)
+        return Harvester(settings, clients=clients)
 
     def wait_empty(self, harvester: Harvester | None = None, deadline_s: float = DEADLINE_S) -> None:
         """Return once no row is left."""
@@ -134,7 +141,7 @@ class Rig:
         consumer = Consumer(config)
         out, topic = [], topic or self.topic
         try:
-            todo = set(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+            todo = set(consumer.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions)
             consumer.assign([TopicPartition(topic, partition, 0) for partition in todo])
             until_s = time.monotonic() + DEADLINE_S
             while todo:
@@ -201,6 +208,17 @@ def unordered(records: Sequence[Record]) -> list[str]:
             out.append(f"{place}: epoch {epoch} after {before_epoch} at offset {record.offset}")
         at[place] = (sequence, epoch)
     return out
+
+
+class Leaping(ManualClock):
+    """A clock on which whoever waits has waited for long as soon as it looks again; its day is the one before."""
+
+    def __init__(self) -> None:
+        super().__init__(now_ms=system_clock.now_ms() - DAY_MS)
+
+    def monotonic_s(self) -> float:
+        self.advance_ms(DAY_MS // 10)
+        return super().monotonic_s()
 
 
 # -- faults
@@ -334,7 +352,7 @@ class Alone:
         self.shard_rows.interrupt()
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive(), "the term did not end"
-        self.shard_rows.close(5.0)
+        self.shard_rows.close(DEADLINE_S)
 
     @property
     def published(self) -> int:
@@ -361,7 +379,7 @@ def harvest_process(
             "name": rig.name,
             "table": rig.outbox.table,
             "layout": rig.outbox.layout.name,
-            "heartbeat_timeout_s": 2.0,
+            "heartbeat_timeout_s": PROMPT_S,
             **more,
         },
         "kafka": {name: str(value) for name, value in rig.broker.config.items()},

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import permutations
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
 
 from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import BrokerError, HoldfastError
+from holdfast.outbox import commands
 from holdfast.outbox.command_log import LIMIT_REMEMBERED, CommandLog, OpenCommands
 from holdfast.outbox.commands import Command, CommandReply, Verb, tell
 from holdfast.outbox.settings import HarvestSettings
 from holdfast.outbox.topics import ensure_topics
+from tests.outbox.harvesting import Leaping
 from tests.support.harness import wait_for
 from tests.support.strangers import open_transaction
 
 DEADLINE_S = 60.0
-WAIT_S = 3.0  # is waited in full: nobody leads shard 1
+TURNS = 10
+"""Looks of a follower at what shard 1 owes: enough for a second answer, if it gave one."""
 PAUSE = Command(id="p", verb=Verb.PAUSE, at_ms=1_000)
 STATUS = Command(id="s", verb=Verb.STATUS, at_ms=2_000)
 
@@ -68,11 +76,15 @@ def test_very_many_commands_are_not_remembered_for_ever() -> None:
 
 
 class Believer:
-    """A harvester's side of a follower: leads shard 0 whatever happens, and numbers what it answers."""
+    """A harvester's side of a follower: leads shard 0 whatever happens, and numbers what it answers.
+
+    It leads shard 1 as soon as *joins* says so.
+    """
 
     def __init__(self) -> None:
         self.heard: list[Verb] = []
-        self.said = 0
+        self.said = self.looks = 0
+        self.joins: Callable[[], bool] = bool
         self.caught, self.ended = threading.Event(), threading.Event()
 
     def obey(self, command: Command) -> None:
@@ -87,7 +99,8 @@ class Believer:
         self.caught.set()
 
     def leads(self, shard: int) -> bool:
-        return shard == 0
+        self.looks += shard == 1 and self.said > 0
+        return shard == 0 or self.joins()
 
     def is_settled(self, shard: int, verb: Verb) -> bool:
         return True
@@ -120,13 +133,15 @@ def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: Se
     follower.open()
     try:
         assert handler.caught.wait(DEADLINE_S)
-        assert [answer.published for answer in tell(settings, Verb.FLUSH, WAIT_S)] == [1], (
-            "nobody leads shard 1"
-        )
-        assert handler.said == 1
+        handler.joins = lambda: handler.looks > TURNS
+        answers = tell(settings, Verb.FLUSH, DEADLINE_S)
+        assert [(answer.shard, answer.published) for answer in answers] == [(0, 1), (1, 2)]
+        assert handler.said == 2, "shard 0 has answered once, however often it was looked at"
         follower._open.answered = lambda *_: None  # type: ignore[method-assign]
-        assert [answer.published for answer in tell(settings, Verb.STATUS, WAIT_S)] == [2]
-        assert handler.said > 2
+        handler.joins = lambda: handler.said > 4
+        answers = tell(settings, Verb.STATUS, DEADLINE_S)
+        assert [answer.shard for answer in answers] == [0, 1]
+        assert answers[0].published == 3, "the first of several"
         assert handler.heard == [Verb.FLUSH, Verb.STATUS]
         assert not handler.ended.is_set()
 
@@ -141,6 +156,23 @@ def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: Se
     assert not follower.is_alive()
 
 
+def test_a_command_that_was_not_written_is_not_one_that_nobody_answered(
+    broker: SessionBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stuck(Producer):
+        def flush(self, *_: Any) -> int:
+            return 1
+
+    kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
+    settings = HarvestSettings(
+        database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}"
+    )
+    ensure_topics(settings)
+    monkeypatch.setattr(commands, "make_writer", Stuck)
+    with pytest.raises(BrokerError, match="the command was not written within 60 s; check that"):
+        tell(settings, Verb.STATUS, DEADLINE_S, Leaping())
+
+
 def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(broker: SessionBroker) -> None:
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
     settings = HarvestSettings(
@@ -148,7 +180,7 @@ def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(bro
     )
     ensure_topics(settings)
     for verb in (Verb.RESUME, Verb.FLUSH, Verb.PAUSE):
-        assert tell(settings, verb, 0.2) == []
+        assert tell(settings, verb, DEADLINE_S, Leaping()) == []
     found: list[list[CommandReply]] = []
     asking = threading.Thread(target=lambda: found.append(tell(settings, Verb.STATUS, DEADLINE_S)))
     handler = Believer()

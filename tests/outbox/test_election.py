@@ -20,25 +20,39 @@ from holdfast.dev import parent_death
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, TopicError
 from holdfast.outbox.election import Election
-from tests.outbox.electors import TIMEOUT_S, Journal, Noting, election
+from tests.outbox.electors import CALM_S, TIMEOUT_S, Journal, Noting, election
 from tests.support.harness import wait_for
 from tests.support.limits import at_most
 from tests.support.places import ROOT
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 Join = Callable[..., Election]
 
 
 class Contest:
     """Elections of this process on one leader topic; those still running are stopped at the end."""
 
-    def __init__(self, broker: SessionBroker, topic: str, stack: ExitStack, roles: int = 1) -> None:
-        self.broker, self.topic, self.roles, self._stack = broker, topic, roles, stack
+    def __init__(
+        self,
+        broker: SessionBroker,
+        topic: str,
+        stack: ExitStack,
+        roles: int = 1,
+        timeout_s: float = CALM_S,
+    ) -> None:
+        self.broker, self.topic, self.roles, self.timeout_s = broker, topic, roles, timeout_s
+        self._stack = stack
         self.journal = Journal()
         self.members: dict[str, Election] = {}
 
     def join(
-        self, name: str, *, instance_id: str | None = None, drain_s: float = 0.0, interop: bool = False
+        self,
+        name: str,
+        *,
+        instance_id: str | None = None,
+        drain_s: float = 0.0,
+        interop: bool = False,
+        timeout_s: float | None = None,
     ) -> Election:
         handler = Noting(self.journal, name, drain_s=drain_s)
         member = election(
@@ -49,6 +63,7 @@ class Contest:
             roles=self.roles,
             instance_id=instance_id,
             interop=interop,
+            timeout_s=timeout_s or self.timeout_s,
         )
         self._stack.enter_context(member)
         self.members[name] = member
@@ -91,7 +106,9 @@ def process(on: Contest, name: str) -> subprocess.Popen[str]:
 @pytest.fixture
 def contest(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Callable[..., Contest]]:
     with ExitStack() as stack:
-        yield lambda roles=1: Contest(broker, fresh_topic("neli", partitions=roles), stack, roles)
+        yield lambda roles=1, timeout_s=CALM_S: Contest(
+            broker, fresh_topic("neli", partitions=roles), stack, roles, timeout_s
+        )
 
 
 def test_of_four_processes_one_leads_and_each_that_stops_hands_over(contest: Callable[..., Contest]) -> None:
@@ -114,7 +131,7 @@ def test_of_four_processes_one_leads_and_each_that_stops_hands_over(contest: Cal
 
 def test_a_killed_leader_is_succeeded_within_a_session(contest: Callable[..., Contest]) -> None:
     """N1: SIGKILL; the session is three timeouts."""
-    on = contest()
+    on = contest(timeout_s=TIMEOUT_S)
     victim = process(on, "victim")
     try:
         assert victim.stdout is not None
@@ -133,7 +150,7 @@ def test_a_killed_leader_is_succeeded_within_a_session(contest: Callable[..., Co
 @pytest.mark.slow
 def test_a_frozen_leader_has_stopped_before_its_successor_begins(contest: Callable[..., Contest]) -> None:
     """E1, E4: SIGSTOP beyond the session, SIGCONT after the takeover."""
-    on = contest()
+    on = contest(timeout_s=TIMEOUT_S)
     frozen = process(on, "frozen")
     try:
         assert frozen.stdout is not None
@@ -165,7 +182,8 @@ def test_standbys_that_come_and_go_do_not_move_the_leader(
     before = on.members["m"].leadership(0)
     for number in range(times):
         name = "az"[number % 2] + str(number)
-        on.join(name, instance_id="static" if number % 3 == 1 else None)
+        # A session of 6 s: the static one, which leaves without a word, is gone after it.
+        on.join(name, instance_id="static" if number % 3 == 1 else None, timeout_s=TIMEOUT_S)
         wait_for("the standby's place in the group", lambda: on.size() >= 2, DEADLINE_S)
         on.leave(name)
         if number % 3 != 1:  # a static member keeps its place until its session ends
@@ -210,14 +228,14 @@ def test_a_leader_drains_before_its_successor_begins_but_not_longer_than_allowed
     contest: Callable[..., Contest],
 ) -> None:
     """E2: the barrier is bounded."""
-    on = contest()
-    on.join("slow", drain_s=60.0)
+    on = contest(timeout_s=TIMEOUT_S)
+    on.join("slow", drain_s=600.0)
     on.wait_leader()
     on.join("next")
     with at_most(TIMEOUT_S / 2 + 5, "the barrier"):
         on.leave("slow")
         assert on.wait_leader() == "next"
-    assert [entry[:2] for entry in on.journal.entries] == [
+    assert [entry[:2] for entry in on.journal.entries][-3:] == [  # a slow machine may fence it before
         ("acquired", "slow"),
         ("revoked", "slow"),
         ("acquired", "next"),

@@ -49,14 +49,14 @@ def test_commands_are_heard_and_answered_beyond_hostile_batches(
     follower.open()
     try:
         assert handler.caught.wait(DEADLINE_S)
-        assert [answer.verb for answer in tell(settings, Verb.FLUSH, 20)] == [Verb.FLUSH]
+        assert [answer.verb for answer in tell(settings, Verb.FLUSH, DEADLINE_S)] == [Verb.FLUSH]
         for topic in (settings.commands_topic, settings.answers_topic):
             send_hostile(broker, topic)
-        assert [answer.verb for answer in tell(settings, Verb.STATUS, 30)] == [Verb.STATUS]
+        assert [answer.verb for answer in tell(settings, Verb.STATUS, DEADLINE_S)] == [Verb.STATUS]
         assert handler.heard == [Verb.FLUSH, Verb.STATUS]
         assert not handler.ended.is_set()
     finally:
-        follower.close(10)
+        follower.close(DEADLINE_S)
 
 
 def test_a_leader_hears_itself_beyond_hostile_batches(
@@ -74,7 +74,6 @@ def test_a_leader_hears_itself_beyond_hostile_batches(
             "it passes them", lambda: (member.skipper.skipped if member.skipper else 0) >= 3, DEADLINE_S
         )
         assert passed
-        wait_for("it leads", lambda: member.leadership(0) is not None, DEADLINE_S)
-        before = len(journal.of("fenced"))
+        # Who did not hear itself would be fenced by now, and never lead again.
         time.sleep(2 * told.heartbeat_timeout_s)
-        assert (member.leadership(0) is not None, len(journal.of("fenced"))) == (True, before)
+        wait_for("it leads", lambda: member.leadership(0) is not None, DEADLINE_S)

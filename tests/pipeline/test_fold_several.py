@@ -17,7 +17,9 @@ from holdfast.config import Settings
 from holdfast.core.engine.merge.choices import VectorMarker, decode_choice, decode_vector_marker
 from holdfast.core.engine.state.codec import APPLIED
 from holdfast.errors import ConfigError, LakeError
-from holdfast.pipeline.bronze.lake import Cut, TablePosition
+from holdfast.pipeline.bronze.lake import Cut, TablePosition, bronze_path
+from holdfast.pipeline.folds import merged_bronze
+from holdfast.pipeline.folds.local import open_bronze
 from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.histories.fold import FoldOptions, FoldReport, FoldStep, fold
 from holdfast.pipeline.histories.landed_history import MergedParts
@@ -208,6 +210,21 @@ def test_many_commits_in_one_run_and_one_are_the_same(lake: Path, most: int) -> 
     assert (once.commits, once.digest) == (1, report.digest)
     check(lake, at, once, "once")
     assert history_rows(lake, "once") == history_rows(lake)
+
+
+def test_each_landed_table_is_opened_once_however_many_commits_are_made(
+    lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land(lake, worlds(), 1.0)
+    opened = list[str]()
+
+    def noted(path: str) -> Any:
+        opened.append(path)
+        return open_bronze(path)
+
+    monkeypatch.setattr(merged_bronze, "open_bronze", noted)
+    assert run(lake, max_records=20).commits > 2
+    assert sorted(opened) == sorted(bronze_path(str(lake), topic) for topic in (CHOICES, *TOPICS[:WIDTH]))
 
 
 def test_choices_are_read_on_where_they_were_left(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ async def _fold_live(
     store = DictStore()
     folder = Folder(processor, store)
     writer = ChangelogWriter(
-        producers(connector(settings, timeout_s=10), transaction_timeout_s=15)(
+        producers(connector(settings, timeout_s=60), transaction_timeout_s=15)(
             processor.transactional_id(settings.app, partition)
         ),
         changelog=processor.changelog(settings.app),
@@ -116,11 +116,11 @@ def tamper(live: Live, partition: int, puts: dict[bytes, bytes | None], marker: 
     """Write to a changelog what no fold has written, closed by *marker*."""
     processor, settings = live
     producer = Producer(settings.producer(**{"transactional.id": f"tamper-{settings.app}"}))
-    producer.init_transactions(30)
+    producer.init_transactions(60)
     producer.begin_transaction()
     for key, value in {**puts, APPLIED: encode_marker(marker)}.items():
         producer.produce(processor.changelog(settings.app), value, key, partition)
-    producer.commit_transaction(30)
+    producer.commit_transaction(60)
     wait_for_ends(settings, processor.changelog(settings.app))
 
 
@@ -213,7 +213,7 @@ def test_a_changelog_of_another_version_or_writer_is_refused(
     tamper(live, 1, {}, Marker(10, 1_100, 1))
     producer = Producer(broker.client_config())
     producer.produce(live[0].changelog(live[1].app), b"x", b"stray", 0)
-    producer.flush(30)
+    producer.flush(60)
     with pytest.raises(ChangelogError, match="ends with 1 records that no marker closes"):
         verify(*live, LOCAL)
 

@@ -37,7 +37,7 @@ UntilOption = Annotated[
     typer.Option(
         "--until",
         help="Stop after these offsets (0:1500,1:20; of several sources 0:orders:17), or before what was appended later "
-        "(2024-05-01T12:00:00Z). Default: all there is; of a bootstrap that emits, where earlier versions stand.",
+        "(2024-05-01T12:00:00Z). Default: the end; for a bootstrap of a processor that emits, the position of the earlier versions.",
     ),
 ]
 LakeOption = Annotated[str | None, typer.Option("--lake", help="The lake of --from bronze and history.")]

@@ -44,7 +44,7 @@ class BeginName(StrEnum):
 
 @app.command(
     help="Fold a processor over history and write the state of each partition as the changelog of its version, in one transaction: "
-    "workers restore it and go on with the next record. A partition that has a state is left alone."
+    "workers restore it and continue with the next record. It skips partitions that have a state."
 )
 @takes_spark()
 def bootstrap(
@@ -53,7 +53,7 @@ def bootstrap(
     name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor.")],
     version: Annotated[
         int | None,
-        typer.Option("--version", help="The version that is meant: refused where another is declared."),
+        typer.Option("--version", help="The expected version: refused if another one is declared."),
     ] = None,
     engine: EngineOption = EngineName.AUTO,
     source: Annotated[
@@ -70,8 +70,8 @@ def bootstrap(
         EmitsName,
         typer.Option(
             "--emits",
-            help="What becomes of what the fold emits up to the position: suppress sends nothing to topics that earlier versions write to, "
-            "send all of it.",
+            help="Emits up to the position: suppress sends nothing to topics that earlier versions write to, "
+            "send sends everything.",
         ),
     ] = EmitsName.SUPPRESS,
     state_memory_mb: StateMemoryOption = 256,

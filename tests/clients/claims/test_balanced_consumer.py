@@ -165,7 +165,7 @@ async def test_a_static_member_restarted_within_its_session_finds_its_partitions
     ground: BalancedGround,
 ) -> None:
     """G3 on the broker: the generation is the same before and after, and nobody touched its partitions."""
-    named = {"heartbeat_interval_s": 5.0}
+    named = {"heartbeat_interval_s": PATIENT_S}
     async with ground.member("b", static_id="s-b", **named) as other:
         async with ground.member("a", static_id="s-a", **named) as first:
             await until("two to settle", lambda: settled([first, other], PARTITIONS))
@@ -210,7 +210,7 @@ async def test_a_broker_that_takes_long_to_tell_how_many_partitions_there_are_ke
 
         def slow(*told: Any) -> dict[str, int]:
             asked.set()
-            answer.wait(30)
+            answer.wait(60)
             return count(*told)
 
         announcements.counts = slow  # type: ignore[method-assign, assignment]

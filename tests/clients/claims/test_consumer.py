@@ -31,7 +31,7 @@ from holdfast.errors import (
     TerminatedError,
     TopicError,
 )
-from tests.clients.claims.claiming import Ground, drain, scenario, take, until
+from tests.clients.claims.claiming import DEADLINE_S, Ground, drain, scenario, take, until
 from tests.support.limits import at_most
 
 
@@ -53,7 +53,9 @@ def committed_in_kafka(ground: Ground) -> dict[int, int]:
     try:
         wanted = [TopicPartition(ground.topic, at) for at in range(ground.partitions)]
         return {
-            each.partition: each.offset for each in reader.committed(wanted, timeout=10) if each.offset >= 0
+            each.partition: each.offset
+            for each in reader.committed(wanted, timeout=DEADLINE_S)
+            if each.offset >= 0
         }
     finally:
         reader.close()
@@ -144,13 +146,14 @@ async def test_a_clean_release_reaches_the_next_owner_within_a_second(ground: Gr
 async def test_a_restart_within_the_time_takes_its_claims_back_by_heartbeats_alone(wide: Ground) -> None:
     """M12: no ClaimingPartition, resumed at the offset of the last heartbeat."""
     wide.fill(3)
-    first = wide.consumer("same", greedy=True)
+    patient = {"heartbeat_interval_s": 30.0}
+    first = wide.consumer("same", greedy=True, **patient)
     async with first:
         for message in await take(first, 12, commit=False):
             if message.offset < 2:
                 message.commit()
         await first.terminate(release=False)
-    async with wide.consumer("same", greedy=True) as again:
+    async with wide.consumer("same", greedy=True, **patient) as again:
         assert sorted((each.partition, each.offset) for each in await take(again, 4)) == [
             (at, 2) for at in range(4)
         ]
@@ -264,7 +267,7 @@ async def test_what_happens_to_claims_is_told_as_it_happens(ground: Ground) -> N
     async with ground.consumer("first") as consumer:
         listening = asyncio.create_task(listen(consumer))
         await until("the claim", lambda: consumer.load == 1)
-    await asyncio.wait_for(listening, 5)
+    await asyncio.wait_for(listening, DEADLINE_S)
     assert told[-1] == (Event.TERMINATED, -1)
     assert (Event.RELEASED, 0) in told
 
@@ -276,8 +279,8 @@ async def test_a_paused_group_releases_and_is_silent_until_the_pause_is_over(gro
         out: list[Any] = []
         runs = asyncio.create_task(drain(consumer, out))
         await until("the first message", lambda: len(out) == 1)
-        ground.pause(5)
         paused_s = time.monotonic()
+        ground.pause(5)
         with at_most(3.0, "the release"):
             await until("the release", lambda: consumer.load == 0)
         ground.fill(1, start=1)
@@ -291,10 +294,10 @@ async def test_a_paused_group_releases_and_is_silent_until_the_pause_is_over(gro
 @scenario
 async def test_holes_and_control_records_at_the_end_do_not_look_like_a_backlog(ground: Ground) -> None:
     writer = Producer({**ground.config, "transactional.id": f"{ground.topic}-tx"})
-    writer.init_transactions(20)
+    writer.init_transactions(60)
     writer.begin_transaction()
     writer.produce(ground.topic, value=b"0", partition=0)
-    writer.commit_transaction(20)
+    writer.commit_transaction(60)
     async with ground.consumer("first") as consumer:
         await take(consumer, 1)
         await until(
@@ -308,7 +311,7 @@ async def test_holes_and_control_records_at_the_end_do_not_look_like_a_backlog(g
 async def test_messages_in_flight_are_committed_before_the_release(ground: Ground) -> None:
     """D21: the drain window."""
     ground.fill(3)
-    async with ground.consumer("first", drain_s=4.0) as consumer:
+    async with ground.consumer("first", heartbeat_interval_s=60.0, drain_s=DEADLINE_S) as consumer:
         messages = await take(consumer, 3, commit=False)
         leaving = asyncio.create_task(consumer.terminate(release=True))
         await asyncio.sleep(0.3)
@@ -380,7 +383,7 @@ def test_the_blocking_form_does_the_same(ground: Ground) -> None:
         assert consumer.get(0.05) is None
     with blocking() as consumer:
         ground.fill(1, start=10)
-        message = consumer.get(20)
+        message = consumer.get(DEADLINE_S)
         assert message is not None
         assert message.offset == 10
 
@@ -425,7 +428,7 @@ async def test_the_name_of_a_live_consumer_group_is_refused(ground: Ground) -> N
 
 
 def _joined(consumer: Consumer) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + DEADLINE_S
     while not consumer.assignment():
         assert time.monotonic() < deadline_s
         consumer.poll(0.1)
@@ -477,7 +480,7 @@ async def test_of_ten_that_race_one_wins_and_nine_know_at_once_that_they_lost(gr
             send_id: int, value: bytes, partition: int, send: Callable[[int, bytes, int], None] = log.send
         ) -> None:
             if value.startswith(b"ClaimingPartition/"):
-                together.wait(30)
+                together.wait(DEADLINE_S)
                 asked_s.append(time.monotonic())
             send(send_id, value, partition)
 

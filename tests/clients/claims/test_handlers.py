@@ -88,7 +88,7 @@ async def test_a_handler_that_exceeds_its_deadline_is_warned_of_twice_and_loses_
     ground.fill(3, partition=0)
     caplog.set_level(logging.INFO)
     async with ground.consumer("one", heartbeat_interval_s=BEAT_S, handler_timeout_s=6) as one:
-        message = await one.get(30)
+        message = await one.get(60)
         assert message is not None
         async with ground.consumer("two", heartbeat_interval_s=BEAT_S) as two:
             out: list[Any] = []

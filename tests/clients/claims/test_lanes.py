@@ -48,7 +48,7 @@ def fill(ground: Ground, count: int, *, keys: int = 16, start: int = 0, key: byt
         ground.producer.produce(
             ground.topic, key=key or b"key-%d" % (number % keys), value=b"%d" % number, partition=0
         )
-    assert ground.producer.flush(30) == 0
+    assert ground.producer.flush(60) == 0
 
 
 def lane_offset(ground: Ground, lane: int) -> int | None:
@@ -59,7 +59,7 @@ def lane_offset(ground: Ground, lane: int) -> int | None:
 def kafka_offset(ground: Ground) -> int:
     reader = Consumer({**ground.config, "group.id": ground.group})
     try:
-        return reader.committed([TopicPartition(ground.topic, 0)], timeout=10)[0].offset
+        return reader.committed([TopicPartition(ground.topic, 0)], timeout=60)[0].offset
     finally:
         reader.close()
 
@@ -274,9 +274,7 @@ async def test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in
             for lane in lost
         }
         wanted = {offset for of_lane in left.values() for offset in of_lane} | lanes.keys() - offsets
-        await until(
-            "all that is left to be handled", lambda: wanted <= {each["offset"] for _, each in seen}, 30.0
-        )
+        await until("all that is left to be handled", lambda: wanted <= {each["offset"] for _, each in seen})
         for lane in lost:
             first = min((each["offset"] for _, each in seen if each["lane"] == lane), default=None)
             assert first == min(left[lane], default=None)

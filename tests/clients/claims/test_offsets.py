@@ -16,7 +16,7 @@ from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError
-from tests.clients.claims.claiming import Ground, scenario, until
+from tests.clients.claims.claiming import DEADLINE_S, Ground, scenario, until
 from tests.support import own_broker
 from tests.support.harness import wait_for
 
@@ -30,7 +30,7 @@ def ground(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Ground]:
 
 
 def lookups(ground: Ground) -> closing[OffsetFetcher]:
-    return closing(OffsetFetcher(ground.settings, ground.group, timeout_s=10.0))
+    return closing(OffsetFetcher(ground.settings, ground.group, timeout_s=DEADLINE_S))
 
 
 def book(ground: Ground, partition: int, offset: int) -> None:
@@ -39,7 +39,7 @@ def book(ground: Ground, partition: int, offset: int) -> None:
     consumer.close()
 
 
-async def answered(asked: OffsetFetcher, count: int, within_s: float = 20.0) -> list[Watermarks]:
+async def answered(asked: OffsetFetcher, count: int, within_s: float = DEADLINE_S) -> list[Watermarks]:
     found: list[Watermarks] = []
 
     def all_there() -> bool:
@@ -93,7 +93,7 @@ def test_a_live_group_of_either_of_kafkas_protocols_is_refused_until_it_is_empty
         asked.check_group()
         with closing(member):
             member.subscribe([ground.topic])
-            deadline_s = time.monotonic() + 20
+            deadline_s = time.monotonic() + DEADLINE_S
             while not member.assignment():
                 assert time.monotonic() < deadline_s
                 member.poll(0.1)
@@ -117,14 +117,15 @@ def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is
     ended by its own timeout.
     """
     assert broker.cluster is not None, "a broker of the session's own, which can be frozen"
-    groups = BrokerGroups(ground.settings, timeout_s=1.0)
+    groups = BrokerGroups(ground.settings, timeout_s=DEADLINE_S)
     wait_for(
         "a coordinator, which a new node has after a while", lambda: coordinated(groups, ground.group), 60
     )
     assert groups.describe(ground.group) is None
-    with closing(OffsetFetcher(ground.settings, ground.group, timeout_s=1.0)) as asked:
+    with closing(OffsetFetcher(ground.settings, ground.group, timeout_s=DEADLINE_S)) as asked:
         asked.check_group()
         broker.cluster.pause(1)
+        asked._timeout_s = groups._timeout_s = 1.0
         try:
             for question in (
                 asked.check_group,
@@ -135,7 +136,7 @@ def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is
                     question()
         finally:
             broker.cluster.resume(1)
-        asked._timeout_s = groups._timeout_s = 10.0  # it has to catch its breath
+        asked._timeout_s = groups._timeout_s = DEADLINE_S
         asked.check_group()
         assert asked.counts([ground.topic]) == {ground.topic: 2}
         assert groups.describe(ground.group) is None
@@ -162,6 +163,6 @@ async def test_what_was_asked_in_an_outage_is_answered_after_it(tmp_path: Path) 
             cluster.kill(1)
             asked.ask(ground.topic, 0, committed=True)
             cluster.restart(1)
-            assert await answered(asked, 1, 10.0) == [before] == [Watermarks(ground.topic, 0, 0, 7, 3)]
+            assert await answered(asked, 1) == [before] == [Watermarks(ground.topic, 0, 0, 7, 3)]
             asked.ask(ground.topic, 0, committed=False)
-            assert await answered(asked, 1, 5.0) == [before._replace(committed=None)]
+            assert await answered(asked, 1) == [before._replace(committed=None)]

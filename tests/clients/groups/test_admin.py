@@ -18,7 +18,7 @@ from holdfast.core.claims.guarded import Pause
 from holdfast.core.claims.resets import Aim, ResetCommit, Scope, Where, parse_scope
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, GroupError, TopicError
-from tests.support.group_desk import DEADLINE_S, GroupDesk, LaterClock
+from tests.support.group_desk import DEADLINE_S, EndingClock, GroupDesk, LaterClock
 
 
 @pytest.fixture
@@ -246,23 +246,25 @@ def test_a_member_that_does_not_release_is_named_and_everything_stays_as_it_was(
     topic = desk.topic()
     desk.hold("worker-7/i7", topic, {0: 40})
     desk.hold("worker-8/i8", topic, {1: 12})
-    waits: list[tuple[str, ...]] = []
+    waits, clock = list[tuple[str, ...]](), EndingClock()
 
     def tell(progress: ResetProgress) -> None:
         desk.put(Heartbeat(desk.now_s, "i8", "worker-8", "shop", topic, 1, 12))
         if progress.step is ResetStep.WAITING:
             waits.append(progress.waiting_for)
+            clock.over = progress.waiting_for == ("worker-8-i8",)
 
-    with desk.admin() as admin:
+    with desk.admin(clock=clock) as admin:
         plan = admin.plan_reset("shop", Aim(Where.EARLIEST))
         with pytest.raises(
             GroupError,
-            match=r"after 1 s worker-8-i8 still hold 1 partitions; every partition keeps its offset",
+            match=r"after 60 s worker-8-i8 still hold 1 partitions; every partition keeps its offset",
         ):
             admin.reset_offsets(
-                plan, deadline_s=1, tell=desk.obeying(("worker-7/i7", topic, {0: 41}), then=tell)
+                plan, deadline_s=60, tell=desk.obeying(("worker-7/i7", topic, {0: 41}), then=tell)
             )
         assert ("worker-8-i8",) in waits
+        clock.over = False
         claims = desk.claims()
         assert claims[ClaimKey("shop", topic, 0)].current_offset == 41
         assert claims[ClaimKey("shop", topic, 1)].client_id == "worker-8"
@@ -293,7 +295,7 @@ def test_of_two_resets_at_once_one_moves_everything_and_the_other_nothing(desk: 
             plan = admin.plan_reset("shop", Aim(Where.OFFSET, target))
             barrier.wait(DEADLINE_S)
             try:
-                admin.reset_offsets(plan, deadline_s=10)
+                admin.reset_offsets(plan, deadline_s=60)
                 outcomes.append(target)
             except GroupError as error:
                 outcomes.append(error)

@@ -250,5 +250,5 @@ def desk_log(desk: GroupDesk) -> list[Decision]:
         def _note(self, message: object, found: object) -> None:
             seen.append(decode_decision(message.value()))  # type: ignore[attr-defined]
 
-    Noting(desk.settings, topic=desk.resets, timeout_s=10).decisions()
+    Noting(desk.settings, topic=desk.resets, timeout_s=DEADLINE_S).decisions()
     return seen

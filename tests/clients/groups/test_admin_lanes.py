@@ -24,7 +24,7 @@ from holdfast.core.claims.resets import Aim, Where
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import GroupError
 from tests.clients.claims.claiming import Ground, scenario, until
-from tests.support.group_desk import GroupDesk
+from tests.support.group_desk import EndingClock, GroupDesk
 
 LANES = 4
 
@@ -88,7 +88,7 @@ def book(desk: GroupDesk, topic: str, group: str = "shop") -> list[int]:
     try:
         return [
             each.offset
-            for each in reader.committed([TopicPartition(topic, at) for at in range(2)], timeout=10)
+            for each in reader.committed([TopicPartition(topic, at) for at in range(2)], timeout=60)
         ]
     finally:
         reader.close()
@@ -118,18 +118,21 @@ def test_no_lane_moves_when_one_of_them_is_not_given_back(desk: GroupDesk) -> No
         desk.hold(f"m{lane}/i", lane_topic(topic, lane, LANES), {0: 10 + lane})
     stubborn = lane_topic(topic, 3, LANES)
 
-    def tell(_: ResetProgress) -> None:
+    clock = EndingClock()
+
+    def tell(progress: ResetProgress) -> None:
         desk.put(Heartbeat(desk.now_s, "i", "m3", "shop", stubborn, 0, 13))
+        clock.over = progress.waiting_for == ("m3-i",)
 
     obey = desk.obeying(
         *((f"m{lane}/i", lane_topic(topic, lane, LANES), {0: 20 + lane}) for lane in range(3)), then=tell
     )
-    with desk.admin() as admin:
+    with desk.admin(clock=clock) as admin:
         plan = admin.plan_reset("shop", Aim(Where.EARLIEST))
         with pytest.raises(
             GroupError, match="m3-i still hold 1 partitions; every partition keeps its offset"
         ):
-            admin.reset_offsets(plan, deadline_s=1, tell=obey)
+            admin.reset_offsets(plan, deadline_s=60, tell=obey)
     offsets = {key.topic: row.current_offset for key, row in desk.claims().items()}
     assert offsets == {lane_topic(topic, lane, LANES): 20 + lane if lane < 3 else 13 for lane in range(LANES)}
     assert desk.decisions() == []
@@ -146,7 +149,7 @@ async def test_live_members_begin_again_in_every_lane_where_a_reset_says(
     with closing(Ground(broker.config, fresh_topic, coordination=2)) as ground:
         for number in range(records):
             ground.producer.produce(ground.topic, key=b"key-%d" % (number % 16), value=b"x", partition=0)
-        assert ground.producer.flush(30) == 0
+        assert ground.producer.flush(60) == 0
         resets = f"{ground.coordination}-resets"
         seen: list[tuple[int | None, int]] = []
 
@@ -161,7 +164,7 @@ async def test_live_members_begin_again_in_every_lane_where_a_reset_says(
             with GroupAdmin(settings, resets_topic=resets) as admin:
                 admin.reset_offsets(
                     admin.plan_reset(ground.group, Aim(Where.OFFSET, 40)),
-                    deadline_s=30,
+                    deadline_s=60,
                     tell=lambda told: steps.append(told.step),
                 )
             return steps[-1]

@@ -22,7 +22,7 @@ from holdfast.config import Settings
 from holdfast.dev import parent_death
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ClaimLostError, ConfigError, TopicError
-from tests.clients.claims.claiming import LOG_APPEND, scenario, until
+from tests.clients.claims.claiming import DEADLINE_S, LOG_APPEND, scenario, until
 from tests.support import own_broker
 from tests.support.places import ROOT
 
@@ -61,7 +61,7 @@ class Field:
         producer = Producer({**self.config, "linger.ms": 0})
         for number in range(count):
             producer.produce(self.topic, b"%d" % number, partition=partition)
-        assert producer.flush(30) == 0
+        assert producer.flush(DEADLINE_S) == 0
 
     def process(self, client: str, *, die_at: int = -1, work_s: float = 0.0) -> subprocess.Popen[str]:
         told = {"settings": self.config, "named": self.named(client), "die_at": die_at, "work_s": work_s}
@@ -88,16 +88,16 @@ class Field:
 
     def died(self, child: subprocess.Popen[str]) -> set[tuple[int, int]]:
         """Return what a process handled before it died."""
-        out, _ = child.communicate(timeout=40)
+        out, _ = child.communicate(timeout=DEADLINE_S)
         return {tuple(json.loads(line)) for line in out.splitlines()}
 
     def dead_letters(self) -> list[bytes]:
         reader = Consumer({**self.config, "group.id": "nobody", "enable.auto.commit": False})
         try:
-            end = reader.get_watermark_offsets(TopicPartition(self.dead, 0), 10)[1]
+            end = reader.get_watermark_offsets(TopicPartition(self.dead, 0), DEADLINE_S)[1]
             reader.assign([TopicPartition(self.dead, 0, OFFSET_BEGINNING)])
             found: list[bytes] = []
-            for each in reader.consume(end, 20.0) if end else []:
+            for each in reader.consume(end, DEADLINE_S) if end else []:
                 headers: Any = each.headers() or []
                 found += [value for name, value in headers if name == "holdfast-source"]
             return found
@@ -139,7 +139,12 @@ async def test_three_members_share_two_partitions_and_handle_every_message_once(
     field.fill(100, 0)
     field.fill(100, 1)
     seen: list[list[tuple[int, int]]] = [[], [], []]
-    async with field.consumer("a") as a, field.consumer("b") as b, field.consumer("c") as c:
+    patient = {"lease_s": 600.0}
+    async with (
+        field.consumer("a", **patient) as a,
+        field.consumer("b", **patient) as b,
+        field.consumer("c", **patient) as c,
+    ):
         tasks = [
             asyncio.create_task(work(each, out, 0.005)) for each, out in zip((a, b, c), seen, strict=True)
         ]
@@ -235,7 +240,7 @@ async def test_a_block_whose_handler_exceeds_its_deadline_goes_to_another(
     field.fill(5)
     async with field.consumer("one", handler_timeout_s=2 * LEASE_S) as one, field.consumer("two") as two:
         block = await anext(one)
-        taken = await asyncio.wait_for(anext(two), 10 * LEASE_S)
+        taken = await asyncio.wait_for(anext(two), DEADLINE_S)
         assert (taken.first_offset, taken.deliveries) == (0, 2)
         assert not block.is_held
         with pytest.raises(ClaimLostError):
@@ -259,7 +264,7 @@ async def test_who_leaves_gives_its_blocks_back_at_once_also_after_a_cancelled_w
         waiting.cancel()
     assert not block.is_held
     async with field.consumer("two", lease_s=600.0) as consumer:
-        again = await asyncio.wait_for(anext(consumer), 20)
+        again = await asyncio.wait_for(anext(consumer), DEADLINE_S)
         assert (again.first_offset, again.next_offset, again.deliveries) == (10, 12, 2)
         await again.done()
     assert field.dead_letters() == []

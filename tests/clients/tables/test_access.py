@@ -20,7 +20,18 @@ from holdfast.errors import (
     MovedError,
     NoSuchTableError,
 )
-from tests.clients.tables.tabling import ROUTED, TOTALS, Total, client, fold, one_worker, scenario, settings
+from tests.clients.tables.tabling import (
+    DEADLINE_S,
+    ROUTED,
+    TOTALS,
+    Total,
+    client,
+    deadline_after,
+    fold,
+    one_worker,
+    scenario,
+    settings,
+)
 from tests.support.limits import at_most
 from tests.support.places import TLS
 
@@ -128,8 +139,8 @@ async def test_who_shows_no_certificate_where_one_is_wanted_is_told_so_by_the_de
         web_tls_ca=TLS / "ca.pem", web_tls_cert=TLS / "server.pem", web_tls_key=TLS / "server-key.pem"
     )
     async with MemoryWorker(chosen, [TOTALS], partitions=1) as worker, client(worker) as tables:
-        with pytest.raises(AccessError, match="certificate"):
-            await tables.get(TOTALS, "ada", timeout_s=1)
+        with deadline_after(), pytest.raises(AccessError, match="certificate"):
+            await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)
 
 
 @scenario
@@ -144,6 +155,6 @@ async def test_a_token_is_never_carried_from_https_to_http() -> None:
             app="shop", web_token="t", web_tls_cert=secure.web_tls_cert, web_tls_key=secure.web_tls_key
         )
         async with TableClient(trusting, [TOTALS], directory=FixedDirectory([claims])) as tables:
-            with pytest.raises(MovedError):
-                await tables.get(TOTALS, "ada", timeout_s=1)
+            with deadline_after(), pytest.raises(MovedError):
+                await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)
         assert thief.asked == 0

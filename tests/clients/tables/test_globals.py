@@ -24,7 +24,7 @@ from holdfast.core.engine.query_wire import LIMIT_REPLY_BYTES
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import AccessError, NoSuchTableError, NotReadyError, OffsetTimeoutError, QueryError
-from tests.clients.tables.tabling import scenario
+from tests.clients.tables.tabling import DEADLINE_S, deadline_after, scenario
 
 PARTITIONS = 2
 
@@ -119,8 +119,8 @@ async def test_any_worker_answers_in_turn_and_one_that_cannot_is_passed() -> Non
         for _ in range(3):
             assert (await tables.get(RATES, "usd")).value == 0.9
         other.globals["rates"].cause = "global table rates is not caught up"
-        with pytest.raises(NotReadyError, match="not caught up"):
-            await tables.get(RATES, "usd", timeout_s=0.6)
+        with deadline_after(), pytest.raises(NotReadyError, match="not caught up"):
+            await tables.get(RATES, "usd", timeout_s=DEADLINE_S)
         await other.__aexit__(None, None, None)
         one.globals["rates"].cause = None
         for _ in range(3):
@@ -132,8 +132,8 @@ async def test_a_copy_that_is_not_caught_up_is_waited_for() -> None:
     async with with_rates(a_worker()) as worker, client(worker) as tables:
         rates = worker.globals["rates"]
         rates.cause = "global table rates is not caught up: partition 0 was read up to 5 of 17 of rates"
-        with pytest.raises(NotReadyError, match="partition 0 was read up to 5 of 17"):
-            await tables.get(RATES, "usd", timeout_s=0.3)
+        with deadline_after(), pytest.raises(NotReadyError, match="partition 0 was read up to 5 of 17"):
+            await tables.get(RATES, "usd", timeout_s=DEADLINE_S)
         asked = asyncio.ensure_future(tables.get(RATES, "usd"))
         await asyncio.sleep(0.1)
         rates.cause = None
@@ -144,8 +144,8 @@ async def test_a_copy_that_is_not_caught_up_is_waited_for() -> None:
 async def test_offsets_of_the_topic_can_be_waited_for() -> None:
     async with with_rates(a_worker()) as worker, client(worker) as tables:
         assert (await tables.get(RATES, "usd", at_least=(0, 20))).value == 0.9
-        with pytest.raises(OffsetTimeoutError, match="is at 0:20,1:30, not yet at 1:31"):
-            await tables.get(RATES, "usd", at_least={1: 31}, timeout_s=0.4)
+        with deadline_after(), pytest.raises(OffsetTimeoutError, match="is at 0:20,1:30, not yet at 1:31"):
+            await tables.get(RATES, "usd", at_least={1: 31}, timeout_s=DEADLINE_S)
         asked = asyncio.ensure_future(tables.get(RATES, "usd", at_least={0: 21, 1: 30}))
         await asyncio.sleep(0.1)
         worker.globals["rates"].put("usd", 0.7, offset=21)
@@ -197,8 +197,11 @@ async def test_what_is_no_global_table_is_refused() -> None:
         with pytest.raises(NoSuchTableError, match="not given a table 'rates'"):
             await tables.get(RATES, "usd")
     async with TableClient(Settings(app="shop"), [ORDERS], directory=FixedDirectory()) as tables:
-        with pytest.raises(NotReadyError, match="no worker of shop claims global table rates"):
-            await tables.get(RATES, "usd", timeout_s=0.2)
+        with (
+            deadline_after(),
+            pytest.raises(NotReadyError, match="no worker of shop claims global table rates"),
+        ):
+            await tables.get(RATES, "usd", timeout_s=DEADLINE_S)
 
 
 @scenario

@@ -184,7 +184,9 @@ async def test_the_largest_page_that_a_worker_sends_is_read() -> None:
             worker.put(TOTALS, 0, f"{number:05}" + "\N{GRINNING FACE}" * 1_000, Total(number), offset=number)
         found = [
             answer.value.count
-            async for answer in tables.scan(TOTALS, partition=0, page_rows=LIMIT_PAGE_ROWS, timeout_s=20)
+            async for answer in tables.scan(
+                TOTALS, partition=0, page_rows=LIMIT_PAGE_ROWS, timeout_s=DEADLINE_S
+            )
         ]
     assert found == list(range(5_000))
     assert 2 * LIMIT_REPLY_BYTES < 5_000 * 4_000

@@ -25,7 +25,18 @@ from holdfast.errors import (
     NotReadyError,
     OffsetTimeoutError,
 )
-from tests.clients.tables.tabling import ROUTED, TOTALS, Total, asked, client, one_worker, scenario, settings
+from tests.clients.tables.tabling import (
+    DEADLINE_S,
+    ROUTED,
+    TOTALS,
+    Total,
+    asked,
+    client,
+    deadline_after,
+    one_worker,
+    scenario,
+    settings,
+)
 from tests.support.limits import at_most
 
 
@@ -65,9 +76,9 @@ async def test_workers_that_send_each_other_the_asker_end_in_moved_at_the_deadli
         one.owners["totals", 0], other.owners["totals", 0] = other.url, one.url
         directory = Unfolding([msgspec.structs.replace(one.claims(), tables=_claiming(0))])
         async with client(directory=directory) as tables:
-            with at_most(5.0, "the deadline"), pytest.raises(MovedError, match=r"totals/0 is served by http"):
-                await tables.get(TOTALS, "ada", timeout_s=1)
-        # the deadline may come between the two requests of a round
+            with deadline_after(), pytest.raises(MovedError, match=r"totals/0 is served by http"):
+                await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)
+        # an attempt may have been given up between the two requests of a round
         assert asked(one) - asked(other) in (-1, 0, 1), "one redirect a round"
         assert min(asked(one), asked(other)) > 1, "and further rounds"
         assert directory.refreshed >= 1
@@ -121,8 +132,8 @@ def _only(worker: MemoryWorker, generation: int) -> WorkerClaims:
 async def test_a_worker_that_restores_for_too_long_is_not_ready_with_the_cause() -> None:
     async with one_worker() as worker, client(worker) as tables:
         worker.replica(TOTALS, 0).serving, worker.cause = False, "restoring totals/0: 10 of 90"
-        with pytest.raises(NotReadyError, match="restoring totals/0: 10 of 90"):
-            await tables.get(TOTALS, "ada", timeout_s=1)
+        with deadline_after(), pytest.raises(NotReadyError, match="restoring totals/0: 10 of 90"):
+            await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)
         assert asked(worker) > 1
 
 
@@ -131,9 +142,9 @@ async def test_a_worker_that_is_gone_is_asked_again_until_it_is_back() -> None:
     once = settings()
     claims = MemoryWorker(once, [TOTALS], partitions=1).claims()
     async with client(directory=FixedDirectory([claims])) as tables, AsyncExitStack() as stack:
-        with pytest.raises(NotReadyError, match="cannot be reached"):
-            await tables.get(TOTALS, "ada", timeout_s=1)
-        waiting = asyncio.create_task(tables.get(TOTALS, "ada", timeout_s=20))
+        with deadline_after(), pytest.raises(NotReadyError, match="cannot be reached"):
+            await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)
+        waiting = asyncio.create_task(tables.get(TOTALS, "ada", timeout_s=DEADLINE_S))
         worker = await stack.enter_async_context(MemoryWorker(once, [TOTALS], partitions=1))
         worker.put(TOTALS, 0, "ada", Total(1), offset=1)
         assert (await waiting).value == Total(1)
@@ -189,13 +200,17 @@ async def test_a_worker_that_hangs_costs_the_deadline_and_not_more() -> None:
 
 
 @scenario
-async def test_a_hanging_owner_is_left_for_the_next_before_the_deadline() -> None:
+async def test_a_hanging_owner_is_left_for_the_next_before_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.clients.tables.query_router.ATTEMPT_S", 0.5)
     async with Hanging() as hanging, one_worker() as successor:
         successor.put(TOTALS, 0, "ada", Total(1), offset=1)
         claims = WorkerClaims(url=hanging.url, generation=1, started_ms=0, at_ms=0, tables=_claiming(0))
         async with client(directory=Unfolding([claims], lambda: [claims, successor.claims(2)])) as tables:
-            assert (await tables.get(TOTALS, "ada", timeout_s=1.0)).value == Total(1)
-        assert hanging.asked == 1
+            assert (await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)).value == Total(1)
+        # once each, unless a busy machine delayed the successor's answer too
+        assert hanging.asked <= asked(successor)
 
 
 @scenario
@@ -229,7 +244,7 @@ async def test_without_kafka_known_workers_are_asked_and_unknown_ones_are_kafkas
 async def test_who_has_just_written_waits_for_that_offset() -> None:
     async with one_worker(partitions=2) as worker, client(worker) as tables:
         replica = worker.replica(TOTALS, 1)
-        waiting = asyncio.create_task(tables.get(TOTALS, "ada", at_least=(1, 7), timeout_s=20))
+        waiting = asyncio.create_task(tables.get(TOTALS, "ada", at_least=(1, 7), timeout_s=DEADLINE_S))
         await replica.waited_for.wait()
         replica.put("ada", Total(7))
         await replica.advance(7)
@@ -258,7 +273,9 @@ async def test_a_wait_longer_than_one_attempt_goes_on_until_the_offset_is_there(
         one_worker() as worker,
         client(directory=(directory := Unfolding([worker.claims()]))) as tables,
     ):
-        waiting = asyncio.create_task(tables.get(TOTALS, "ada", partition=0, at_least=(0, 7), timeout_s=20))
+        waiting = asyncio.create_task(
+            tables.get(TOTALS, "ada", partition=0, at_least=(0, 7), timeout_s=DEADLINE_S)
+        )
         while asked(worker, "offset_timeout") < 3:  # noqa: ASYNC110  the worker's own count
             await asyncio.sleep(0.01)
         await worker.replica(TOTALS, 0).advance(7)
@@ -270,8 +287,8 @@ async def test_a_wait_longer_than_one_attempt_goes_on_until_the_offset_is_there(
 async def test_an_offset_that_does_not_come_is_told_with_the_numbers() -> None:
     async with one_worker() as worker, client(worker) as tables:
         await worker.replica(TOTALS, 0).advance(3)
-        with pytest.raises(OffsetTimeoutError, match="offset 3, not yet 7"):
-            await tables.get(TOTALS, "ada", at_least=(0, 7), timeout_s=1)
+        with deadline_after(), pytest.raises(OffsetTimeoutError, match="offset 3, not yet 7"):
+            await tables.get(TOTALS, "ada", at_least=(0, 7), timeout_s=DEADLINE_S)
         assert (await tables.get(TOTALS, "ada", at_least=(0, 3))).as_of_offset == 3
 
 
@@ -280,9 +297,9 @@ async def test_a_scan_waits_in_each_partition_for_its_own_offset() -> None:
     async with one_worker(partitions=2) as worker, client(worker) as tables:
         for partition in range(2):
             worker.put(TOTALS, partition, f"{partition}", Total(partition), offset=4)
-        scan = tables.scan(TOTALS, at_least={0: 4, 1: 5}, timeout_s=1)
+        scan = tables.scan(TOTALS, at_least={0: 4, 1: 5}, timeout_s=DEADLINE_S)
         assert (await anext(scan)).key == "0"
-        with pytest.raises(OffsetTimeoutError):
+        with deadline_after(), pytest.raises(OffsetTimeoutError):
             await anext(scan)
         assert [answer.key async for answer in tables.scan(TOTALS, at_least=(1, 4))] == ["0", "1"]
 
@@ -313,14 +330,14 @@ async def test_a_standby_answers_when_the_owner_is_gone_and_the_caller_accepts_i
             assert (answer.value, answer.role, answer.as_of_offset) == (Total(5), "standby", 5)
             assert (await tables.get(TOTALS, "ada", max_staleness=2)).role == "standby"
             before = asked(standby)
-            with pytest.raises(NotReadyError):
-                await tables.get(TOTALS, "ada", timeout_s=1)
+            with deadline_after(), pytest.raises(NotReadyError):
+                await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)
             assert asked(standby) == before, "who wants the owner's word does not trouble a standby"
-            with pytest.raises(NotReadyError, match="2 records behind, 1 allowed"):
-                await tables.get(TOTALS, "ada", max_staleness=1, timeout_s=1)
+            with deadline_after(), pytest.raises(NotReadyError, match="2 records behind, 1 allowed"):
+                await tables.get(TOTALS, "ada", max_staleness=1, timeout_s=DEADLINE_S)
             replica.current_ms -= 60_000
-            with pytest.raises(NotReadyError, match="ms old, 5000 allowed"):
-                await tables.get(TOTALS, "ada", max_staleness=timedelta(seconds=5), timeout_s=1)
+            with deadline_after(), pytest.raises(NotReadyError, match="ms old, 5000 allowed"):
+                await tables.get(TOTALS, "ada", max_staleness=timedelta(seconds=5), timeout_s=DEADLINE_S)
 
 
 @scenario

@@ -17,7 +17,7 @@ from holdfast.core.engine.query_wire import EarlierClaims, TableClaims, WorkerCl
 from holdfast.core.engine.upgrades import Switch, encode_switch
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.errors import ConfigError, NoSuchTableError, NotReadyError
-from tests.clients.tables.tabling import Total, fold, scenario, settings
+from tests.clients.tables.tabling import DEADLINE_S, Total, deadline_after, fold, scenario, settings
 
 
 class Weighed(msgspec.Struct, frozen=True):
@@ -72,8 +72,11 @@ async def test_who_knows_one_version_is_answered_in_that_one_alone() -> None:
         async with TableClient(Settings(app="shop"), [OLD], directory=known) as tables:
             assert (await tables.get(OLD, "ada")).value == Total(5, "kept")
         async with TableClient(Settings(app="shop"), [NEW], directory=known) as tables:
-            with pytest.raises(NotReadyError, match=r"version 2 of totals is being built; ask for version=1"):
-                await tables.get(NEW, "ada", timeout_s=0.5)
+            with (
+                deadline_after(),
+                pytest.raises(NotReadyError, match=r"version 2 of totals is being built; ask for version=1"),
+            ):
+                await tables.get(NEW, "ada", timeout_s=DEADLINE_S)
 
 
 @scenario
@@ -84,8 +87,8 @@ async def test_a_worker_that_keeps_no_earlier_version_says_which_it_has() -> Non
             claims, tables={"totals": TableClaims(version=1, partitions=1, active=[0])}
         )
         async with TableClient(Settings(app="shop"), [OLD], directory=FixedDirectory([stale])) as tables:
-            with pytest.raises(NoSuchTableError, match="version 2 here, not 1"):
-                await tables.get(OLD, "ada", timeout_s=1)
+            with deadline_after(), pytest.raises(NoSuchTableError, match="version 2 here, not 1"):
+                await tables.get(OLD, "ada", timeout_s=DEADLINE_S)
 
 
 @scenario
@@ -93,8 +96,11 @@ async def test_an_earlier_version_that_is_yet_to_be_restored_is_waited_for() -> 
     async with upgrading() as worker:
         worker.earlier_replicas["totals", 0].serving = False
         async with TableClient(Settings(app="shop"), [OLD], directory=worker.directory()) as tables:
-            with pytest.raises(NotReadyError, match="not kept here in version 1, or is being restored"):
-                await tables.get(OLD, "ada", timeout_s=0.5)
+            with (
+                deadline_after(),
+                pytest.raises(NotReadyError, match="not kept here in version 1, or is being restored"),
+            ):
+                await tables.get(OLD, "ada", timeout_s=DEADLINE_S)
 
 
 def test_earlier_versions_come_before_the_one_that_is_given() -> None:

@@ -27,7 +27,7 @@ from holdfast.streams import (
     window_key,
 )
 from holdfast.testing import Topology
-from tests.clients.tables.tabling import scenario
+from tests.clients.tables.tabling import DEADLINE_S, deadline_after, scenario
 
 PARTITIONS = 3
 VIEWS: Windowed[str, int] = Windowed(
@@ -193,8 +193,8 @@ async def test_one_partition_can_be_asked_and_an_offset_waited_for() -> None:
     ):
         only = [each async for each in tables.windows("tumbling", partition=2, at_least=(2, 42))]
         assert {each.partition for each in only} == {2}
-        with pytest.raises(OffsetTimeoutError):
-            [each async for each in tables.windows("tumbling", at_least=(2, 43), timeout_s=0.5)]
+        with deadline_after(), pytest.raises(OffsetTimeoutError):
+            [each async for each in tables.windows("tumbling", at_least=(2, 43), timeout_s=DEADLINE_S)]
         with pytest.raises(ValueError, match="at_least names partition"):
             [each async for each in tables.windows("tumbling", partition=1, at_least=(2, 42))]
 

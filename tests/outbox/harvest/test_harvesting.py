@@ -23,7 +23,7 @@ from holdfast.errors import ConfigError, TopicError
 from holdfast.outbox.commands import CommandReply, Verb, tell
 from holdfast.outbox.settings import harvest_settings
 from tests.outbox.databases import FreshOutbox
-from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
+from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Leaping, Rig
 from tests.support.harness import Application, Worker, running, wait_for
 from tests.support.places import ROOT
 
@@ -75,19 +75,19 @@ def test_the_command_harvests_is_told_is_measured_and_stops(rig: Rig) -> None:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=DEADLINE_S,
             check=True,
         )
         (answer,) = json.loads(paused.stdout)
         assert (answer["shard"], answer["paused"], answer["published"]) == (0, True, 50)
         rig.fill(20)
-        (status,) = tell(rig.settings(), Verb.STATUS)
+        (status,) = tell(rig.settings(), Verb.STATUS, DEADLINE_S)
         assert status.paused
         assert rig.left() == 20
-        assert not tell(rig.settings(), Verb.RESUME)[0].paused
+        assert not tell(rig.settings(), Verb.RESUME, DEADLINE_S)[0].paused
         rig.wait_empty()
-        assert tell(rig.settings(), Verb.FLUSH)[0].published == 70
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+        assert tell(rig.settings(), Verb.FLUSH, DEADLINE_S)[0].published == 70
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S) as reply:
             page = reply.read().decode()
         assert f'holdfast_outbox_published_total{{outbox="{rig.name}",shard="0"}} 70.0' in page
         assert f'holdfast_outbox_leader{{outbox="{rig.name}",shard="0"}} 1.0' in page
@@ -104,22 +104,22 @@ def test_the_command_harvests_is_told_is_measured_and_stops(rig: Rig) -> None:
 def test_a_pause_holds_for_whoever_leads_next(rig: Rig) -> None:
     with rig.harvester() as first:
         wait_for("a leader", lambda: first.stats[0].epoch, DEADLINE_S)
-        assert tell(rig.settings(), Verb.PAUSE)[0].paused
+        assert tell(rig.settings(), Verb.PAUSE, DEADLINE_S)[0].paused
     rig.fill(10)
     with rig.harvester() as second:
         wait_for("a leader", lambda: second.stats[0].leading, DEADLINE_S)
         wait_for("the pause", lambda: second.paused, DEADLINE_S)
         assert rig.left() == 10
-        tell(rig.settings(), Verb.RESUME)
+        tell(rig.settings(), Verb.RESUME, DEADLINE_S)
         rig.wait_empty(second)
     rig.prove()
 
 
 def test_without_harvesters_there_is_nobody_to_tell(rig: Rig) -> None:
     with pytest.raises(TopicError, match="no harvester of"):
-        tell(rig.settings(), Verb.STATUS, 5.0)
-    with Alone(rig.settings()):
-        assert tell(rig.settings(), Verb.STATUS, 0.5) == []
+        tell(rig.settings(), Verb.STATUS, DEADLINE_S)
+    with Alone(rig.settings()):  # which hears no commands
+        assert tell(rig.settings(), Verb.STATUS, DEADLINE_S, Leaping()) == []
 
 
 def test_a_flush_tries_again_what_is_held(rig: Rig) -> None:
@@ -128,8 +128,8 @@ def test_a_flush_tries_again_what_is_held(rig: Rig) -> None:
     with rig.harvester(retry_s=600.0, retry_limit_s=600.0) as harvester:
         wait_for("the refusal", lambda: harvester.stats[0].refused, DEADLINE_S)
         rig.broker.create_topic(topic, partitions=PARTITIONS, exact=True)
-        assert tell(rig.settings(), Verb.STATUS)[0].waiting_topics == [topic]
-        tell(rig.settings(), Verb.FLUSH)
+        assert tell(rig.settings(), Verb.STATUS, DEADLINE_S)[0].waiting_topics == [topic]
+        tell(rig.settings(), Verb.FLUSH, DEADLINE_S)
         rig.wait_empty(harvester)
     rig.broker.delete_topics([topic])
 

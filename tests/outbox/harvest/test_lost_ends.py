@@ -35,8 +35,12 @@ def test_a_leader_waits_for_the_end_of_a_transaction_and_then_goes_on(
     lose_markers(frail, progress, 0)
     rig.fill(50)
     with Alone(rig.settings(commit_timeout_s=2)) as leader:
-        wait_for("the reason", lambda: leader.stats.restarts > 1, DEADLINE_S, lambda: str(leader.stats))
-        assert "on a transaction is open" in leader.stats.last_error
+        wait_for(
+            "the reason",
+            lambda: leader.stats.restarts > 1 and "on a transaction is open" in leader.stats.last_error,
+            DEADLINE_S,
+            lambda: str(leader.stats),
+        )
         assert rig.left() == 50
     end_transactions(frail.bootstrap)
     with Alone(rig.settings()):

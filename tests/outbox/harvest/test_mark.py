@@ -24,6 +24,7 @@ from holdfast.outbox.harvest.table.row_types import ShardEpoch
 from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.settings import HarvestSettings
 from tests.outbox.databases import DATABASES, FreshOutbox, url_of
+from tests.outbox.electors import CALM_S
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Record, Rig, ends, harvest_process
 from tests.support.harness import wait_for
 from tests.support.limits import at_most
@@ -123,7 +124,7 @@ def test_it_needs_goharvests_table_and_one_shard() -> None:
 def test_rows_are_published_as_goharvest_would(rig: Rig) -> None:
     """O2 and the whole way, elected among goNELIs."""
     rig.fill(500)
-    with rig.harvester(**MARK, interop=True) as harvester:
+    with rig.harvester(**MARK, interop=True, heartbeat_timeout_s=CALM_S) as harvester:
         rig.fill(500)
         rig.wait_empty(harvester)
     records = rig.read()

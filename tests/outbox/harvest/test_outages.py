@@ -140,7 +140,8 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing(
     assert broker.cluster is not None
     rig = Rig(broker, FreshOutbox.make(postgres.url, layout), fresh_topic("events", partitions=PARTITIONS))
     rig.fill(2_000)
-    with rig.harvester(strategy=strategy, batch_rows=50) as harvester:
+    settings: dict[str, Any] = {"strategy": strategy, "batch_rows": 50}
+    with rig.harvester(**settings, transaction_timeout_s=10, commit_timeout_s=10) as harvester:
         wait_for("some rows", lambda: harvester.stats[0].published, DEADLINE_S)
         broker.cluster.kill(1)
         try:
@@ -158,7 +159,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing(
         assert harvester.error is None
     if rig.left():
         end_transactions(broker.bootstrap)
-        with rig.harvester(strategy=strategy, batch_rows=50) as harvester:
+        with rig.harvester(**settings) as harvester:
             rig.wait_empty(harvester)
     records = rig.prove() if strategy == "fenced" else rig.read()
     assert {record.number for record in records} == set(range(rig.filled))
