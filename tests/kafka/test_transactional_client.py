@@ -430,7 +430,7 @@ def test_a_topic_is_not_missing_while_no_broker_tells_of_it(
             brokers.leaders["new", 0] = 1
         return True
 
-    brokers.add_topic = brokers.force_metadata_update = asked  # type: ignore[method-assign]
+    brokers.add_topic = brokers.force_metadata_update = asked  # type: ignore[method-assign, assignment]
 
     async def use(writer: ChangelogWriter) -> None:
         await writer.write(changes(1, Emit("new", "k")), (), 60)

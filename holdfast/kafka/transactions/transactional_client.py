@@ -163,7 +163,7 @@ class TransactionalClient:
         )
 
     async def partitions(self, topic: str, *, more_than: int = 0) -> int:
-        cluster, unknown = self._client.cluster, _Unknown()
+        cluster, unknown = self._client.cluster, _TimeUnknown()
         is_told = bool(await self._client.add_topic(topic))
         while len(known := cluster.partitions_for_topic(topic) or ()) <= more_than:
             if topic in cluster.unauthorized_topics:
@@ -206,7 +206,7 @@ class TransactionalClient:
         if not self._second_version:
             await self._join(batches.keys() - self._joined)
         left, offsets = dict(batches), dict[Place, int]()
-        pauses, unknown = Pauses(), _Unknown()
+        pauses, unknown = Pauses(), _TimeUnknown()
         while True:
             codes = set()
             for place, code, offset in await self._append_once(left):
@@ -268,7 +268,7 @@ class TransactionalClient:
             wire.ADD_PARTITIONS_VERSIONS,
             wire.add_partitions(self.transactional_id, self._me, places),
         )
-        pauses, unknown = Pauses(), _Unknown()
+        pauses, unknown = Pauses(), _TimeUnknown()
         while True:
             code, topic = await self._ask(request, _first_refused)
             if not code:
@@ -357,7 +357,7 @@ class Pauses:
         await asyncio.sleep(wait_s)
 
 
-class _Unknown:
+class _TimeUnknown:
     """For how long brokers have said that a topic is unknown, without a word from them between that says otherwise."""
 
     def __init__(self) -> None:
