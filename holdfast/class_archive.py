@@ -7,10 +7,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from holdfast.clock import system_clock
+from holdfast.jars import exclusive
 
 ARCHIVES_KEPT = 4
 """Environments and worktrees of one user have an archive each: none may cost the others theirs."""
@@ -61,6 +64,26 @@ class ClassArchive:
         for old in (*by_use[ARCHIVES_KEPT:], *unfinished):
             if old != self.path:
                 old.unlink(missing_ok=True)
+
+
+def shared_classes(
+    of: Callable[[], ClassArchive], run_once: Callable[[list[str]], None], *, deadline_s: float
+) -> tuple[str, ...]:
+    """Return the flags for programs that share the archive which *of* finds; none where none could be made.
+
+    Where it is not there yet, *run_once* is given the flags of a JVM that makes it. It starts one that nobody uses,
+    has it load what the others will, and ends it in good order. Other processes wait meanwhile.
+    """
+    archive = of()
+    if archive.made_at is not None:
+        lock = archive.path.with_name("making.lock")
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(lock, deadline_at_s=system_clock.monotonic_s() + deadline_s):
+            if (archive := of()).made_at is not None:  # nobody made it meanwhile
+                run_once(archive.flags())
+                archive.keep()
+        archive = of()
+    return tuple(archive.flags()) if archive.made_at is None else ()
 
 
 def _used_at_s(path: Path) -> float:

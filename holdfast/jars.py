@@ -144,7 +144,7 @@ def resolve(
         raise JarError(
             f"cannot create the cache folder {folder}: {error}; set HOLDFAST_CACHE to a folder you can write to"
         ) from error
-    with _exclusive(folder.with_name(f"{lock.name}.lock"), deadline_at_s=deadline_at_s):
+    with exclusive(folder.with_name(f"{lock.name}.lock"), deadline_at_s=deadline_at_s):
         if lacking := _lacking(lock, folder):  # another process may have fetched them meanwhile
             progress(f"fetching {len(lacking)} jars of {lock.name} into {folder} (once per user)")
             _fetch(lacking, folder, deadline_at_s=deadline_at_s)
@@ -184,7 +184,8 @@ def _fetch(jars: Sequence[Jar], folder: Path, *, deadline_at_s: float) -> None:
 
 
 @contextlib.contextmanager
-def _exclusive(path: Path, *, deadline_at_s: float) -> Iterator[None]:
+def exclusive(path: Path, *, deadline_at_s: float) -> Iterator[None]:
+    """Keep other processes from what they do with the same file *path*, which is made if it is not there."""
     with path.open("a") as file:
         while True:
             try:
@@ -193,7 +194,7 @@ def _exclusive(path: Path, *, deadline_at_s: float) -> Iterator[None]:
             except BlockingIOError:
                 if system_clock.monotonic_s() > deadline_at_s:
                     raise JarError(
-                        f"another process has held {path} for too long; end it (it is fetching jars) and try again"
+                        f"another process has held {path} for too long; end it (it is fetching jars, or making an archive of their classes) and try again"
                     ) from None
                 time.sleep(0.05)
         yield
@@ -286,6 +287,7 @@ def _run_ivy(
     (scratch / "ivy.xml").write_text(_module(wanted, transitive=transitive), encoding="utf-8")
     command = [
         str(java),
+        "-XX:TieredStopAtLevel=1",  # it lives for a second: to compile well costs half of what it uses
         f"-Divy.default.ivy.user.dir={scratch}",
         "-jar",
         str(ivy),

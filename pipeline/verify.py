@@ -4,7 +4,9 @@ compared by hash.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -32,9 +34,12 @@ from holdfast.errors import ChangelogError, ConfigError, TopicError
 from holdfast.kafka.fetching.records import Records
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bronze.extent import Until
+from holdfast.pipeline.differing import first_apart
 from holdfast.pipeline.folds.bases import check_bases
 from holdfast.pipeline.folds.folding import TRANSITION, FoldSummary, other_event_time, readable
 from holdfast.pipeline.folds.results import Replayed, told_bases
+from holdfast.pipeline.folds.spilling import SpillingStore
+from holdfast.pipeline.live_rows import LiveRows
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog, TopicReader
 
@@ -47,7 +52,7 @@ class LivePartition:
 
     partition: int
     marker: Position
-    stored: Mapping[bytes, bytes]
+    stored: LiveRows
     lost: LostHeads = field(default_factory=dict)
     handover: Handover | None = None
     row_types: int = 1
@@ -70,7 +75,7 @@ class LivePartition:
 
     @property
     def digest(self) -> str:
-        return digest(sorted(self.stored.items()))
+        return digest(self.stored.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +191,18 @@ def verify(
     lake and spark count. A source whose beginning was deleted is replayed from what is left, as a worker that
     started then would have: the verdict is `partial` then, as it is for a table that began so.
     """
-    live = read_live(processor, settings)
+    options = options or ReplayOptions()
+    with kept_live(processor, settings, options.memory_bytes) as live:
+        return _compared(processor, settings, options, live)
+
+
+def _compared(
+    processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, live: Sequence[LivePartition]
+) -> TableVerdict:
     _require_bases(processor, options, live)
     asked = replace(
         # After the state: a skip is written before what is behind it is folded.
-        upto(processor, settings, options or ReplayOptions(), {each.partition: each.marker for each in live}),
+        upto(processor, settings, options, {each.partition: each.marker for each in live}),
         rows=False,
         transitions=False,
         of_key=None,
@@ -222,10 +234,10 @@ def verify(
 
 
 def _require_bases(
-    processor: Processor[Any, Any], options: ReplayOptions | None, live: Iterable[LivePartition]
+    processor: Processor[Any, Any], options: ReplayOptions, live: Iterable[LivePartition]
 ) -> None:
     """Raise ConfigError for a table with a base, of which its declaration does not tell, and a replay that asks no broker."""
-    if options is None or options.source != "bronze" or processor.migrate:
+    if options.source != "bronze" or processor.migrate:
         return
     if base := next((each.base for each in live if each.base), None):
         raise ConfigError(
@@ -284,39 +296,59 @@ def read_live(
     upto: Mapping[int, int] | None = None,
     *,
     partitions: Iterable[int] | None = None,
+    into: SpillingStore | None = None,
 ) -> list[LivePartition]:
     """Return the state that the changelog holds now, by partition: committed records only, the last of each
     key. *partitions* None means all of them.
 
     With *upto* only records before these offsets count, each of which follows a marker. Of a row that changed
     after that, a compacted log may not hold any more what it was: who compares such a state and finds it
-    different looks again later.
+    different looks again later. The rows lie *into* a store of the caller's, else all in memory.
     """
+    store = SpillingStore(sys.maxsize) if into is None else into
     changelog = processor.changelog(settings.app)
     with TopicLog(settings, changelog) as log:
         spans = log.spans()
     with TopicReader(settings, changelog) as reader:
         return [
             _live_partition(
-                processor, changelog, partition, reader.records(partition, span), (upto or {}).get(partition)
+                processor,
+                changelog,
+                LiveRows(store, partition),
+                partition,
+                reader.records(partition, span),
+                (upto or {}).get(partition),
             )
             for partition, span in sorted(spans.items())
             if (upto is None or partition in upto) and (partitions is None or partition in partitions)
         ]
 
 
+@contextmanager
+def kept_live(
+    processor: Processor[Any, Any],
+    settings: Settings,
+    memory_bytes: int,
+    upto: Mapping[int, int] | None = None,
+) -> Iterator[list[LivePartition]]:
+    """Give what `read_live` returns. About *memory_bytes* of all rows are in memory; where there are more, all of them are in a temporary file."""
+    with closing(SpillingStore(memory_bytes)) as store:
+        yield read_live(processor, settings, upto, into=store)
+
+
 def _live_partition(
     processor: Processor[Any, Any],
     changelog: str,
+    stored: LiveRows,
     partition: int,
     read: Iterator[tuple[Records, int]],
     upto: int | None,
 ) -> LivePartition:
-    stored: dict[bytes, bytes] = {}
     positions = position_format(processor)
     marker, notes = positions.start, dict[bytes, bytes | None]()
     open_records, objection = 0, None
     for records, _ in read:
+        changes = dict[bytes, bytes | None]()
         for offset, key, value in zip(records.offsets, records.keys, records.values, strict=True):
             if upto is not None and offset >= upto:
                 break
@@ -333,10 +365,9 @@ def _live_partition(
                 open_records += 1
                 if key[:1] == META:
                     notes[key] = value
-                elif value is None:
-                    stored.pop(key, None)
                 else:
-                    stored[key] = value
+                    changes[key] = value
+        stored.apply(changes)
     where = f"{changelog} partition {partition}"
     if objection is not None and upto is None:
         raise objection
@@ -428,18 +459,18 @@ def first_difference(
     processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, live: LivePartition
 ) -> Difference:
     """Return the first key, in key order, at which the live partition is not what a replay gives."""
-    alone = replace(options, partitions=(live.partition,), rows=True)
-    theirs = dict(replay(processor, settings, alone).state(live.partition))
-    ours = live.stored
-    stored = min(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    found = first_apart(processor, settings, options, live.partition, live.stored)
+    assert found is not None, "the digests differ"
+    stored, ours, theirs = found
     is_row, (table, name) = stored[:1] in ROW_KINDS, place_of_row(stored)
+    alone = replace(options, partitions=(live.partition,), rows=True)
     changed_at = last_changed(processor, settings, alone, (table, name)) if is_row else None
     return Difference(
         partition=live.partition,
         kind=kind_of(stored),
         key=name,
-        live=shown(processor, stored, ours.get(stored)),
-        replayed=shown(processor, stored, theirs.get(stored)),
+        live=shown(processor, stored, ours),
+        replayed=shown(processor, stored, theirs),
         changed_at=changed_at,
     )
 

@@ -18,15 +18,17 @@ from holdfast.core.engine.merge.positions import Position, position_format
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, Marker, combine_digests, place_of_row
 from holdfast.core.engine.state.lost_heads import LostHeads
 from holdfast.errors import HoldfastError
+from holdfast.pipeline.differing import first_apart
 from holdfast.pipeline.folds.folding import FoldSummary, other_event_time
 from holdfast.pipeline.folds.results import Replayed, told_bases
+from holdfast.pipeline.live_rows import apart
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify import (
     LivePartition,
+    kept_live,
     kind_of,
     last_changed,
     missing,
-    read_live,
     refused_by,
     shown,
     upto,
@@ -221,23 +223,22 @@ def _look(
     options: ReplayOptions,
     served: Mapping[int, Served],
 ) -> tuple[list[StorePartitionVerdict], Replayed]:
-    changelog = {
-        each.partition: each
-        for each in read_live(processor, settings, {at: each.changelog_next for at, each in served.items()})
-    }
-    positions = {at: _position(processor, each) for at, each in served.items()}
-    asked = replace(
-        upto(processor, settings, options, positions),
-        partitions=tuple(sorted(served)),
-        refused=refused_by(changelog.values()),
-    )
-    replayed = replay(processor, settings, asked)
-    summaries = {each.partition: each for each in replayed.partitions}
-    verdicts = [
-        _judge(processor, settings, stores, asked, served[at], changelog[at], summaries[at])
-        for at in sorted(served)
-    ]
-    return verdicts, replayed
+    ends = {at: each.changelog_next for at, each in served.items()}
+    with kept_live(processor, settings, options.memory_bytes, ends) as live:
+        changelog = {each.partition: each for each in live}
+        positions = {at: _position(processor, each) for at, each in served.items()}
+        asked = replace(
+            upto(processor, settings, options, positions),
+            partitions=tuple(sorted(served)),
+            refused=refused_by(changelog.values()),
+        )
+        replayed = replay(processor, settings, asked)
+        summaries = {each.partition: each for each in replayed.partitions}
+        verdicts = [
+            _judge(processor, settings, stores, asked, served[at], changelog[at], summaries[at])
+            for at in sorted(served)
+        ]
+        return verdicts, replayed
 
 
 def _position(processor: Processor[Any, Any], served: Served) -> Position:
@@ -328,8 +329,10 @@ def _first(
 ) -> StoreDifference:
     """Return the first key, in key order, at which the three differ."""
     alone = replace(options, partitions=(served.partition,), rows=True)
-    replayed = dict(replay(processor, settings, alone).state(served.partition))
-    stored, found = first_odd(stores.stored(processor, served), changelog.stored, replayed)
+    stored, found = first_odd(
+        apart(stores.stored(processor, served), changelog.stored.items()),
+        first_apart(processor, settings, options, served.partition, changelog.stored),
+    )
     (table, key), is_row = place_of_row(stored), stored[:1] in ROW_KINDS
     values = {name: shown(processor, stored, value) for name, value in found.items()}
     return StoreDifference(
@@ -345,29 +348,20 @@ def _first(
 
 
 def first_odd(
-    store: Iterable[tuple[bytes, bytes]], changelog: Mapping[bytes, bytes], replayed: Mapping[bytes, bytes]
+    served: tuple[bytes, bytes | None, bytes | None] | None,
+    replayed: tuple[bytes, bytes | None, bytes | None] | None,
 ) -> tuple[bytes, dict[str, bytes | None]]:
     """Return the first key at which the three differ, with its three values.
 
-    *store* comes in key order and is read no further.
+    *served* is the first key at which store and changelog differ, with both values, and *replayed* that at which changelog and replay do. Before
+    its first key, two are the same.
     """
-    others = iter(sorted(changelog.keys() | replayed.keys()))
-    following = next(others, None)
-    for key, value in store:
-        if following is not None and following < key:
-            found: dict[str, bytes | None] = {
-                STORE: None,
-                CHANGELOG: changelog.get(following),
-                REPLAY: replayed.get(following),
-            }
-            return following, found
-        found = {STORE: value, CHANGELOG: changelog.get(key), REPLAY: replayed.get(key)}
-        if odd(found):
-            return key, found
-        following = next(others, None)
-    while following is not None:
-        found = {STORE: None, CHANGELOG: changelog.get(following), REPLAY: replayed.get(following)}
-        if odd(found):
-            return following, found
-        following = next(others, None)
-    raise HoldfastError("the digests differ and the rows do not: the state was not the same any more")
+    if served is None and replayed is None:
+        raise HoldfastError("the digests differ and the rows do not: the state was not the same any more")
+    if replayed is None or (served is not None and served[0] < replayed[0]):
+        assert served is not None
+        key, store, changelog = served
+        return key, {STORE: store, CHANGELOG: changelog, REPLAY: changelog}
+    key, changelog, made = replayed
+    store = served[1] if served is not None and served[0] == key else changelog
+    return key, {STORE: store, CHANGELOG: changelog, REPLAY: made}

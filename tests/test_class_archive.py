@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from holdfast.class_archive import ARCHIVES_KEPT, ClassArchive
+from holdfast.class_archive import ARCHIVES_KEPT, ClassArchive, shared_classes
+from holdfast.errors import DevBrokerError, JarError
 
 
 @pytest.fixture
@@ -66,3 +71,51 @@ def test_archives_of_other_environments_stay_until_others_are_used_more_lately(
     last = make("last.jar", used_at_s=2_000)
     kept = [made[0].path, *(each.path for each in made[2:]), last.path]
     assert sorted(last.path.parent.iterdir()) == sorted(kept)
+
+
+def test_programs_that_start_at_once_share_an_archive_that_one_of_them_makes(
+    tmp_path: Path, java: Path
+) -> None:
+    made: list[str] = []
+    all_looked = threading.Barrier(4)
+    looked = threading.local()
+
+    def here() -> ClassArchive:
+        return ClassArchive.of(tmp_path / "archives", java, ["a.jar"])
+
+    def of() -> ClassArchive:
+        found = here()
+        if not hasattr(looked, "at"):
+            looked.at = all_looked.wait(60)  # nobody begins before all have seen that there is none
+        return found
+
+    def run_once(sharing: list[str]) -> None:
+        made.append(sharing[0])
+        time.sleep(0.1)  # others that did not wait for this one would begin too
+        Path(sharing[0].partition("=")[2]).write_bytes(b"archive")
+
+    with ThreadPoolExecutor(4) as pool:
+        told = [pool.submit(shared_classes, of, run_once, deadline_s=60) for _ in range(4)]
+        flags = {each.result(60) for each in told}
+    assert flags == {tuple(here().flags())}
+    assert f"-XX:SharedArchiveFile={here().path}" in flags.pop()
+    (making,) = made
+    assert making.startswith("-XX:ArchiveClassesAtExit=")
+
+
+def test_without_an_archive_programs_do_without_and_the_next_one_tries_anew(
+    tmp_path: Path, java: Path
+) -> None:
+    def of() -> ClassArchive:
+        return ClassArchive.of(tmp_path / "archives", java, ["a.jar"])
+
+    def fails(_: list[str]) -> None:
+        raise DevBrokerError("it did not answer")
+
+    assert shared_classes(of, lambda _: None, deadline_s=1) == (), "the JVM died before it wrote the archive"
+    with pytest.raises(DevBrokerError, match="it did not answer"):
+        shared_classes(of, fails, deadline_s=1)
+    with (tmp_path / "archives" / "making.lock").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(JarError, match=r"making\.lock for too long"):
+            shared_classes(of, fails, deadline_s=0)

@@ -124,7 +124,7 @@ class Desk:
 
     def positions(self) -> dict[tuple[str, int], int]:
         """Return where the group has read the desk's sources."""
-        found = BrokerGroups(self.settings, timeout_s=20).committed(self.name)
+        found = BrokerGroups(self.settings, timeout_s=60).committed(self.name)
         return {
             (topic, each): found.get((self.topics[topic], each), 0)
             for topic in ("orders", "payments")
@@ -177,7 +177,7 @@ class Desk:
     def page(self, path: str) -> Any:
         """Return what a page of the worker shows, None while it shows nothing."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as reply:
                 return json.load(reply)
         except (urllib.error.HTTPError, OSError):
             return None

@@ -239,7 +239,7 @@ def clerks_job(guarded: Guarded, folder: Path) -> Job:
 
 def exists(guarded: Guarded, topic: str, least: int = 1) -> bool:
     """Tell whether there is such a topic, with so many records."""
-    return topic in guarded.admin.list_topics(timeout=10).topics and committed(guarded, topic) >= least
+    return topic in guarded.admin.list_topics(timeout=60).topics and committed(guarded, topic) >= least
 
 
 def last_value(guarded: Guarded, topic: str) -> bytes | None:
@@ -341,7 +341,7 @@ def resetter_job(guarded: Guarded, folder: Path) -> Job:
         bounds = admin.offsets([(application.out, 0), (between, 0)])
         assert bounds == {(application.out, 0): (1, 1), (between, 0): (0, 0)}
         assert not admin.cluster([settings.reset_topic]).topics
-        assert BrokerGroups(root, timeout_s=30).committed(application.name) == {}
+        assert BrokerGroups(root, timeout_s=60).committed(application.name) == {}
 
     return Job(resetter_grants(application.settings, chain), work)
 

@@ -375,8 +375,10 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "pages": frozenset({"bronze"}),
         "comparing": frozenset({"folds", "pages", "replay"}),
         "audit": frozenset({"bronze", "folds", "replay", "spark", "topic"}),
-        "verify": frozenset({"bronze", "folds", "replay", "topic"}),
-        "verify_store": frozenset({"folds", "replay", "verify"}),
+        "live_rows": frozenset({"folds"}),
+        "differing": frozenset({"folds", "live_rows", "replay"}),
+        "verify": frozenset({"bronze", "differing", "folds", "live_rows", "replay", "topic"}),
+        "verify_store": frozenset({"differing", "folds", "live_rows", "replay", "verify"}),
         "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
         "bootstrap": frozenset({"bronze", "folds", "replay", "spark", "topic", "verify"}),
         "histories": frozenset({"bronze", "folds", "landing", "progress", "replay", "spark", "topic"}),
@@ -487,11 +489,9 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
     while pending:
         node, inside = pending.pop()
         inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            # what only a type checker sees does not run
-            skip = node.body if isinstance(node, ast.If) and _for_types(node.test) else []
-            if child not in skip:
-                pending.append((child, inside))
+        # what only a type checker sees does not run
+        skip = node.body if isinstance(node, ast.If) and _for_types(node.test) else ()
+        pending += [(child, inside) for child in ast.iter_child_nodes(node) if child not in skip]
         match node:
             case ast.Import():
                 yield from ((alias.name, node.lineno, inside) for alias in node.names)
@@ -618,7 +618,8 @@ def circles(arrows: Mapping[str, set[str]]) -> list[str]:
     return sorted(left)
 
 
-def sources() -> dict[str, str]:
+@cache
+def sources() -> Mapping[str, str]:
     """Return the text of every module of holdfast; rooms at the root are read through their links, as they
     are imported.
     """

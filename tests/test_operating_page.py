@@ -20,7 +20,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.agents.web.server import LIMIT_IN_FLIGHT
 from holdfast.cli.__main__ import COMMANDS
-from holdfast.cli.__main__ import app as command_line
 from holdfast.config import Settings
 from holdfast.core.engine.fold.folding import LIMIT_BYTES
 from holdfast.core.engine.query_wire import LIMIT_KEYS, LIMIT_PAGE_ROWS, LIMIT_REPLY_BYTES, LIMIT_WAIT_MS
@@ -28,6 +27,7 @@ from holdfast.core.engine.state.rows import LIMIT_KEY_BYTES
 from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Fleet
 from tests.support.harness import wait_for
+from tests.support.page_commands import command_line
 from tests.support.places import DOCS
 
 PAGE = DOCS / "operating.md"
@@ -128,7 +128,7 @@ def test_the_table_of_metrics_is_what_a_worker_tells(broker: SessionBroker, tmp_
             page = first.ask("/metrics")[1]
             return page if families(page) and all(family.samples for family in families(page)) else None
 
-        page = wait_for("a sample of every metric", complete, 30, first.tail)
+        page = wait_for("a sample of every metric", complete, 60, first.tail)
     finally:
         fleet.close()
     check("metrics", metrics_table(page))
@@ -147,7 +147,7 @@ def commands(page: str) -> Iterator[list[str]]:
 
 def unknown(words: list[str]) -> str | None:
     """Return the first word that should name a command and does not."""
-    command: Any = typer.main.get_command(command_line)
+    command = command_line()
     for word in words:
         if not hasattr(command, "get_command"):
             return None
@@ -168,7 +168,7 @@ def options(page: str) -> Iterator[tuple[list[str], set[str]]]:
 
 def unknown_options(words: list[str], given: set[str]) -> set[str]:
     """Return those of *given* that the command of these words does not have."""
-    command: Any = typer.main.get_command(command_line)
+    command = command_line()
     known = {name for each in command.params for name in each.opts}
     for word in words:
         if not hasattr(command, "get_command"):

@@ -21,6 +21,7 @@ from tests.support.places import ROOT
 
 pytestmark = pytest.mark.process
 
+PRODUCT = "holdfast"
 ROOMS = ("agents", "tables", "outbox", "pipeline")
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 SITE_PACKAGES = sysconfig.get_path("purelib")
@@ -132,28 +133,31 @@ def test_packages_are_exactly_the_folders_with_an_init() -> None:
 
 def test_every_folder_with_modules_has_an_init() -> None:
     # Without one it would be a namespace package, which a zip on a Spark executor does not import.
-    folders = {Path(each).parent for each in expected() if each.endswith(".py")}
-    assert all(str(folder / "__init__.py") in expected() for folder in folders)
+    files = expected()
+    folders = {Path(each).parent for each in files if each.endswith(".py")}
+    assert all(str(folder / "__init__.py") in files for folder in folders)
 
 
 def test_the_mapping_names_every_room() -> None:
     assert SETUPTOOLS["package-dir"] == {f"holdfast.{room}": room for room in ROOMS}
 
 
-def test_each_doctest_is_collected_once_also_those_of_linked_rooms() -> None:
-    listed = run(
-        sys.executable,
-        "-P",
-        "-m",
-        "pytest",
-        "--collect-only",
-        "-q",
-        "holdfast",
-        "-p",
-        "no:cacheprovider",
-        cwd=ROOT,
-    )
-    items = [line.split("::") for line in listed.splitlines() if "::" in line]
+ALL_DOCTESTS = ("", "not slow")
+"""Expressions of marks that leave no doctest out: the second is that of `make test`."""
+
+
+def collected(session: pytest.Session) -> list[str]:
+    """Return the ids of all doctests of the product: this run's own, where it has collected them."""
+    chosen = session.config.option
+    all_of_them = chosen.markexpr in ALL_DOCTESTS and not (chosen.keyword or chosen.deselect)
+    if PRODUCT in session.config.args and all_of_them:
+        return [item.nodeid for item in session.items if not item.nodeid.startswith("tests/")]
+    listing = ("-m", "pytest", "--collect-only", "-q", PRODUCT, "-p", "no:cacheprovider")
+    return [line for line in run(sys.executable, "-P", *listing, cwd=ROOT).splitlines() if "::" in line]
+
+
+def test_each_doctest_is_collected_once_also_those_of_linked_rooms(request: pytest.FixtureRequest) -> None:
+    items = [each.split("::") for each in collected(request.session)]
     assert Counter(Path(path).resolve().name + "::" + name for path, name in items).most_common(1)[0][1] == 1
     assert any(path.startswith("holdfast/pipeline/") for path, _ in items)
     assert not any(path.startswith(ROOMS) for path, _ in items)

@@ -52,7 +52,13 @@ def test_all_tests_with_a_session_are_one_group_and_all_that_disturb_servers_and
         groups._split_scope(f"tests/pipeline/{file}.py::a")
         for file in ("test_land", "test_land_topics", "test_replay")
     } == {SPARK}
-    disturbing = ("clients/ranges/test_ranges", "outbox/harvest/test_fenced", "outbox/schema/test_kinds")
+    disturbing = (
+        "clients/ranges/test_ranges",
+        "outbox/harvest/test_fenced",
+        "outbox/schema/test_kinds",
+        "schemas/test_real_registry",
+        "chaos/test_schema_registry",
+    )
     assert {groups._split_scope(f"tests/{file}.py::a") for file in disturbing} == {SERVERS}
     assert groups._split_scope(f"{QUICK}::a[1]") == groups._split_scope(f"{QUICK}::b") == QUICK
 
@@ -69,3 +75,6 @@ def test_servers_that_the_schedule_would_not_see_are_refused() -> None:
         schedule.order([item(QUICK, fixtures=("disturbed_broker",))])
     with pytest.raises(AssertionError, match=r"test_ranges\.py::a takes mysql"):
         schedule.order([item(QUICK, marks=("database",), fixtures=("mysql",))])
+    with pytest.raises(AssertionError, match=r"test_ranges\.py::a takes schema_registry"):
+        schedule.order([item(QUICK, marks=("database",), fixtures=("schema_registry",))])
+    schedule.order([item(SPARKS, marks=("database", "spark"), fixtures=("spark", "schema_registry"))])

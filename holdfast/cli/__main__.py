@@ -34,12 +34,12 @@ COMMANDS = {
     "acls": Noun("topics.acls", "Show the least rights that each role needs on a cluster with ACLs."),
     "audit": Noun("replay.audit", "Verify that each row was published once, in order."),
     "bootstrap": Noun(
-        "replay.bootstrap", "Begin a table's version with the state that its fold makes of history."
+        "replay.bootstrap", "Begin a table's version with the state that its fold makes from history."
     ),
     "claims": Noun("groups.claims", "Show who holds which partition."),
     "compare": Noun(
         "replay.compare",
-        "Fold two versions of a processor over one history, and tell where their rows differ.",
+        "Fold two versions of a processor over one history, and show where their rows differ.",
     ),
     "config": Noun("config", "Print the effective settings and where each comes from."),
     "console": Noun("console", "Serve pages that show the application as it runs."),
@@ -47,15 +47,13 @@ COMMANDS = {
     "dev": Noun(
         "dev", "Run a Kafka on this machine for development and tests: Apache's, or the embedded one."
     ),
-    "doctor": Noun(
-        "doctor.doctor", "Look at what a worker stands on, from Python to clocks; say what to do."
-    ),
+    "doctor": Noun("doctor.doctor", "Check what a worker needs, from Python to clocks; say what to do."),
     "explain": Noun(
         "logs.explain",
         "Show the record batches of a log, or a row as it was and the records that made it so.",
     ),
     "groups": Noun(
-        "groups.groups", "Describe groups, tell which keep up, pause and resume them, set their offsets."
+        "groups.groups", "Describe groups, show which keep up, pause and resume them, set their offsets."
     ),
     "new": Noun(
         "project.new", "Lay out a project of your own: application, tests, settings, and what runs it."
@@ -63,7 +61,7 @@ COMMANDS = {
     "outbox": Noun("outbox.outbox", "Create, check and inspect the outbox of a service; publish its rows."),
     "pipeline": Noun(
         "pipeline.pipeline",
-        "Land topics in a lake; check, fold, compact and expire what is there; trim the sources behind it.",
+        "Land topics in a lake; check, fold, compact and expire its tables; trim the sources.",
     ),
     "producers": Noun("logs.producers", "Show the registered producers, their ledgers and transactions."),
     "quarantine": Noun(
@@ -74,7 +72,7 @@ COMMANDS = {
         "replay.replay", "Fold a processor over its source's history, in this process or on Spark."
     ),
     "report": Noun(
-        "pipeline.report", "Write a page about a time: ownership, takeovers, anomalies, quarantine."
+        "pipeline.report", "Write a page about a period: ownership, takeovers, anomalies, quarantine."
     ),
     "reset": Noun(
         "topics.reset", "Take an application back to its beginning: state, positions, internal topics."

@@ -21,7 +21,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command(
-    help="Serve pages that show the application as it runs: what is not well, workers, tables, groups and more. Ctrl-C ends it."
+    help="Serve pages that show the application as it runs: what is unhealthy, workers, tables, groups and more. Ctrl-C ends it."
 )
 def console(
     context: typer.Context,

@@ -73,7 +73,7 @@ def demo(
         raise typer.Exit(interrupted.exit_code) from None
 
 
-@app.command(help="End a demo that was kept, and remove its folder.")
+@app.command(help="End a demo that `--keep` left running, and remove its folder.")
 def down(
     folder: Annotated[
         Path | None, typer.Option("--dir", help="Folder of the demo. [default: .holdfast/demo]")

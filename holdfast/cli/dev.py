@@ -61,7 +61,8 @@ def up(
     fsync: Annotated[
         bool,
         typer.Option(
-            "--fsync", help="For --folder: answer once it is on the disk, so that it outlives a power cut."
+            "--fsync",
+            help="For --folder: answer once a write is on the disk, so that it survives a power cut.",
         ),
     ] = False,
     users: Annotated[
@@ -71,7 +72,7 @@ def up(
     acls: Annotated[
         Path | None,
         typer.Option(
-            help="For --embedded --sasl: a file of what users but holdfast may do, as `holdfast acls ROLE --principal` prints it."
+            help="For --embedded --sasl: a file with the rights of the users, as `holdfast acls ROLE --principal` prints it."
         ),
     ] = None,
     server_properties: Annotated[
@@ -200,17 +201,20 @@ def _fate(folder: Path, cluster: Cluster | None, embedded: EmbeddedProcess | Non
 
 
 @app.command(
-    help="Have the embedded Kafka go wrong: answers drop, cut, delay, repeat or reorder; markers lost; disk full; clock moved by"
+    help="Make the embedded Kafka fail: answers drop, cut, delay, repeat or reorder; markers lost; disk full; clock moved by"
     " --ms; a broker of three to kill or revive; none ends all but dead brokers."
 )
 def fault(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="One of those above.")],
     api: Annotated[
-        str, typer.Argument(metavar="[API]", help="Whose answers: EndTxn, Fetch, ...; * is any.")
+        str,
+        typer.Argument(
+            metavar="[API]", help="The request whose answers are hit: EndTxn, Fetch, ...; * is any."
+        ),
     ] = EVERY_API,
     folder: DirOption = DEFAULT_FOLDER,
     times: Annotated[int, typer.Option(min=1, help="How many answers, or markers.")] = 1,
-    skip: Annotated[int, typer.Option(min=0, help="How many answers are left alone before.")] = 0,
+    skip: Annotated[int, typer.Option(min=0, help="How many answers to leave alone first.")] = 0,
     share: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="The probability with which each is hit.")
     ] = 1.0,

@@ -31,7 +31,7 @@ from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.folds.folding import FoldSummary, all_emits
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog
-from holdfast.pipeline.verify import LivePartition, read_live
+from holdfast.pipeline.verify import LivePartition, kept_live
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +95,11 @@ def bootstrap(
     options = options or BootstrapOptions()
     _check_options(options)
     require_alone(processor, settings, sends=options.emits == "send")
-    live = _live(processor, settings)
-    kept = [_kept(each) for each in live if each.has_begun]
-    wanted = sorted({each.partition for each in live} - {each.partition for each in kept})
+    # Of a table that is there, only what has begun is asked for.
+    with kept_live(processor, settings, options.replay.memory_bytes) as live:
+        _require_same_partitions(processor, settings, live)
+        kept = [_kept(each) for each in live if each.has_begun]
+        wanted = sorted({each.partition for each in live} - {each.partition for each in kept})
     if not wanted:
         return _report(processor, "", kept)
     if options.migrate:
@@ -167,9 +169,10 @@ def _check_options(options: BootstrapOptions) -> None:
         raise ConfigError("a bootstrap writes to the changelog alone: use `holdfast replay` for tables")
 
 
-def _live(processor: Processor[Any, Any], settings: Settings) -> list[LivePartition]:
-    """Return what the changelog holds; TopicError where it does not have the partitions of the sources."""
-    found = read_live(processor, settings)
+def _require_same_partitions(
+    processor: Processor[Any, Any], settings: Settings, found: Sequence[LivePartition]
+) -> None:
+    """Raise TopicError where the changelog does not have the partitions of the sources."""
     for topic in processor.topics:
         with TopicLog(settings, topic) as log:
             if len(found) != len(partitions := log.partitions()):
@@ -177,7 +180,6 @@ def _live(processor: Processor[Any, Any], settings: Settings) -> list[LivePartit
                     f"{processor.changelog(settings.app)} has {len(found)} partitions, the source {topic} has {len(partitions)}: they must be "
                     "equal; check with `holdfast topics check`"
                 )
-    return found
 
 
 def _heads(processor: Processor[Any, Any], settings: Settings) -> dict[str, dict[int, int]]:

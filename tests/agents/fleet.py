@@ -19,7 +19,7 @@ from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import TIMES, Worker, module_command, wait_for
 
 CLAIMS_MODULE = "holdfast.agents"
-DELIVERY_DEADLINE_S = 30.0
+DELIVERY_DEADLINE_S = 60.0
 SPREAD_DEADLINE_S = 60.0
 
 

@@ -116,7 +116,7 @@ class Harm:
                 )
                 self.written += 1
         for producer in self._producers:
-            producer.flush(30)
+            producer.flush(60)
 
     def _write(
         self,
@@ -165,7 +165,7 @@ class Harm:
                 "transaction.timeout.ms": int(timeout_s * 1000),
             }
         )
-        producer.init_transactions(30)
+        producer.init_transactions(60)
         producer.begin_transaction()
         for place in range(self._partitions):
             producer.produce(self._source, b"add k1 1000000", b"k1", place)
@@ -173,12 +173,12 @@ class Harm:
                 f"{self._app}-counts.v1-changelog", encode_marker(Marker(1 << 40, 1, 1)), APPLIED, place
             )
             producer.produce(f"{self._app}-counts.v1-changelog", b"never", row_key("k1"), place)
-        producer.flush(30)
+        producer.flush(60)
         return producer
 
     def _abort(self) -> None:
         """Write what would be counted, rows and positions too, and take it back."""
-        self._transaction(60).abort_transaction(30)
+        self._transaction(60).abort_transaction(60)
 
     def _leave_open(self) -> None:
         self._open = self._transaction(OPEN_S), time.monotonic() + 3 * OPEN_S

@@ -21,6 +21,7 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import TIMES, Application, Worker, end_transactions, running, wait_for
+from tests.support.limits import at_most
 from tests.support.parts import part
 from tests.support.proof import prove
 
@@ -159,13 +160,11 @@ def freeze(
     began_s = time.monotonic()
     try:
         late = app.worker(request_timeout_s=7).start()
-        wait_for(
-            "all to be unready",
-            lambda: not any(worker.ready for worker in app.workers),
-            UNREADY_DEADLINE_S,
-            app.tails,
-        )
-        assert late.wait_exit(30) > 0, "a worker cannot begin without a broker"
+        with at_most(UNREADY_DEADLINE_S, "to be unready"):
+            wait_for(
+                "all to be unready", lambda: not any(worker.ready for worker in app.workers), 120, app.tails
+            )
+        assert late.wait_exit(60) > 0, "a worker cannot begin without a broker"
         assert late.said(rf"leaving: no Kafka broker at {app.broker.bootstrap} answered within 7 s"), (
             late.tail()
         )

@@ -19,7 +19,7 @@ def write(app: Application, *keys: bytes) -> None:
     producer = Producer(app.broker.client_config())
     for key in keys:
         producer.produce(app.source, key, partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
 
 
 def check_cause(app: Application) -> None:
@@ -58,7 +58,7 @@ def test_a_row_type_grows_and_one_that_cannot_read_the_rows_ends_the_worker(
         write(app, b"b", b"c")
         refused = app.worker().start(EVOLVING="other")
         assert refused.wait_exit(DEADLINE_S) != 0
-        refused.wait_said("field count was int and is str. Change it back, or write version=2", 5)
+        refused.wait_said("field count was int and is str. Change it back, or write version=2", 60)
         check_cause(app)  # also where no worker of the new type has come to write
         up_to("more", 4)
         check_cause(app)

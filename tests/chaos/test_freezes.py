@@ -173,7 +173,7 @@ def test_a_worker_thawed_in_a_commit_after_all_its_deadlines_rejoins(
     try:
         reached = wait_taken_over(app, held, [heir])
         wait_for(
-            "a freeze longer than any deadline of the victim's", lambda: time.monotonic() - frozen_s > 12, 30
+            "a freeze longer than any deadline of the victim's", lambda: time.monotonic() - frozen_s > 12, 60
         )
     finally:
         victim.thaw()

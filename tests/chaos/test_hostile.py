@@ -95,7 +95,7 @@ def prove_beside_harm(app: Application, acked: int) -> None:
     assert idle_or_more < 130 * MIB + LIMIT_GROWTH_BYTES, f"a worker took {idle_or_more >> 20} MiB"
     counts = app.processors[0]
     with BlockingTableClient(app.settings, [counts]) as tables:
-        assert tables.get(counts, "k1", partition=1, timeout_s=30).value is not None, (
+        assert tables.get(counts, "k1", partition=1, timeout_s=60).value is not None, (
             "forged workers hide the true one"
         )
     wait_for("the hostile producer's transactions to be over", lambda: all_decided(app), 120, app.tails)

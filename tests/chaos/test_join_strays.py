@@ -38,7 +38,7 @@ def app(broker: SessionBroker, tmp_path: Path) -> Iterator[JoinApplication]:
         changelog = made.joined.changelog(made.name)
         for key in (row_key("k1"), row_key("ghost"), tick_key("ghost"), APPLIED):
             producer.produce(changelog, b"stray", key, 0)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         client = AdminClient(broker.client_config())
 
         def nobody() -> bool:

@@ -167,7 +167,7 @@ def test_standbys_serve_a_table_of_several_sources_and_tell_how_far_each_is(join
             else None
         )
 
-    one, other = wait_for("both to answer", answers, 30, app.tails)
+    one, other = wait_for("both to answer", answers, 60, app.tails)
     assert {one["role"], other["role"]} == {"active", "standby"}
     assert one["rows"] == other["rows"] != []
     assert one["as_of"] == other["as_of"] == {app.customers: customers, app.orders: orders}

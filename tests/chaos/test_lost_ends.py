@@ -38,7 +38,7 @@ def test_a_worker_goes_on_when_the_transaction_ends_in_time(application: MakeApp
     worker.wipe()
     with open_transaction(app.broker.config, f"{app.name}-counts.v1-changelog", app.partitions):
         worker.start()
-        wait_for("the restore", lambda: restores(worker), 40, worker.tail)
+        wait_for("the restore", lambda: restores(worker), 60, worker.tail)
         time.sleep(5)  # far longer than these few records take
         assert restores(worker), worker.tail()
     worker.wait_ready()

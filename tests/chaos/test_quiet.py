@@ -19,7 +19,7 @@ LOUD = r"\[(WARNING|ERROR|CRITICAL)\]|Traceback|^%[0-4]\|"
 def write(app: Application) -> None:
     producer = Producer(app.broker.client_config())
     producer.produce(app.source, b"add key 1", partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
 
 
 def an_hour_later(app: Application, instance: str) -> Worker:
@@ -57,6 +57,6 @@ def test_a_worker_that_folds_a_record_now_and_then_says_nothing_in_an_hour(
         written += 1
         wait_looked_at(worker, looked + 1)
     wait_for(
-        "all of it to be folded", lambda: worker.applied().get(("counts", 0)) == written - 1, 30, worker.tail
+        "all of it to be folded", lambda: worker.applied().get(("counts", 0)) == written - 1, 60, worker.tail
     )
     assert loud(worker) == []

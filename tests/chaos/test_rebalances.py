@@ -116,7 +116,7 @@ def test_a_standby_follows_and_takes_over_with_only_the_tail_to_read(application
     wait_for(
         "the standbys to be abreast",
         lambda: {place: at for worker in fleet for place, at in worker.applied("standby").items()} == wanted,
-        30,
+        60,
         app.tails,
     )
     more = app.load(rate=1_000, seed=65)
@@ -134,14 +134,14 @@ def test_a_standby_follows_and_takes_over_with_only_the_tail_to_read(application
 
 
 def test_a_static_member_that_returns_within_its_session_moves_nothing(application: MakeApplication) -> None:
-    app = application(partitions=4, session_timeout_s=10, request_timeout_s=12)
+    app = application(partitions=4, session_timeout_s=60, request_timeout_s=62)
     load = app.load(rate=1_000, seed=66)
     stays, returns = app.worker(instance_id="stays").start(), app.worker(instance_id="returns").start()
     wait_settled(app)
     generations, held = len(stays.said(GENERATION)), returns.applied().keys()
     for number in (signal.SIGKILL, signal.SIGTERM):
         returns.signal(number)
-        returns.wait_exit(30)
+        returns.wait_exit(60)
         returns.start().wait_ready()
         wait_settled(app)
         assert returns.applied().keys() == held, "it came back to other partitions"
@@ -152,7 +152,7 @@ def test_a_static_member_that_returns_within_its_session_moves_nothing(applicati
 def test_a_static_member_may_return_under_another_url_and_keeps_its_partitions(
     application: MakeApplication,
 ) -> None:
-    app = application(partitions=4, session_timeout_s=20, request_timeout_s=22)
+    app = application(partitions=4, session_timeout_s=60, request_timeout_s=62)
     load = app.load(rate=1_000, seed=67)
     stays, returns = app.worker(instance_id="stays").start(), app.worker(instance_id="returns").start()
     wait_settled(app)
@@ -160,7 +160,7 @@ def test_a_static_member_may_return_under_another_url_and_keeps_its_partitions(
     returns.kill()
     port = free_ports(1)[0]
     returns.url = f"http://127.0.0.1:{port}"
-    with at_most(20, "less than the session of before"):
+    with at_most(60, "less than the session of before"):
         returns.start(HOLDFAST_WEB_PORT=str(port)).wait_ready()
     wait_settled(app)
     assert returns.applied().keys() == held, "it came back to other partitions"
@@ -180,5 +180,5 @@ def test_a_worker_whose_part_in_the_group_dies_ends_at_once_and_says_why(
 ) -> None:
     app = application(partitions=1)
     worker = app.worker().start(CHAOS_ASSIGNOR="fails")
-    assert worker.wait_exit(40) > 0
+    assert worker.wait_exit(60) > 0
     assert worker.said("cannot take part in its group any more, .*told to fail"), worker.tail()

@@ -39,14 +39,14 @@ class Log:
         """Write *count* records that add one to *key*, in one batch; return their first and last offset."""
         producer = one_batch(self._shop.broker, self._shop.source, **self._more)
         if self._more:
-            producer.init_transactions(30)
+            producer.init_transactions(60)
             producer.begin_transaction()
         for _ in range(count):
             producer.produce(self._shop.source, f"add {key} 1".encode(), partition=0)
         assert producer.flush(60) == 0
         first, self.end = self.end, self.end + count
         if self._more:
-            producer.commit_transaction(30)
+            producer.commit_transaction(60)
             self.end += 1
         return first, first + count - 1
 
@@ -72,7 +72,7 @@ def told(shop: Application) -> list[Message]:
             )
         )
         consumer.assign([TopicPartition(shop.settings.skips_topic, 0, 0)])
-        while (message := consumer.poll(30)) is not None and message.error() is None:
+        while (message := consumer.poll(60)) is not None and message.error() is None:
             yield message
         consumer.close()
 
@@ -103,9 +103,9 @@ def test_by_setting_a_worker_goes_past_it_at_once_and_every_other_obeys(
         "the last to be skipped", lambda: len(worker.said("are skipped and noted")) == 4, 60, worker.tail
     )
     assert rows(shop, "seen", "hidden") == [2, 0]
-    wait_for("it to be ready", lambda: worker.ready, 30, worker.tail)
+    wait_for("it to be ready", lambda: worker.ready, 60, worker.tail)
     wait_for(
-        "no lag", lambda: set(worker.metric("kafka_consumergroup_lag").values()) == {0.0}, 30, worker.tail
+        "no lag", lambda: set(worker.metric("kafka_consumergroup_lag").values()) == {0.0}, 60, worker.tail
     )
     assert sum(worker.metric("holdfast_skipped_batches_total").values()) == 4
     assert worker.metric("holdfast_unreadable_batches") == {f'partition="0",topic="{shop.source}"': 0.0}
@@ -144,7 +144,7 @@ def test_an_operator_gets_a_partition_past_it_and_no_other_offset(application: M
     def ask(first: int, last: int) -> None:
         skip = Skip(topic=shop.source, partition=0, first=first, last=last, made=False, by="ada@desk")
         producer.produce(shop.settings.skips_topic, encode_skip(skip), skip.key, partition=0)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
     ask(0, 0)  # of a record that can be read: nobody makes it
     ask(bad[1], bad[1])  # one offset of the batch is as good as all
@@ -178,9 +178,9 @@ def test_a_flood_of_them_is_skipped_quickly_and_stops_at_the_limit(application: 
     status, told_why = worker.ask("/health/ready")
     assert (status, "quarantine_limit is 30" in told_why) == (503, True)
     producer.produce(shop.source, b"add beside 1", partition=1)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     wait_for(
-        "the other partition to go on", lambda: worker.applied().get(("counts", 1)) == 0, 30, worker.tail
+        "the other partition to go on", lambda: worker.applied().get(("counts", 1)) == 0, 60, worker.tail
     )
     worker.stop()
 
@@ -199,9 +199,9 @@ def test_without_the_topic_of_skips_a_worker_stands_and_says_so_until_it_is_made
     assert "run `holdfast topics create`" in worker.ask("/health/ready")[1]
     producer = Producer(shop.broker.client_config())
     producer.produce(shop.source, b"add beside 1", partition=1)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     wait_for(
-        "the other partition to be folded", lambda: worker.applied().get(("counts", 1)) == 0, 30, worker.tail
+        "the other partition to be folded", lambda: worker.applied().get(("counts", 1)) == 0, 60, worker.tail
     )
     create_topics(shop.settings, shop.processors)
     until(shop, worker, last)
@@ -239,7 +239,7 @@ def test_workers_killed_at_any_time_skip_each_batch_once_and_lose_nothing(
         seen += 1
         worker.wait_said("stands before offsets" if round_ % 2 else "are skipped and noted", 60)
         worker.signal(signal.SIGKILL)
-        worker.wait_exit(30)
+        worker.wait_exit(60)
     _, last = log.add("seen")
     worker = workers[1].start()
     until(shop, worker, last)

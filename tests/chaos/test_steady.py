@@ -23,7 +23,7 @@ def test_a_worker_without_trouble_folds_everything_exactly_once(application: Mak
     group = Consumer(app.broker.client_config(**{"group.id": app.name}))
     try:
         committed = group.committed(
-            [TopicPartition(app.source, number) for number in proof.source], timeout=30
+            [TopicPartition(app.source, number) for number in proof.source], timeout=60
         )
     finally:
         group.close()

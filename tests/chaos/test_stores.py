@@ -166,7 +166,7 @@ def test_a_store_away_for_longer_than_tombstones_are_kept_is_rebuilt(application
     worker.start().wait_ready()
     worker.stop()
     stopped_s = time.monotonic()
-    wait_for("a while", lambda: time.monotonic() - stopped_s > 1.5, 5)
+    wait_for("a while", lambda: time.monotonic() - stopped_s > 1.5, 60)
     worker.start().wait_ready()
     assert len(worker.said("it was away for longer than the changelog keeps tombstones")) == 4
     prove(app, RECORDS)

@@ -15,6 +15,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import OffsetTimeoutError
 from holdfast.pipeline.verify import verify
 from tests.chaos.waiting import needy
+from tests.clients.tables.tabling import deadline_after
 from tests.support.harness import Application, Worker, running, wait_for
 from tests.support.proof import last_offsets, read_topic
 
@@ -39,7 +40,7 @@ class NeedyApplication(Application):
         for word in words:
             self._producer.produce(self.source, word.encode(), partition=partition)
             self._producer.produce(f"{self.source}-more", json.dumps("more").encode(), partition=partition)
-            assert self._producer.flush(30) == 0
+            assert self._producer.flush(60) == 0
 
     def cause(self, worker: Worker, *told: str) -> str:
         """Wait until readiness tells all of this, and return what it tells."""
@@ -83,8 +84,8 @@ def test_what_a_fold_needs_is_waited_for_and_what_it_refuses_stops_it_until_a_sk
     assert sum(worker.metric("holdfast_waits_total").values()) >= 2
     with BlockingTableClient(app.settings, app.processors) as tables:
         assert tables.get("one", "a", partition=0).value == 1, "it is served meanwhile"
-        with pytest.raises(OffsetTimeoutError, match="waits for file"):
-            tables.get("one", "a", partition=0, at_least={0: 3}, timeout_s=0.5)
+        with deadline_after(), pytest.raises(OffsetTimeoutError, match="waits for file"):
+            tables.get("one", "a", partition=0, at_least={0: 3}, timeout_s=DEADLINE_S)
 
     worker.kill()
     worker = app.worker().start()
@@ -127,6 +128,6 @@ def test_a_worker_ends_with_what_it_has_waited_for_and_the_next_one_waits_on(app
     app.write(0, "needs-1")
     worker = app.worker(later_timeout_s=2).start()
     assert worker.wait_exit(DEADLINE_S) != 0
-    worker.wait_said(r"offset 0 of .* has waited [0-9]+ s for file .*, longer than later_timeout_s", 5)
+    worker.wait_said(r"offset 0 of .* has waited [0-9]+ s for file .*, longer than later_timeout_s", 60)
     app.needs.touch()
     app.worker().start().wait_ready()

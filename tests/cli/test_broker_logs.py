@@ -18,7 +18,7 @@ from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.support.harness import wait_for
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 Run = Callable[..., Any]
 
 

@@ -32,7 +32,7 @@ from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import NotReadyError
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 PARTITIONS = 4
 
 

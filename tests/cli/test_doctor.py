@@ -141,7 +141,7 @@ def announce(settings: Settings) -> None:
 
     producer = Producer(settings.producer())
     producer.produce(settings.workers_topic, b"here", b"here")
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
 
 
 # The command

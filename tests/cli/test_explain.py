@@ -34,7 +34,7 @@ from tests.support.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_hea
 from tests.support.harness import wait_for_ends
 from tests.support.marker_batches import marker_batch
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 LINGER_MS = 10_000
 """What is flushed together is one batch, however slow the machine is: a flush ends the wait. Of a topic that
 the client knows, that is: a record whose partition is not known when a flush begins is sent as it comes."""
@@ -442,7 +442,7 @@ print(code, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10) - before,
 
 def test_memory_stays_within_a_bound_whatever_is_explained(broker: SessionBroker) -> None:
     topic = bombs_topic(broker)
-    send(broker, topic, "gzip", [bytes(900_000_000)])
+    send(broker, topic, "gzip", [bytes(360_000_000)])
     command = [
         sys.executable,
         "-P",
@@ -458,7 +458,7 @@ def test_memory_stays_within_a_bound_whatever_is_explained(broker: SessionBroker
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     code, grown_mib = (int(each) for each in done.stderr.splitlines()[-1].split())
     assert code == 1, done.stderr
-    assert grown_mib < 3 * 64 + 64, done.stderr
+    assert grown_mib < 3 * 64 + 64, done.stderr  # the record alone has 343
 
 
 def test_a_batch_of_many_small_records_is_never_held_whole() -> None:

@@ -249,13 +249,13 @@ def test_a_group_that_has_read_all_records_has_no_lag_though_markers_close_the_l
     topic, end = desk.topic("emitted", partitions=1, records=50), 50
     group = f"agents-{topic}"
     producer = Producer(desk.broker.client_config(**{"transactional.id": topic}))
-    producer.init_transactions(30)
+    producer.init_transactions(60)
 
     def transact(values: int, *, commit: bool) -> None:
         producer.begin_transaction()
         for _ in range(values):
             producer.produce(topic, b"x", partition=0)
-        producer.flush(30)
+        producer.flush(60)
         (producer.commit_transaction if commit else producer.abort_transaction)(30)
 
     def ended(topic: str) -> int:
@@ -272,17 +272,17 @@ def test_a_group_that_has_read_all_records_has_no_lag_though_markers_close_the_l
         return found["lag"], found["log_end_offset"]
 
     transact(3, commit=True)
-    wait_for("the marker", lambda: ended(topic) == end + 4, 30)
+    wait_for("the marker", lambda: ended(topic) == end + 4, 60)
     assert describe(end + 3) == (0, end + 4), "behind the last record lies its transaction's marker only"
     assert describe(end + 2) == (2, end + 4)
     transact(2, commit=False)
-    wait_for("the marker", lambda: ended(topic) == end + 7, 30)
+    wait_for("the marker", lambda: ended(topic) == end + 7, 60)
     assert describe(end + 3) == (0, end + 7), "nobody is given what was aborted"
     transact(1, commit=True)
-    wait_for("the marker", lambda: ended(topic) == end + 9, 30)
+    wait_for("the marker", lambda: ended(topic) == end + 9, 60)
     assert describe(end + 3) == (6, end + 9), "a record is there again"
     producer.begin_transaction()
     producer.produce(topic, b"x", partition=0)
-    producer.flush(30)
+    producer.flush(60)
     assert describe(end + 8) == (2, end + 10), "what may yet be committed counts"
-    producer.abort_transaction(30)
+    producer.abort_transaction(60)

@@ -56,11 +56,11 @@ def test_a_group_that_was_level_and_is_silent_since_has_stopped() -> None:
         consumer = Consumer(kafka.client_config(**{"group.id": "billing"}))
         for number in range(1, 4):
             producer.produce("orders", b"x", timestamp=now_ms - 600_000 + number)
-            assert producer.flush(10) == 0
+            assert producer.flush(60) == 0
             consumer.commit(offsets=[TopicPartition("orders", 0, number)], asynchronous=False)
         consumer.close()
         producer.produce("orders", b"x", timestamp=now_ms)
-        assert producer.flush(10) == 0
+        assert producer.flush(60) == 0
 
         def standings(after_ms: int) -> list[LagStanding]:
             clock = ManualClock(now_ms=system_clock.now_ms() + after_ms)
@@ -255,7 +255,7 @@ def test_the_command_serves_metrics_until_it_is_asked_to_end(tmp_path: Path) -> 
 
 def fetched(port: int) -> str:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             return str(answer.read().decode())
     except OSError:
         return ""

@@ -27,7 +27,7 @@ from tests.support.parts import part
 from tests.support.proof import read_topic
 from tests.support.strangers import open_transaction
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 PARTITIONS = 3
 
 
@@ -214,7 +214,7 @@ def end(
     """Try to end a transaction in partition 0, and return why that could not be."""
 
     async def run() -> None:
-        async with RawLog(Settings(kafka=dict(broker.config)), timeout_s=10) as raw:
+        async with RawLog(Settings(kafka=dict(broker.config)), timeout_s=60) as raw:
             await raw.fetch(topic, 0, 0)
             if versions is not None:
                 for connection in raw._client._conns.values():

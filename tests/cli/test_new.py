@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from holdfast import by_key
 from holdfast.cli.application import load_application
 from holdfast.cli.project.new import lay_out, require_free_name
 from holdfast.clients.tables.web_tls import WorkerToken
 from holdfast.config import load_settings
+from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import ConfigError
 from tests.support.places import ROOT
 
@@ -60,6 +62,27 @@ def test_it_is_clean_by_the_checks_of_this_house(project: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.process
+def test_its_order_goes_to_the_partition_that_its_table_looks_in(project: Path) -> None:
+    with EmbeddedKafka() as kafka:
+        kafka.create_topic("orders", partitions=4)
+        settings = (project / "holdfast.toml").read_text().replace("127.0.0.1:9092", kafka.bootstrap)
+        (project / "holdfast.toml").write_text(settings)
+        done = subprocess.run(
+            [sys.executable, "order.py", "ada", "1999"],
+            cwd=project,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        partitions = [kafka.cluster.topics.partition("orders", number) for number in range(4)]
+    ends = [each.log.end_offset for each in partitions if each is not None]
+    assert ends == [int(number == by_key("ada", 4)) for number in range(4)]
+
+
 def test_its_application_and_settings_load(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     monkeypatch.syspath_prepend(str(project))
@@ -88,7 +111,7 @@ def test_its_containers_could_start(project: Path) -> None:
 
 def test_no_file_keeps_a_placeholder(project: Path) -> None:
     texts = {path: path.read_text() for path in project.rglob("*") if path.is_file()}
-    assert len(texts) == 10
+    assert len(texts) == 11
     assert not [
         path
         for path, text in texts.items()

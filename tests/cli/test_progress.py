@@ -44,7 +44,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:
     with shown_progress():
         begin("replay of totals", 200)
         advance(50)
-        assert out.written.wait(30)
+        assert out.written.wait(60)
         note("partition 0 is done")
     note("all is done")
     return out.getvalue()

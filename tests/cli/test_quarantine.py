@@ -29,7 +29,7 @@ from holdfast.kafka.fetching.records import Records
 from tests.support.columns import take
 from tests.support.harness import wait_for_ends
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 SHOP = """
 import msgspec
 from holdfast.core.engine.declared.processor import Processor

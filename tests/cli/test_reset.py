@@ -66,8 +66,8 @@ def test_agents_go_on_at_their_offsets_since_what_they_keep_stays(
         producer = Producer(kafka.client_config())
         for _ in range(ORDERS):
             producer.produce("orders", b"{}")
-        producer.flush(10)
-        committed = CommittedOffsets(settings, module, timeout_s=10)
+        producer.flush(60)
+        committed = CommittedOffsets(settings, module, timeout_s=60)
         committed.commit({("orders", 0): ORDERS})
         with pytest.raises(SystemExit) as ended:
             main(["-A", module, "--set", f"app={module}", "--bootstrap", kafka.bootstrap, "reset", "--yes"])
@@ -93,7 +93,7 @@ def test_a_time_is_where_the_sources_are_folded_from(
         for partition, first_s in ((0, 1_000), (1, 1_003), (2, 900)):
             for second in range(ORDERS):
                 producer.produce("orders", b"{}", partition=partition, timestamp=1_000 * (first_s + second))
-        producer.flush(10)
+        producer.flush(60)
 
         def reset(*words: str) -> int:
             with pytest.raises(SystemExit) as ended:
@@ -147,7 +147,7 @@ def test_a_table_of_outputs_that_are_emptied_begins_behind_them_and_lacks_nothin
         producer = Producer(kafka.client_config())
         for _ in range(ORDERS):
             producer.produce("orders", b"{}")
-        producer.flush(10)
+        producer.flush(60)
 
         def fold() -> None:
             for each in (first, one):
@@ -224,13 +224,13 @@ def test_a_bootstrap_that_is_frozen_while_its_application_is_reset_writes_nothin
         create_topics(settings, [emitting], partitions=1)
         builder = {"transactional.id": emitting.builder_id(settings.app, 0)}
         frozen = Producer(kafka.client_config(**builder))
-        frozen.init_transactions(10)
+        frozen.init_transactions(60)
         frozen.begin_transaction()
         frozen.produce("orders", b"{}")  # which stays: as would a changelog that is made anew
-        frozen.flush(10)
+        frozen.flush(60)
         reset = ApplicationReset(settings, [emitting], empty_outputs=True)
         for step in reset.steps():
             step.do()
         with pytest.raises(KafkaException) as refused:
-            frozen.commit_transaction(10)
+            frozen.commit_transaction(60)
         assert refused.value.args[0].code() in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)

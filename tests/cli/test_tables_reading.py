@@ -28,7 +28,7 @@ from holdfast.errors import AccessError, HoldfastError, NotReadyError
 from holdfast.streams import Filter, Tumbling, Windowed, window_key
 from tests.clients.tables.test_globals import ORDERS, with_rates
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 PARTITIONS = 3
 Run = Callable[..., tuple[int, str, str]]
 

@@ -54,11 +54,11 @@ def produce(
     shop: Application, topic: str, values: list[bytes | None], *, commit: bool = True, **more: Any
 ) -> None:
     producer = Producer(shop.settings.producer(**{"transactional.id": f"{topic}-{commit}"}))
-    producer.init_transactions(30)
+    producer.init_transactions(60)
     producer.begin_transaction()
     for value in values:
         producer.produce(topic, value, b"ada", 0, **more)
-    producer.flush(30)
+    producer.flush(60)
     (producer.commit_transaction if commit else producer.abort_transaction)(30)
 
 

@@ -47,7 +47,7 @@ def test_it_deletes_what_is_landed_and_folded_once_it_is_told_to(
         producer = Producer(kafka.client_config())
         for _ in range(ORDERS):
             producer.produce("orders", b"{}")
-        producer.flush(10)
+        producer.flush(60)
         bootstrap(totals, settings, BootstrapOptions(replay=ReplayOptions(engine="local")))
         land(settings, "orders", str(tmp_path / "lake"))
 

@@ -29,7 +29,7 @@ def test_a_replay_that_waits_says_for_what(tmp_path: Path) -> None:
         kafka.create_topic("orders", partitions=1)
         producer = Producer(kafka.client_config())
         producer.produce("orders", b"{}")
-        producer.flush(10)
+        producer.flush(60)
         limit = ("--set", "later_timeout_s=1")
         done = holdfast(
             "-A", "later_shop", "--bootstrap", kafka.bootstrap, *limit, "replay", "totals", folder=tmp_path

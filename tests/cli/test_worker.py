@@ -255,7 +255,7 @@ def process_of(supervisor: int, port: int) -> int | None:
 
 def serving(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=60) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

@@ -99,7 +99,7 @@ async def test_nothing_beside_the_workers_is_looked_at_while_nobody_looks_at_the
             await asyncio.sleep(0)
         assert ledger.looks == 0
         watch.asked()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not ledger.looks:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -183,7 +183,7 @@ def test_the_quarantine_is_read_again_once_something_was_written_to_it(
     producer.produce(
         settings.quarantine_topic, None, b"orders/0/9/p", 0, headers=[(RETRIED_TO, b"orders/0/11")]
     )
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     assert looks.look().waiting == 11
     assert len(read) == 2
 

@@ -264,7 +264,7 @@ class Person:
         body = urllib.parse.urlencode(form).encode()
         asked = urllib.request.Request(self._url + path, body, {"Origin": self._url})
         try:
-            with self._opener.open(asked, timeout=30) as reply:
+            with self._opener.open(asked, timeout=60) as reply:
                 return str(reply.read().decode())
         except urllib.error.HTTPError as error:
             with error:
@@ -272,7 +272,7 @@ class Person:
 
     def act(self, page: str, **form: str) -> str:
         """Return what came of the form on *page*."""
-        with self._opener.open(self._url + page, timeout=30) as reply:
+        with self._opener.open(self._url + page, timeout=60) as reply:
             found = re.search(r'name="form_token" value="([^"]*)"', reply.read().decode())
         assert found is not None, page
         return self.post("/act", form_token=found[1], **form)

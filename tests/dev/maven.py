@@ -56,7 +56,7 @@ class Repository:
         finally:
             server.shutdown()
             server.server_close()
-            thread.join(timeout=10)
+            thread.join(timeout=60)
 
 
 class _Handler(SimpleHTTPRequestHandler):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from holdfast.cli.__main__ import main
 from holdfast.dev import processes
 from holdfast.dev.embedded_process import EmbeddedFault, EmbeddedProcess
 from holdfast.errors import DevBrokerError
@@ -20,15 +22,32 @@ from tests.embedded.clients.raw_client import RawClient
 pytestmark = pytest.mark.process
 
 
-def run(*arguments: str) -> tuple[int, str]:
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Give what runs a command in this process, and returns its exit code with what it printed."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["dev", *arguments])
+        said = capsys.readouterr()
+        return (ended.value.code if isinstance(ended.value.code, int) else 0), said.out + said.err
+
+    return run
+
+
+def run_alone(*arguments: str) -> tuple[int, str]:
+    """Run a command in a process of its own, which has ended when this returns."""
     command = [sys.executable, "-P", "-m", "holdfast.cli", "dev", *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return ran.returncode, ran.stdout + ran.stderr
 
 
-def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
+def test_it_runs_until_it_is_stopped(run: Run, tmp_path: Path) -> None:
     folder = str(tmp_path)
-    code, output = run("up", "--embedded", "--nodes", "3", "--dir", folder)
+    code, output = run_alone("up", "--embedded", "--nodes", "3", "--dir", folder)
     assert code == 0
     assert output.count("running") == 3
     embedded = EmbeddedProcess.find(tmp_path)
@@ -51,7 +70,7 @@ def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
     assert run("up", "--embedded", "--dir", folder)[0] == 0
     assert again is not None
     assert again.bootstrap == embedded.bootstrap, "the same one"
-    assert "stopped 3 nodes" in run("down", "--dir", folder)[1]
+    assert "stopped 3 nodes" in run_alone("down", "--dir", folder)[1]
     assert not embedded.is_running
     assert EmbeddedProcess.find(tmp_path) is None
 
@@ -78,7 +97,7 @@ def test_each_of_those_who_ask_at_once_hears_of_its_own_fault(tmp_path: Path) ->
         embedded.stop()
 
 
-def test_a_folder_keeps_what_was_there(tmp_path: Path) -> None:
+def test_a_folder_keeps_what_was_there(run: Run, tmp_path: Path) -> None:
     state, kept = str(tmp_path / "state"), str(tmp_path / "kept")
     asked = ("up", "--embedded", "--dir", state, "--folder", kept, "--fsync")
     code, output = run(*asked)
@@ -87,7 +106,7 @@ def test_a_folder_keeps_what_was_there(tmp_path: Path) -> None:
     embedded = EmbeddedProcess.find(tmp_path / "state")
     assert embedded is not None
     admin = AdminClient({"bootstrap.servers": embedded.bootstrap, "log_level": 0})
-    admin.create_topics([NewTopic("orders", 2)])["orders"].result(30)
+    admin.create_topics([NewTopic("orders", 2)])["orders"].result(60)
     code, output = run("up", "--embedded", "--dir", state)
     assert code != 0
     assert f"with its records in {kept}" in output
@@ -99,11 +118,11 @@ def test_a_folder_keeps_what_was_there(tmp_path: Path) -> None:
     again = EmbeddedProcess.find(tmp_path / "state")
     assert again is not None
     admin = AdminClient({"bootstrap.servers": again.bootstrap, "log_level": 0})
-    assert len(admin.list_topics("orders", timeout=30).topics["orders"].partitions) == 2
+    assert len(admin.list_topics("orders", timeout=60).topics["orders"].partitions) == 2
     assert f"data stays in {kept}" in run("down", "--dir", state)[1]
 
 
-def test_a_process_that_was_killed_is_not_taken_for_a_running_one(tmp_path: Path) -> None:
+def test_a_process_that_was_killed_is_not_taken_for_a_running_one(run: Run, tmp_path: Path) -> None:
     embedded = EmbeddedProcess.start(tmp_path, nodes=1, port=None)
     processes.kill(embedded._state.pid, embedded._state.birth)
     code, output = run("status", "--dir", str(tmp_path))
@@ -128,7 +147,7 @@ def test_a_state_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         EmbeddedProcess.find(tmp_path)
 
 
-def test_it_asks_who_comes_and_lets_each_do_what_rules_allow(tmp_path: Path) -> None:
+def test_it_asks_who_comes_and_lets_each_do_what_rules_allow(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "kafka"
     (tmp_path / "users").write_text("shop=shop-secret\n")
     rule = "--add --allow-principal User:shop --operation Describe --cluster"
@@ -145,12 +164,12 @@ def test_it_asks_who_comes_and_lets_each_do_what_rules_allow(tmp_path: Path) -> 
         assert embedded.client_config["sasl.password"] not in output
         shop = {**embedded.client_config, "sasl.username": "shop", "sasl.password": "shop-secret"}
         root = AdminClient({**embedded.client_config})
-        root.create_topics([NewTopic("orders", 1)])["orders"].result(30)
+        root.create_topics([NewTopic("orders", 1)])["orders"].result(60)
         admin = AdminClient({**shop})
         with pytest.raises(KafkaException) as caught:
-            admin.create_topics([NewTopic("payments", 1)])["payments"].result(30)
+            admin.create_topics([NewTopic("payments", 1)])["payments"].result(60)
         assert caught.value.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-        assert "orders" not in admin.list_topics(timeout=30).topics
+        assert "orders" not in admin.list_topics(timeout=60).topics
         assert "without --sasl" not in run("up", "--embedded", "--sasl", "--dir", str(folder))[1]
         code, output = run("up", "--embedded", "--dir", str(folder))
         assert code != 0
@@ -173,7 +192,7 @@ def test_it_asks_who_comes_and_lets_each_do_what_rules_allow(tmp_path: Path) -> 
     ],
 )
 def test_what_is_asked_wrongly_is_told(
-    arguments: tuple[str, ...], trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...], trouble: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "users").write_text("hidden\n")

@@ -63,7 +63,7 @@ async def feeding(
     broker: SessionBroker, positions: dict[tuple[str, int], int]
 ) -> AsyncIterator[SourceFetcher]:
     with ThreadPoolExecutor(2) as executor:
-        connect = connector(Settings(kafka=broker.client_config()), timeout_s=30)
+        connect = connector(Settings(kafka=broker.client_config()), timeout_s=60)
         feed = SourceFetcher(
             connect, executor, fetch_records=10_000, fetch_bytes=8 * MIB, queue_bytes=8 * MIB
         )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from holdfast.clock import Backoff
+from holdfast.clock import Backoff, Clock, ManualClock, system_clock
 from holdfast.kafka.reading import log_bounds as asking
 from holdfast.kafka.reading.log_bounds import log_bounds
 
@@ -31,8 +31,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "BACKOFF", Backoff(0.001, 0.001))
 
 
-def bounds(leader: Any, timeout_s: float = 60.0) -> tuple[int, int]:
-    return log_bounds(leader, ("orders", 3), timeout_s)
+def bounds(leader: Any, clock: Clock = system_clock) -> tuple[int, int]:
+    return log_bounds(leader, ("orders", 3), 60.0, clock=clock)
 
 
 def test_a_leader_that_moves_is_asked_again() -> None:
@@ -49,7 +49,12 @@ def test_any_other_refusal_is_raised_at_once() -> None:
 
 
 def test_the_last_refusal_is_raised_when_time_is_over() -> None:
-    leader = Leader(*[KafkaError.NOT_LEADER_FOR_PARTITION] * 100_000)
+    class Slow(ManualClock):
+        def monotonic_s(self) -> float:
+            self.advance_ms(10_000)
+            return super().monotonic_s()
+
+    leader = Leader(*[KafkaError.NOT_LEADER_FOR_PARTITION] * 100)
     with pytest.raises(KafkaException, match="NOT_LEADER"):
-        bounds(leader, timeout_s=0.05)
-    assert leader.asked > 1
+        bounds(leader, clock=Slow())
+    assert leader.asked == 6, "within 60 s, of which each question takes 10"

@@ -19,7 +19,7 @@ from holdfast.kafka.reading.log_tail import EndOfLog
 from tests.clients.claims.claiming import LOG_APPEND
 
 GAP_S = 0.005
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 QUIET = {"group.id": "tail", "enable.auto.commit": False}
 
 
@@ -43,7 +43,7 @@ def chatter(broker: SessionBroker, topic: str) -> Iterator[list[int]]:
         yield written
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(60)
 
 
 def settings(broker: SessionBroker, coordination: str) -> Settings:
@@ -64,7 +64,7 @@ def test_a_coordination_log_that_never_falls_silent_is_caught_up_with(
         while len(written) < 50:
             time.sleep(GAP_S)
         before = written[-1]
-        log.open(["orders"], 10.0)
+        log.open(["orders"], WITHIN_S)
         read, until_s = -1, time.monotonic() + WITHIN_S
         while not log.caught_up:
             assert time.monotonic() < until_s, f"read to {read} of {written[-1]} and not caught up"
@@ -78,7 +78,7 @@ def test_a_groups_log_that_never_falls_silent_is_caught_up_with(
     broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
     topic = fresh_topic("groups", partitions=1, config=LOG_APPEND)
-    log = GroupLog(settings(broker, "marshal"), topic, "billing", timeout_s=10.0, unsent_s=5.0)
+    log = GroupLog(settings(broker, "marshal"), topic, "billing", timeout_s=WITHIN_S, unsent_s=WITHIN_S)
     with chatter(broker, topic) as written:
         while len(written) < 50:
             time.sleep(GAP_S)
@@ -92,7 +92,7 @@ def test_a_groups_log_that_never_falls_silent_is_caught_up_with(
                     read = heard.offset
             assert read >= before
         finally:
-            log.close(1.0)
+            log.close(WITHIN_S)
 
 
 def test_an_end_is_not_reached_before_the_last_record_that_was_there_is_read(

@@ -19,7 +19,7 @@ from holdfast.kafka.fetching.source_fetcher import HANDFUL, SourceFetcher
 from holdfast.kafka.requests.connections import connector
 
 RECORDS = 3 * HANDFUL + 100
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module")

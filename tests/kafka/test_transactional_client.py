@@ -76,7 +76,7 @@ def written(brokers: Brokers, use: Callable[[ChangelogWriter], Awaitable[Any]]) 
             producers(lambda: brokers, transaction_timeout_s=10)("me"), changelog="log", partition=0
         )
         try:
-            await writer.fence(5)
+            await writer.fence(60)
             brokers.asked.clear()
             await use(writer)
         finally:
@@ -89,7 +89,7 @@ def written(brokers: Brokers, use: Callable[[ChangelogWriter], Awaitable[Any]]) 
 def twice(writer: ChangelogWriter) -> Awaitable[None]:
     async def write() -> None:
         for applied in (1, 2):
-            assert await writer.write(changes(applied), (), 5) == 100 * len(writer_of(writer).appended) + 2
+            assert await writer.write(changes(applied), (), 60) == 100 * len(writer_of(writer).appended) + 2
 
     return write()
 
@@ -116,7 +116,7 @@ def test_a_transaction_is_two_requests_and_by_the_first_protocol_three(brokers: 
 
 
 def test_each_leader_is_sent_what_is_its_own(brokers: Brokers) -> None:
-    written(brokers, lambda writer: writer.write(changes(1, Emit("out", "k", b"v", partition=1)), (), 5))
+    written(brokers, lambda writer: writer.write(changes(1, Emit("out", "k", b"v", partition=1)), (), 60))
     assert sorted(node for key, node in brokers.asked if key == wire.PRODUCE) == [1, 2]
     assert sorted(place for place, _ in brokers.appended) == [LOG, OUT]
     assert brokers.count(wire.ADD_PARTITIONS) == 2 - brokers.protocol
@@ -182,7 +182,7 @@ def refused_as_an_old_owner(brokers: Brokers, key: int, code: int) -> None:
 
     async def use(writer: ChangelogWriter) -> None:
         with pytest.raises(FencedError, match="me: the broker refused this owner"):
-            await writer.write(changes(1), (), 5)
+            await writer.write(changes(1), (), 60)
 
     written(brokers, use)
     assert brokers.ends == []
@@ -195,9 +195,9 @@ def test_what_a_topic_refuses_is_taken_back_and_named(brokers: Brokers) -> None:
         with pytest.raises(
             UndeliverableError, match=r"topic log refused a record: MSG_SIZE_TOO_LARGE"
         ) as caught:
-            await writer.write(changes(1), (), 5)
+            await writer.write(changes(1), (), 60)
         assert caught.value.topic == "log"
-        await writer.write(changes(2), (), 5)
+        await writer.write(changes(2), (), 60)
 
     written(brokers, use)
     assert brokers.ends == [False, True]
@@ -209,7 +209,7 @@ def test_whatever_blames_the_record_names_its_topic(brokers: Brokers, code: int)
 
     async def use(writer: ChangelogWriter) -> None:
         with pytest.raises(UndeliverableError, match="topic log refused a record"):
-            await writer.write(changes(1), (), 5)
+            await writer.write(changes(1), (), 60)
 
     written(brokers, use)
 
@@ -219,7 +219,7 @@ def test_a_request_that_was_wrong_is_blamed_on_no_record(brokers: Brokers) -> No
 
     async def use(writer: ChangelogWriter) -> None:
         with pytest.raises(BrokerError, match="me: transaction failed: INVALID_REQUEST") as caught:
-            await writer.write(changes(1), (), 5)
+            await writer.write(changes(1), (), 60)
         assert not isinstance(caught.value, UndeliverableError)
 
     written(brokers, use)
@@ -282,7 +282,7 @@ def test_an_emit_beyond_a_topics_partitions_takes_the_transaction_back(brokers: 
             await writer.write(
                 changes(1, Emit("out", "k", partition=0), Emit("out", "k", partition=7)), (), 5
             )
-        await writer.write(changes(2), (), 5)
+        await writer.write(changes(2), (), 60)
 
     written(brokers, use)
     assert [batch.records[0].value for _, batch in brokers.appended] == [b"2"]
@@ -295,7 +295,7 @@ def test_a_topic_that_nobody_may_write_to_is_told(brokers: Brokers) -> None:
         with pytest.raises(
             UndeliverableError, match="topic secret refused a record: TOPIC_AUTHORIZATION_FAILED"
         ):
-            await writer.write(changes(1, Emit("secret", "k")), (), 5)
+            await writer.write(changes(1, Emit("secret", "k")), (), 60)
 
     written(brokers, use)
 
@@ -322,8 +322,8 @@ def test_a_transaction_that_no_partition_may_join_is_taken_back_though_there_is_
         with pytest.raises(
             UndeliverableError, match="topic log refused a record: TOPIC_AUTHORIZATION_FAILED"
         ):
-            await writer.write(changes(1), (), 5)
-        await writer.write(changes(2), (), 5)
+            await writer.write(changes(1), (), 60)
+        await writer.write(changes(2), (), 60)
 
     written(brokers, use)
     assert [batch.producer_epoch for _, batch in brokers.appended] == [2]
@@ -409,10 +409,35 @@ def test_a_topic_that_stays_unknown_is_taken_for_missing(
 
     async def use(writer: ChangelogWriter) -> None:
         with pytest.raises(UndeliverableError, match="topic log refused a record: UNKNOWN_TOPIC_OR_PART"):
-            await writer.write(changes(1), (), 5)
+            await writer.write(changes(1), (), 60)
 
     written(brokers, use)
-    assert brokers.refreshed == 2
+    assert brokers.refreshed == 3
+
+
+def test_a_topic_is_not_missing_while_no_broker_tells_of_it(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage that lasts for longer than a topic may be unknown begins with the first record for it."""
+    monkeypatch.setattr(transactional_client, "UNKNOWN_TOPIC_S", 5.0)
+    monkeypatch.setattr(transactional_client, "system_clock", TickingClock())
+
+    async def asked(*_: object) -> bool:
+        brokers.refreshed += 1
+        if brokers.refreshed <= 20:
+            return False
+        if brokers.refreshed == 22:  # the first answer of a broker that has just started knows nothing yet
+            brokers.leaders["new", 0] = 1
+        return True
+
+    brokers.add_topic = brokers.force_metadata_update = asked  # type: ignore[method-assign, assignment]
+
+    async def use(writer: ChangelogWriter) -> None:
+        await writer.write(changes(1, Emit("new", "k")), (), 60)
+
+    written(brokers, use)
+    assert brokers.refreshed == 22
+    assert {place for place, _ in brokers.appended} == {LOG, ("new", 0)}
 
 
 @pytest.mark.parametrize("key", [wire.PRODUCE, wire.END_TRANSACTION])
@@ -423,7 +448,7 @@ def test_any_other_error_is_named(brokers: Brokers, key: int) -> None:
         with pytest.raises(
             BrokerError, match=r"me: transaction failed: TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
         ):
-            await writer.write(changes(1), (), 5)
+            await writer.write(changes(1), (), 60)
 
     written(brokers, use)
 
@@ -459,7 +484,7 @@ def test_a_broker_that_is_too_old_is_told_as_such(brokers: Brokers) -> None:
 
     async def use(writer: ChangelogWriter) -> None:
         with pytest.raises(BrokerError, match=r"too old .* needs Kafka 2.8 or newer"):
-            await writer.write(changes(1), (), 5)
+            await writer.write(changes(1), (), 60)
 
     written(brokers, use)
 

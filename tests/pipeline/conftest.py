@@ -76,7 +76,7 @@ def make_topic(broker: SessionBroker, fresh_topic: FreshTopic) -> MakeTopic:
                     timestamp=each.at_ms,
                     headers=headers,  # type: ignore[arg-type]
                 )
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         return topic
 
     return make

@@ -115,7 +115,7 @@ class StandaloneCluster:
     def state(self) -> dict[str, Any]:
         """Return what the master tells of itself; nothing while it does not answer."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.web_port}/json/", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.web_port}/json/", timeout=60) as answer:
                 told: dict[str, Any] = json.load(answer)
                 return told
         except OSError:

@@ -423,7 +423,7 @@ def test_the_command_derives_what_was_landed_and_vacuums(
 
 def take_one(consumer: BlockingClaimConsumer) -> None:
     """Handle a message of the topic, and leave with the claim given back."""
-    message = consumer.get(timeout_s=30)
+    message = consumer.get(timeout_s=60)
     assert message is not None
     message.commit()
 
@@ -439,7 +439,7 @@ def test_two_services_that_share_a_topic_are_in_the_tables(
     producer = Producer(embedded_kafka.client_config())
     for number in range(4):
         producer.produce(topic, b"%d" % number)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     settings = Settings(
         kafka={"bootstrap.servers": embedded_kafka.bootstrap}, coordination_topic=claims, claim_interval_s=3
     )

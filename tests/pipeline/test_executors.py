@@ -87,7 +87,7 @@ def test_a_watch_ends_with_the_jvm_and_says_nothing_of_it(
     watch = ExecutorWatch(Gone(), TIMEOUT_S)
     with caplog.at_level(logging.INFO):
         watch.start()
-        watch._thread.join(10)
+        watch._thread.join(60)
         watch.close()
     assert not watch._thread.is_alive()
     assert watch.starved is None

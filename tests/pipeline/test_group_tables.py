@@ -193,7 +193,7 @@ class Watched:
         config = {
             "group.id": group,
             "client.id": client,
-            "session.timeout.ms": 6_000,
+            "session.timeout.ms": 60_000,
             "heartbeat.interval.ms": 200,
         }
         self._consumer = Consumer({**kafka.client_config(), **config})
@@ -228,7 +228,7 @@ def test_real_consumers_are_told_of_the_moves_that_the_table_has(
     topic = embedded_kafka.create_topic(f"moved-{name}", partitions=3)
     producer = Producer(embedded_kafka.client_config())
     producer.produce(topic, b"x")
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     told: list[dict[int, str]] = []
     with closing(Watched(embedded_kafka, f"g-{name}", "ann", topic)) as ann:
         wait([ann], 3)

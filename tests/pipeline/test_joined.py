@@ -117,7 +117,7 @@ def test_a_partition_that_was_added_behind_the_lake_is_read_from_the_topic(books
     land(books.settings, books.source, str(lake))
     client = make_admin(books.settings.client())
     new = [NewPartitions(books.source, PARTITIONS + 1)]
-    client.create_partitions(new)[books.source].result(10)
+    client.create_partitions(new)[books.source].result(60)
     got = replay(books.first, books.settings, history(lake))
     assert got.applied == {0: 199, 1: 199, 2: -1}
 

@@ -114,13 +114,13 @@ def send(broker: SessionBroker, topic: str, values: list[bytes], partition: int 
     producer = Producer(broker.client_config())
     for value in values:
         producer.produce(topic, value, partition=partition)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
 
 
 def delete_before(settings: Settings, topic: str, partition: int, offset: int) -> None:
     client = AdminClient({**settings.client()})
     for deleted in client.delete_records([TopicPartition(topic, partition, offset)]).values():
-        deleted.result(20)
+        deleted.result(60)
 
 
 def test_every_field_of_a_record_is_kept(
@@ -178,7 +178,7 @@ def test_times_that_no_calendar_has_are_kept_as_numbers(
     producer = Producer(broker.client_config())
     for at_ms in times:
         producer.produce(topic, b"add k 1", b"k", 0, timestamp=at_ms)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     got = rows(land(settings, topic, str(lake)).path)
     assert [row["timestamp_ms"] for row in got] == times
     last = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
@@ -259,12 +259,12 @@ def test_what_was_aborted_is_not_landed_and_what_is_open_waits(
 ) -> None:
     topic = fresh_topic("transactional")
     producer = Producer(broker.client_config(**{"transactional.id": topic}))
-    producer.init_transactions(30)
+    producer.init_transactions(60)
     for verdict in ("committed", "aborted", "committed", "open"):
         producer.begin_transaction()
         for _ in range(3):
             producer.produce(topic, verdict.encode())
-        producer.flush(30)
+        producer.flush(60)
         if verdict != "open":
             (producer.commit_transaction if verdict == "committed" else producer.abort_transaction)(30)
     report = land(settings, topic, str(lake))
@@ -272,7 +272,7 @@ def test_what_was_aborted_is_not_landed_and_what_is_open_waits(
         (at, b"committed") for at in (0, 1, 2, 8, 9, 10)
     ]
     assert report.vector == {0: 12}, "up to the first record of the open transaction"
-    producer.abort_transaction(30)
+    producer.abort_transaction(60)
     wait_for_ends(settings, topic)
     empty = land(settings, topic, str(lake))
     assert (empty.commits, empty.vector) == (1, {0: 16}), (
@@ -734,7 +734,7 @@ class Follower:
     def end_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(60)
 
 
 @contextlib.contextmanager

@@ -243,7 +243,7 @@ def test_landings_of_spark_that_are_killed_lose_and_double_nothing(kafka: Embedd
     producer, chance, kills = Producer(kafka.client_config()), random.Random(7), 0
     for at in range(1_200):
         producer.produce("t", b"v%d" % at, partition=at % 2)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     for _ in range(8):
         with on_spark("land", lake, kafka) as child:
             assert child.stdout is not None

@@ -45,7 +45,7 @@ def table(
     producer = Producer(broker.client_config())
     for at_ms, key, value in ((AT_MS, b"k", b"one"), (1 << 62, None, b"far"), (AT_MS + 1, b"k", None)):
         producer.produce(topic, value, key, 0, timestamp=at_ms, headers=[("trace", b"t")])
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     engine: LandEngine = request.param
     land(settings, topic, str(lake), options=LandOptions(engine=engine))
     return bronze_path(str(lake), topic)

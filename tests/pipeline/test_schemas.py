@@ -151,10 +151,10 @@ def values(broker: SessionBroker, topic: str) -> list[bytes]:
     )
     consumer.subscribe([topic])
     found, ended = [], set[int]()
-    partitions = len(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+    partitions = len(consumer.list_topics(topic, timeout=60).topics[topic].partitions)
     try:
         while len(ended) < partitions:
-            message = consumer.poll(30)
+            message = consumer.poll(60)
             assert message is not None, f"{topic} has not come to its end in 30 s"
             if message.error() is not None:
                 ended.add(message.partition() or 0)

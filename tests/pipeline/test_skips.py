@@ -67,7 +67,7 @@ class Source:
         for first, last in ranges:
             skip = Skip(topic=self.topic, partition=0, first=first, last=last, made=True)
             producer.produce(self.settings.skips_topic, encode_skip(skip), skip.key, partition=0)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
     def replay(self, settings: Settings | None = None, **options: Any) -> Replayed:
         return replay(self.processor, settings or self.settings, ReplayOptions(**options))

@@ -28,7 +28,7 @@ ASKED = "spark.holdfast.test"
 def answer(url: str) -> Any:
     """Return what Spark's page answers, None while it is not there, or says that it is starting."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as got:
+        with urllib.request.urlopen(url, timeout=60) as got:
             return json.load(got)
     except (OSError, ValueError):
         return None

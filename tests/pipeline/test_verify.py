@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ChangelogError, PipelineError
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.transactions.transactional_client import producers
+from holdfast.pipeline import differing
+from holdfast.pipeline import verify as verifying
+from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import Span, TopicReader
@@ -87,7 +91,7 @@ async def _fold_live(
     store = DictStore()
     folder = Folder(processor, store)
     writer = ChangelogWriter(
-        producers(connector(settings, timeout_s=10), transaction_timeout_s=15)(
+        producers(connector(settings, timeout_s=60), transaction_timeout_s=15)(
             processor.transactional_id(settings.app, partition)
         ),
         changelog=processor.changelog(settings.app),
@@ -112,11 +116,11 @@ def tamper(live: Live, partition: int, puts: dict[bytes, bytes | None], marker: 
     """Write to a changelog what no fold has written, closed by *marker*."""
     processor, settings = live
     producer = Producer(settings.producer(**{"transactional.id": f"tamper-{settings.app}"}))
-    producer.init_transactions(30)
+    producer.init_transactions(60)
     producer.begin_transaction()
     for key, value in {**puts, APPLIED: encode_marker(marker)}.items():
         producer.produce(processor.changelog(settings.app), value, key, partition)
-    producer.commit_transaction(30)
+    producer.commit_transaction(60)
     wait_for_ends(settings, processor.changelog(settings.app))
 
 
@@ -140,7 +144,18 @@ def test_a_table_that_nothing_was_folded_into_is_equal(make_live: MakeLive) -> N
     assert [each.applied for each in verdict.partitions] == [-1, -1]
 
 
-def test_a_planted_row_is_found_with_the_offset_that_last_changed_it(make_live: MakeLive) -> None:
+@pytest.mark.parametrize("memory_bytes", [256 << 20, 1])
+def test_a_planted_row_is_found_with_the_offset_that_last_changed_it(
+    make_live: MakeLive, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NotedStore(SpillingStore):
+        def close(self) -> None:
+            spilled.append(self.has_spilled)
+            super().close()
+
+    spilled: list[bool] = []
+    monkeypatch.setattr(verifying, "SpillingStore", NotedStore)
+    monkeypatch.setattr(differing, "RANGE_ROWS", 2)
     live = make_live({0: 49, 1: 10})
     wrong = Account(total=999, seen_ms=1)
     tamper(
@@ -149,7 +164,10 @@ def test_a_planted_row_is_found_with_the_offset_that_last_changed_it(make_live: 
         {row_key("k3"): CODEC.encode(wrong), row_key("k4"): CODEC.encode(wrong)},
         Marker(49, 1_490, 1),
     )
-    verdict = verify(*live, LOCAL)
+    verdict = verify(*live, replace(LOCAL, memory_bytes=memory_bytes))
+    assert spilled == [memory_bytes == 1], (
+        "the live rows lie in a file where there are more than may be in memory"
+    )
     assert not verdict.equal
     assert [each.equal for each in verdict.partitions] == [False, True]
     kind, key, shown, replayed, changed_at = difference(verdict, 0)
@@ -195,7 +213,7 @@ def test_a_changelog_of_another_version_or_writer_is_refused(
     tamper(live, 1, {}, Marker(10, 1_100, 1))
     producer = Producer(broker.client_config())
     producer.produce(live[0].changelog(live[1].app), b"x", b"stray", 0)
-    producer.flush(30)
+    producer.flush(60)
     with pytest.raises(ChangelogError, match="ends with 1 records that no marker closes"):
         verify(*live, LOCAL)
 

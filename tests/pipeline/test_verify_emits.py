@@ -98,7 +98,7 @@ class Live:
     ) -> None:
         settings, store = self.settings, DictStore()
         folder = Folder(processor, store, handover=handover)
-        make = producers(connector(settings, timeout_s=10), transaction_timeout_s=15)
+        make = producers(connector(settings, timeout_s=60), transaction_timeout_s=15)
         writer = ChangelogWriter(
             make(processor.transactional_id(settings.app, partition)),
             changelog=processor.changelog(settings.app),
@@ -130,12 +130,12 @@ class Live:
         """Delete the records of partition 0 before an offset."""
         admin = AdminClient(self.broker.client_config())
         for future in admin.delete_records([TopicPartition(topic, 0, before)]).values():
-            future.result(30)
+            future.result(60)
 
     def write(self, key: bytes | None, value: bytes, partition: int = -1) -> None:
         producer = Producer(self.broker.client_config(partitioner="murmur2_random"))
         producer.produce(self.out, value, key, partition)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_of_several_sources_whose_versions_change_hands_what_was_emitted_is_what
     assert_emits(app, "local")
     producer = Producer(app.broker.client_config())
     producer.produce(app.out, b"forged", b"k1")
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     (topic,) = verify_emits(app.joined, app.settings).topics
     assert topic.difference is not None
     assert topic.difference.found == "b'forged'"

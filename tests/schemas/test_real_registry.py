@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -262,6 +263,14 @@ def test_the_command_registers_and_checks(
     assert "run `holdfast topics create`" in capsys.readouterr().out
 
 
+# -- the server
+
+
+def test_the_server_runs_with_an_archive_of_its_classes(schema_registry: SchemaRegistryServer) -> None:
+    maps = Path(f"/proc/{schema_registry.processes()[0]}/maps")
+    assert not maps.exists() or "/registry-classes/classes-" in maps.read_text()
+
+
 # -- trouble
 
 
@@ -273,7 +282,7 @@ def test_a_registry_that_is_frozen_or_dead_is_awaited_and_what_is_known_is_still
     theirs = AvroSerializer(client, Avro(Order).schema.text)
     value = theirs(plain(FULL), context(topic))
     known, fresh = Source(topic, Avro(Order)).serde, Source(topic, Avro(Order)).serde
-    assert known.decode(value) == FULL
+    assert wait_for("the registry to answer", lambda: decoded(known, value), 60) == FULL
     registry.current()._by_id.clear()
     schema_registry.freeze()
     try:
@@ -291,7 +300,7 @@ def test_a_registry_that_is_frozen_or_dead_is_awaited_and_what_is_known_is_still
         assert finding.severity is Severity.WARNING
     finally:
         schema_registry.restart()
-    assert wait_for("the registry to answer", lambda: decoded(fresh, value), 30) == FULL
+    assert wait_for("the registry to answer", lambda: decoded(fresh, value), 60) == FULL
 
 
 def decoded(serde: Any, value: bytes | None) -> Any:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from holdfast import Avro
-from holdfast.clock import system_clock
 from holdfast.config import SchemaRegistrySettings
 from holdfast.errors import DecodeError, Later
 from holdfast.schemas import registry
 from holdfast.schemas.frames import header
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 from tests.support.harness import wait_for
+from tests.support.limits import at_most
 
 SCHEMA = {"schema": '"string"'}
 DRIP_S = 0.3
@@ -139,20 +139,18 @@ def test_a_registry_that_is_away_or_slow_is_awaited_within_the_deadline(scripted
         Avro(str).decode(header(3) + b"\x02x")
     asked_at(scripted.url)
     scripted.drips = True
-    before_s = system_clock.monotonic_s()
-    with pytest.raises(Later, match=r"no answer within 0\.5 s"):
+    with (
+        at_most(DRIPPING_S, "an answer that is not waited for to its end"),
+        pytest.raises(Later, match=r"no answer within 0\.5 s"),
+    ):
         Avro(str).decode(header(3) + b"\x02x")
-    assert system_clock.monotonic_s() - before_s < DRIPPING_S, "it was not waited for to its end"
-    before_s = system_clock.monotonic_s()
-    for _ in range(3):
-        with pytest.raises(Later, match=r"has not answered yet|no answer within"):
-            Avro(str).decode(header(3) + b"\x02x")
-    assert system_clock.monotonic_s() - before_s < DRIPPING_S, (
-        "who asks a silent registry again waits less for it"
-    )
+    with at_most(DRIPPING_S, "to ask a silent registry again, which is waited for less"):
+        for _ in range(3):
+            with pytest.raises(Later, match=r"has not answered yet|no answer within"):
+                Avro(str).decode(header(3) + b"\x02x")
     assert sum(each.name == "holdfast-schema-registry" for each in threading.enumerate()) <= 2
     scripted.drips = False
-    wait_for("the dripping answer to end", lambda: not registry.current()._is_silent, 10)
+    wait_for("the dripping answer to end", lambda: not registry.current()._is_silent, 60)
     assert Avro(str).decode(header(3) + b"\x02x") == "x"
 
 

@@ -78,7 +78,7 @@ class Books:
                 self._producer.produce(
                     self.source, value, b"k%d" % (at % 5), partition, timestamp=1_000 + 40 * at
                 )
-        assert self._producer.flush(10) == 0
+        assert self._producer.flush(60) == 0
 
     def messages(self, name: str) -> list[tuple[bytes | None, bytes | None]]:
         """Return what is committed in a topic, in order by partition."""

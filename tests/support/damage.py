@@ -106,5 +106,5 @@ def one_batch(broker: SessionBroker, topic: str, **more: str) -> Producer:
         "message.max.bytes": 64 << 20,
     }
     producer = Producer(broker.client_config(**config, **more))
-    producer.list_topics(topic, timeout=30)  # or the flush begins with those that have found their leader
+    producer.list_topics(topic, timeout=60)  # or the flush begins with those that have found their leader
     return producer

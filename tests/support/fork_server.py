@@ -65,8 +65,10 @@ PRELOADED_COMMAND = (
     "holdfast.clients.groups.broker",
     "holdfast.clients.topics.application",
     "holdfast.pipeline.spark.errors",
+    "typer._adapters",
 )
 """What most commands of `holdfast` have imported that work on a cluster. None of it starts a thread: pyarrow does.
+The last is what typer imports as it reads the first option: pydantic, for a third of what such a command costs.
 """
 
 COPYING = ("croniter", "wsgiref.handlers")

@@ -102,7 +102,7 @@ def wait_for_ends(settings: Settings, topic: str) -> None:
     """
     with TopicLog(settings, topic) as log:
         partitions = log.partitions()
-        wait_for(f"the markers in {topic}", lambda: log.ends(partitions) == log.written(partitions), 20)
+        wait_for(f"the markers in {topic}", lambda: log.ends(partitions) == log.written(partitions), 60)
 
 
 def end_transactions(bootstrap: str) -> None:
@@ -387,7 +387,7 @@ class Application:
         """Delete one of holdfast's own topics and make it again, empty."""
         self.broker.delete_topics([topic])
         admin = AdminClient(self.broker.client_config())
-        wait_for(f"{topic} to be gone", lambda: topic not in admin.list_topics(timeout=60).topics, 30)
+        wait_for(f"{topic} to be gone", lambda: topic not in admin.list_topics(timeout=60).topics, 60)
         create_topics(self.settings, self.processors)
 
     def worker(self, name: str = "", **settings: str | float) -> Worker:

@@ -42,11 +42,12 @@ class Slowness:
     def _measure(self) -> None:
         while True:
             began_s, used_s = time.monotonic(), time.process_time()
-            if self._ended.wait(_REST_S):
-                return
+            ended = self._ended.wait(_REST_S)
             # What this process itself did meanwhile, holding the interpreter, is no stall of the machine.
             used_s = time.process_time() - used_s
             self.stalled_s += max(0.0, time.monotonic() - began_s - _REST_S - used_s)
+            if ended:
+                return
             began_s, worked_s = time.monotonic(), time.thread_time()
             while time.thread_time() - worked_s < _BURST_S:
                 pass

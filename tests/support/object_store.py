@@ -63,10 +63,10 @@ def object_store(folder: Path) -> Iterator[dict[str, str]]:
     finally:
         server.send_signal(signal.SIGTERM)
         try:
-            server.wait(20)
+            server.wait(60)
         except subprocess.TimeoutExpired:
             server.kill()
-            server.wait(20)
+            server.wait(60)
         rmtree(scratch, ignore_errors=True)
 
 
@@ -78,7 +78,7 @@ def _free_port() -> int:
 
 def _answers(port: int) -> bool:
     try:
-        connection = HTTPConnection("127.0.0.1", port, timeout=5)
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("HEAD", f"/{BUCKET}")
         return connection.getresponse().status == 200
     except (OSError, HTTPException):

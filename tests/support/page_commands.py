@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import typer
@@ -63,6 +64,23 @@ def starts_workers(page: str) -> bool:
     return _FAUST.search(page) is not None
 
 
+@cache
+def command_line() -> Any:
+    """Return the command `holdfast` with each of its nouns made once, when it is first asked for: the pages show
+    some hundred command lines.
+    """
+    command: Any = typer.main.get_command(app)
+    make, made = command.get_command, dict[str, Any]()
+
+    def get_command(context: Any, name: str) -> Any:
+        if name not in made:
+            made[name] = make(context, name)
+        return made[name]
+
+    command.get_command = get_command
+    return command
+
+
 def resolved(words: Sequence[str]) -> str:
     """Return the name of the command that *words* run, such as `topics create`.
 
@@ -73,7 +91,7 @@ def resolved(words: Sequence[str]) -> str:
     """
     if "--help" in words:
         return ""
-    command: Any = typer.main.get_command(app)
+    command = command_line()
     context = command.make_context("holdfast", hoist([*words]), obj=Globals())
     while isinstance(command, typer.core.TyperGroup):
         name, inner, rest = command.resolve_command(context, [*context._protected_args, *context.args])

@@ -2,7 +2,7 @@
 
 A file's tests stay together, for what its fixtures make. All files with a Spark session are one such group: its
 JVM takes long to warm up. So are those with servers that their tests kill and freeze, which no other process can share:
-to make a MariaDB, a MySQL and a broker takes 15 seconds of a processor. What needs real parts comes first, so that at
+to make a MariaDB, a MySQL, a schema registry and a broker takes 20 seconds of a processor. What needs real parts comes first, so that at
 the end the thousands of quick tests are left, of which no process is left with a long one.
 """
 
@@ -21,8 +21,10 @@ from tests.support.places import ROOT
 SPARK = "tests with a Spark session"
 SESSION = re.compile(r"""\bspark: SparkSession\b|getfixturevalue\("spark"\)""")
 SERVERS = "tests with servers that they disturb"
-DISTURBED = re.compile(r"""\bown_broker\.|\bDATABASES\b|\boutbox: FreshOutbox\b|["'](?:mariadb|mysql)["']""")
-IN_GROUPS = {"mariadb", "mysql", "disturbed_broker"}
+DISTURBED = re.compile(
+    r"""\bown_broker\.|\bDATABASES\b|\boutbox: FreshOutbox\b|\bschema_registry: SchemaRegistryServer\b|["'](?:mariadb|mysql)["']"""
+)
+IN_GROUPS = {"mariadb", "mysql", "schema_registry", "disturbed_broker"}
 """Fixtures that each process would start anew. A PostgreSQL takes less than a second."""
 
 
@@ -37,7 +39,7 @@ def order(items: list[pytest.Item]) -> None:
         assert with_session(file) or "spark" not in getattr(item, "fixturenames", ()), (
             f"{item.nodeid} takes the fixture `spark` by another form than {SESSION.pattern}"
         )
-        assert with_servers(file) or not _servers(item), (
+        assert with_session(file) or with_servers(file) or not _servers(item), (
             f"{item.nodeid} takes {', '.join(_servers(item))} by another form than {DISTURBED.pattern}"
         )
     items.sort(key=lambda item: _rank(_file(item.nodeid), needed[_file(item.nodeid)]))

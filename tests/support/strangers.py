@@ -14,10 +14,10 @@ from confluent_kafka import Producer
 def open_transaction(config: Mapping[str, Any], topic: str, partitions: int) -> Iterator[None]:
     """Write a record to each partition in a transaction that does not end meanwhile."""
     stranger = Producer({**config, "transactional.id": uuid.uuid4().hex})
-    stranger.init_transactions(20)
+    stranger.init_transactions(60)
     stranger.begin_transaction()
     for partition in range(partitions):
         stranger.produce(topic, key=b"stranger", value=b"not ours", partition=partition)
-    assert stranger.flush(20) == 0
+    assert stranger.flush(60) == 0
     yield
-    stranger.abort_transaction(20)
+    stranger.abort_transaction(60)

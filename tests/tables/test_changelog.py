@@ -32,7 +32,7 @@ from holdfast.kafka.transactions.transactional_client import (
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
 from holdfast.tables.changelog import ChangelogPart, ChangelogWriter
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ def protocol(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @asynccontextmanager
 async def owning(broker: SessionBroker, topic: str, compression: int = 0) -> AsyncIterator[ChangelogWriter]:
     """Give the writer of a new owner of partition 1, which ends what the one before has left open."""
-    connect = connector(Settings(app="writer", kafka=broker.client_config()), timeout_s=10)
+    connect = connector(Settings(app="writer", kafka=broker.client_config()), timeout_s=DEADLINE_S)
     writer = ChangelogWriter(
-        producers(connect, transaction_timeout_s=10, compression=compression)(topic),
+        producers(connect, transaction_timeout_s=60, compression=compression)(topic),
         changelog=topic,
         partition=1,
     )

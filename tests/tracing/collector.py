@@ -45,7 +45,7 @@ class TraceCollector:
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def named(self, name: str) -> list[CollectedSpan]:
         return [span for span in self.spans if span.name == name]

@@ -63,7 +63,9 @@ def topics(application: Application, admin: Admin) -> Iterator[Diagnosis]:
             check=f"topic {finding.topic}", fitness=fitness, found=finding.message, cure=finding.remedy
         )
     if not findings:
-        yield Diagnosis(check="topics", fitness=Fitness.OK, found="all are as the application needs them")
+        yield Diagnosis(
+            check="topics", fitness=Fitness.OK, found="each exists, with the settings that it needs"
+        )
 
 
 def rights(application: Application, admin: Admin) -> Iterator[Diagnosis]:
@@ -82,9 +84,7 @@ def rights(application: Application, admin: Admin) -> Iterator[Diagnosis]:
             cure="`holdfast acls worker --principal User:NAME` prints what kafka-acls is to grant",
         )
     if not lacking:
-        yield Diagnosis(
-            check="rights", fitness=Fitness.OK, found="what a worker does with these topics is allowed"
-        )
+        yield Diagnosis(check="rights", fitness=Fitness.OK, found="all that a worker needs on these topics")
 
 
 def missing(needed: list[Grant], allowed: Mapping[str, Collection[str]]) -> list[Grant]:
@@ -111,4 +111,4 @@ def clocks(settings: Settings, admin: Admin, clock: Clock) -> Iterator[Diagnosis
             cure="let NTP set both; ticks and claims rest on the brokers' clocks",
         )
         return
-    yield Diagnosis(check="clocks", fitness=Fitness.OK, found="no record of the brokers is of a time to come")
+    yield Diagnosis(check="clocks", fitness=Fitness.OK, found="no broker is ahead of this machine's")

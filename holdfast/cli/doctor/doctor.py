@@ -21,11 +21,11 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command(
-    help="Look at Python, extras, JDK, settings, disk, broker, topics, rights and clocks; say what to do."
+    help="Check Python, extras, JDK, settings, disk, broker, topics, rights and clocks; say what to do."
 )
 def doctor(
     context: typer.Context,
-    offline: Annotated[bool, typer.Option("--offline", help="Ask no broker.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Connect to no broker.")] = False,
 ) -> None:
     chosen = globals_of(context)
     found = list(diagnoses(chosen, offline=offline))

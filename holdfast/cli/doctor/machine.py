@@ -24,7 +24,7 @@ PURPOSES = {
     "worker": "workers",
     "outbox": "the outbox's commands and harvesters",
     "lake": "replays, verify and the lake",
-    "spark": "the same on Spark",
+    "spark": "replays, verify and the lake on Spark",
     "console": "the console",
     "oidc": "signing in to the console by OpenID Connect",
     "otel": "traces of OpenTelemetry",

@@ -320,7 +320,7 @@ def _details(claim: Claim) -> dict[str, Cell]:
 
 
 @app.command(
-    help="Follow claims: on a terminal the list is shown anew, elsewhere each changed claim is one line (JSON lines with -o json)."
+    help="Follow claims: on a terminal the list is refreshed, elsewhere each changed claim is one line (JSON lines with -o json)."
 )
 def watch(
     context: typer.Context,

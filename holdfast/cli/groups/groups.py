@@ -35,7 +35,7 @@ broker_logs.register_committed(app)
 register_lag(app)
 app.command(
     "simulate",
-    help="Show what an assignor does with a membership, and what a change of it would move. Asks no broker.",
+    help="Show what an assignor does with a membership, and what a change would move. Connects to nothing.",
 )(simulate)
 
 LIST_COLUMNS = ("group", "type", "state", "#members", "#partitions", "held")
@@ -107,8 +107,8 @@ def list_groups(
 
 
 @app.command(
-    help="Show how far a group is in each partition, in the columns of kafka-consumer-groups (claims name no host); or its members, or its "
-    "state."
+    help="Show a group's offset and lag in each partition, in the columns of kafka-consumer-groups (claims name no "
+    "host); or its members, or its state."
 )
 def describe(
     context: typer.Context,
@@ -234,7 +234,7 @@ def _for_people(record: OutputRow) -> OutputRow:
 
 
 @app.command(
-    help="Pause a claim group: its members give their claims back, and none claims until the time is over or `resume`."
+    help="Pause a claim group: its members give their claims back, and none claims before the time is over or you run `resume`."
 )
 def pause(
     context: typer.Context,
@@ -260,12 +260,12 @@ def pause(
     )
 
 
-@app.command(help="End the pause of a claim group, and finish or give up an interrupted reset.")
+@app.command(help="End the pause of a claim group, and finish or abandon an interrupted reset.")
 def resume(
     context: typer.Context,
     group: GroupName,
     force: Annotated[
-        bool, typer.Option("--force", help="Also end a reset whose administrator is still at work.")
+        bool, typer.Option("--force", help="Also end a reset whose administrator may still be running.")
     ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
@@ -286,7 +286,7 @@ def resume(
 
 @app.command(
     "reset-offsets",
-    help="Set a group's offsets, for all of its partitions or none. Only shows what would be done unless --execute is given. "
+    help="Set a group's offsets, for all of its partitions or none. Without --execute, only shows what it would do. "
     "A claim group is paused meanwhile; a consumer group must be empty.",
 )
 def reset_offsets(

@@ -248,7 +248,7 @@ class Watching:
 def register_lag(app: typer.Typer) -> None:
     """Add the command to `holdfast groups`."""
     text = (
-        "Tell which consumer groups of the cluster keep up (OK, WARN, ERR; of a partition STOP, STALL, REWIND), by Burrow's rules "
+        "Show which consumer groups of the cluster keep up (OK, WARN, ERR; of a partition STOP, STALL, REWIND), by Burrow's rules "
         "over their last commits; exit code 1 where one does not."
     )
     app.command("lag", help=text)(lag)

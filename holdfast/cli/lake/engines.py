@@ -48,7 +48,7 @@ EngineOption = Annotated[
     EngineName,
     typer.Option(
         "--engine",
-        help="local: this process, no JVM. spark: one task per partition. auto: Spark where it is done first.",
+        help="local: this process, no JVM. spark: one task per partition. auto: whichever is likely to finish first.",
     ),
 ]
 
@@ -57,7 +57,7 @@ StateMemoryOption = Annotated[
     typer.Option(
         "--state-memory-mb",
         min=1,
-        help="Of the state of a partition about so much is in memory; where there is more, all of it is in a temporary file.",
+        help="Memory for the rows of a partition, about; a larger state goes to a temporary file.",
     ),
 ]
 

@@ -179,8 +179,8 @@ def _partition(text: str) -> int:
 
 
 @app.command(
-    help="Show the batches of a segment file (--segment FILE), everything known about one offset (TOPIC PARTITION OFFSET), or the row of a table as it was "
-    "and the records that made it so (PROCESSOR KEY --at TIME). Of a batch that cannot be read it shows what the header claims, and why; the exit code is then 1."
+    help="Show the batches of a segment file (--segment FILE), everything known about one offset (TOPIC PARTITION OFFSET), or a row of a table as it was "
+    "and the records that led to it (PROCESSOR KEY --at TIME). Of a batch that cannot be read it shows what the header claims, and why; the exit code is then 1."
 )
 def explain(
     context: typer.Context,
@@ -212,7 +212,7 @@ def explain(
         ),
     ] = None,
     changes: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Of a row, show at most so many changes, the last ones.")
+        int, typer.Option(min=1, max=10_000, help="Of a row, show at most so many changes, the latest.")
     ] = 20,
     engine: EngineOption = EngineName.AUTO,
     source: Annotated[
@@ -224,7 +224,7 @@ def explain(
     ] = None,
     lake: LakeOption = None,
     allow_holes: Annotated[
-        bool, typer.Option("--allow-holes", help="Of a row, fold what is left of a log with holes.")
+        bool, typer.Option("--allow-holes", help="Of a row, fold a log although records are missing in it.")
     ] = False,
 ) -> None:
     output = output_of(context)

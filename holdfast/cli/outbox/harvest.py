@@ -197,9 +197,9 @@ def register(app: typer.Typer) -> None:
             harvest,
             "Publish the outbox's rows until stopped: take part in the election, and lead the shards that this process wins.",
         ),
-        (pause, "Have the harvesters publish nothing until `resume`; later leaders obey it too."),
-        (resume, "Have the harvesters go on."),
-        (flush, "Have the harvesters retry at once the rows that they hold back."),
+        (pause, "Stop the harvesters from publishing until `resume`; later leaders obey it too."),
+        (resume, "Let the harvesters publish again."),
+        (flush, "Make the harvesters retry the rows that they hold back at once."),
         (harvesters, "Show the state of each shard's leader."),
     ):
         app.command(help=text)(call)

@@ -32,20 +32,16 @@ def derive(
     ] = None,
     topics: Annotated[
         str | None,
-        typer.Option(
-            "--topics", help="Topics that lag.ends and lag.by_minute are of, with commas between them."
-        ),
+        typer.Option("--topics", help="Topics for lag.ends and lag.by_minute, with commas between them."),
     ] = None,
     engine: EngineOption = EngineName.AUTO,
     allow_holes: Annotated[
-        bool, typer.Option("--allow-holes", help="Fold what is left of a lake in which records are missing.")
+        bool, typer.Option("--allow-holes", help="Fold the lake although records are missing in it.")
     ] = False,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Begin anew, in place of what the tables hold.")
+        bool, typer.Option("--rebuild", help="Replace the tables: fold from the beginning.")
     ] = False,
-    max_records: Annotated[
-        int, typer.Option(min=1, help="At most so many offsets in a commit.")
-    ] = 10_000_000,
+    max_records: Annotated[int, typer.Option(min=1, help="Most offsets in a commit.")] = 10_000_000,
 ) -> None:
     from holdfast.pipeline.derived.derive import derive as run
     from holdfast.pipeline.derived.derive import tables_to_derive

@@ -31,14 +31,12 @@ def fold(
         typer.Option(help="Folder or address of the tables. Default: LAKE/folds/NAME."),
     ] = None,
     allow_holes: Annotated[
-        bool, typer.Option("--allow-holes", help="Fold what is left of a lake in which records are missing.")
+        bool, typer.Option("--allow-holes", help="Fold the lake although records are missing in it.")
     ] = False,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Begin anew, in place of what the tables hold.")
+        bool, typer.Option("--rebuild", help="Replace the tables: fold from the beginning.")
     ] = False,
-    max_records: Annotated[
-        int, typer.Option(min=1, help="At most so many offsets in a commit.")
-    ] = 10_000_000,
+    max_records: Annotated[int, typer.Option(min=1, help="Most offsets in a commit.")] = 10_000_000,
     state_memory_mb: StateMemoryOption = 256,
 ) -> None:
     from holdfast.pipeline.histories.fold import FoldOptions

@@ -31,30 +31,30 @@ app.command(
     help="Check the tables of a lake: counts, overlaps, gaps, files and commits by strangers. Exit code 1 for any fault."
 )(check)
 app.command(
-    help="Fold what was landed of a processor's source since the last time into two tables: the state, and the history of each row. Equal to a replay from "
-    "the beginning, after any number of runs."
+    help="Fold the newly landed records of a processor's source into two tables: the state, and the history of each row. "
+    "After any number of runs they equal a replay from the beginning."
 )(fold)
 app.command(
-    help="Bring tables that tell of claims, consumer groups and their lag, outboxes, producers' anomalies and the quarantine up to what was landed of their topics."
+    help="Update the tables of claims, consumer groups and their lag, outboxes, producers' anomalies and the quarantine with the newly landed records."
 )(derive)
 app.command(
-    help="Join small files of a lake's tables, in the order of offsets. No row changes, and landings go on."
+    help="Join small files of a lake's tables, in the order of offsets. No row changes, and landings continue."
 )(compact)
 app.command(
-    help="Remove the records of a lake's tables that are older than a time, for good. Checks, replays and landings know of it, and go on."
+    help="Remove the records of a lake's tables that are older than a time, for good. Checks, replays and landings take it into account, and continue."
 )(expire)
 app.command(
-    help="Remove files of a lake's tables that no version needs any more, and those that killed landings left."
+    help="Remove files of a lake's tables that no version needs any more, and those of killed landings."
 )(vacuum)
 app.command(
-    help="Show what may be deleted from the application's sources: records that the lake holds, record for record, and that all tables behind have in their state. "
-    "With --yes, delete it."
+    help="Show which records may be deleted from the application's sources: those that the lake holds, compared one by "
+    "one, and that all tables have folded. With --yes, delete them."
 )(trim)
 
 
 @app.command(
     help="Land topics in a lake, or every topic that a processor folds. Each committed record becomes one row of a Delta table, "
-    "exactly once, also after a crash. With -A, what has landed of topics that the application declares with retention landed is deleted from them."
+    "exactly once, also after a crash. With -A, landed records are deleted from topics that the application declares with retention landed."
 )
 def land(
     context: typer.Context,
@@ -70,15 +70,13 @@ def land(
     processor: Annotated[
         str | None,
         typer.Option(
-            help="In place of --topics: the sources of this processor and, of several, the choices of their order."
+            help="In place of --topics: the sources of this processor and, if there are several, the choices of their order."
         ),
     ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Land what is committed now, then end (the default).")
     ] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on until stopped with SIGTERM or Ctrl-C.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Run until SIGTERM or Ctrl-C.")] = False,
     every_s: Annotated[
         float,
         typer.Option("--every", min=0, help="Shortest time between two commits when following, in seconds."),

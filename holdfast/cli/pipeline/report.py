@@ -25,7 +25,7 @@ DAY_MS = 86_400_000
 
 
 @app.command(
-    help="Write a page about a time: who held which claim, takeovers, producers' anomalies, records that were set aside, by the tables of `pipeline derive`."
+    help="Write a page about a period: who held which claim, takeovers, producers' anomalies, quarantined records, from the tables of `pipeline derive`."
 )
 def report(
     context: typer.Context,
@@ -33,13 +33,13 @@ def report(
     begin: Annotated[
         str | None,
         typer.Option(
-            "--from", help="Begin of the time, with its zone or in ms. Default: a day before its end."
+            "--from", help="Start of the period, with its zone or in ms. Default: a day before its end."
         ),
     ] = None,
-    end: Annotated[str | None, typer.Option("--to", help="End of the time. Default: now.")] = None,
+    end: Annotated[str | None, typer.Option("--to", help="End of the period. Default: now.")] = None,
     topics: Annotated[
         str | None,
-        typer.Option("--topics", help="Topics whose lag to tell, with commas between them; see lag.ends."),
+        typer.Option("--topics", help="Topics whose lag to show, with commas between them; see lag.ends."),
     ] = None,
     html: Annotated[Path, typer.Option("--html", help="The file to write.")] = Path("report.html"),
     engine: Annotated[

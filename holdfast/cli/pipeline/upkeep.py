@@ -88,10 +88,10 @@ def expire(
     all_topics: Annotated[
         bool,
         typer.Option(
-            "--all-topics", help="In place of --topics: all of a lake on this machine, but for choices."
+            "--all-topics", help="In place of --topics: all of a lake on this machine, except choices."
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
 ) -> None:
     from holdfast.pipeline.upkeep.expire import expire as remove
     from holdfast.pipeline.upkeep.expire import holds_choices
@@ -135,13 +135,13 @@ def vacuum(
         typer.Option(
             "--older-than-hours",
             min=1,
-            help="Keep what versions of the last so many hours need; older ones cannot be read afterwards.",
+            help="Keep the files that versions of the last so many hours need; older versions cannot be read afterwards.",
         ),
     ] = 168,
     folds: FoldsOption = None,
     derived: DerivedOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only tell which files would be removed.")
+        bool, typer.Option("--dry-run", help="Only show which files would be removed.")
     ] = False,
 ) -> None:
     from holdfast.pipeline.upkeep.vacuum import vacuum_table

@@ -101,7 +101,7 @@ def outbox(
         bool | None,
         typer.Option(
             "--ends/--no-ends",
-            help="Compare the last numbers with what the leaders say; for bronze only when asked.",
+            help="Compare the last numbers with the leaders' progress; for bronze only if given.",
         ),
     ] = None,
     by_key: Annotated[

@@ -45,7 +45,7 @@ class BeginName(StrEnum):
 
 @app.command(
     help="Fold a processor over history and write the state of each partition as the changelog of its version, in one transaction: "
-    "workers restore it and go on with the next record. A partition that has a state is left alone."
+    "workers restore it and continue with the next record. It skips partitions that have a state."
 )
 @takes_spark()
 def bootstrap(
@@ -54,7 +54,7 @@ def bootstrap(
     name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor.")],
     version: Annotated[
         int | None,
-        typer.Option("--version", help="The version that is meant: refused where another is declared."),
+        typer.Option("--version", help="The expected version: refused if another one is declared."),
     ] = None,
     engine: EngineOption = EngineName.AUTO,
     source: Annotated[
@@ -70,15 +70,15 @@ def bootstrap(
         str | None,
         typer.Option(
             help="Stop after these offsets (0:1500,1:20; of several sources 0:orders:17), or before what was appended later "
-            "(2024-05-01T12:00:00Z). Default: all there is; of a processor that emits, where earlier versions stand."
+            "(2024-05-01T12:00:00Z). Default: the end; for a processor that emits, the position of the earlier versions."
         ),
     ] = None,
     emits: Annotated[
         EmitsName,
         typer.Option(
             "--emits",
-            help="What becomes of what the fold emits up to the position: suppress sends nothing to topics that earlier versions write to, "
-            "send all of it.",
+            help="Emits up to the position: suppress sends nothing to topics that earlier versions write to, "
+            "send sends everything.",
         ),
     ] = EmitsName.SUPPRESS,
     state_memory_mb: StateMemoryOption = 256,

@@ -24,7 +24,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command(
-    help="Fold two versions of a processor over one history, in one pass, and tell which keys they keep other rows of. Exit code 1 if there are any."
+    help="Fold two versions of a processor over one history, in one pass, and show the keys whose rows differ. Exit code 1 if there are any."
 )
 @takes_spark()
 def compare(
@@ -53,7 +53,7 @@ def compare(
     ] = None,
     keys: Annotated[int, typer.Option("--keys", min=0, help="How many keys the table shows.")] = 20,
     allow_holes: Annotated[
-        bool, typer.Option("--allow-holes", help="Fold the rest of a log whose beginning was deleted.")
+        bool, typer.Option("--allow-holes", help="Fold the rest of a log whose oldest records were deleted.")
     ] = False,
     state_memory_mb: StateMemoryOption = 256,
 ) -> None:

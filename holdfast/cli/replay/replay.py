@@ -56,10 +56,10 @@ def replay(
         FormatName, typer.Option("--format", help="Format of those tables.")
     ] = FormatName.PARQUET,
     transitions: Annotated[
-        bool, typer.Option("--transitions", help="Also tell each change of each row (slower); needs --out.")
+        bool, typer.Option("--transitions", help="Also write each change of each row (slower); needs --out.")
     ] = False,
     allow_holes: Annotated[
-        bool, typer.Option("--allow-holes", help="Fold the rest of a log whose beginning was deleted.")
+        bool, typer.Option("--allow-holes", help="Fold the rest of a log whose oldest records were deleted.")
     ] = False,
     state_memory_mb: StateMemoryOption = 256,
 ) -> None:

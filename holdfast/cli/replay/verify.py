@@ -62,7 +62,7 @@ def verify(
         bool,
         typer.Option(
             "--strict",
-            help="Exit code 1 also where records are missing, so that equal states prove nothing of them.",
+            help="Exit code 1 also if records are missing, because equal states then prove nothing about these.",
         ),
     ] = False,
     store_timeout_s: Annotated[

@@ -53,7 +53,7 @@ def size(
     ] = FOLD_US,
     claim_members: Annotated[int, typer.Option(min=0, help="Members of a claim group.")] = 0,
     claim_partitions: Annotated[int, typer.Option(min=0, help="Partitions that they share.")] = 0,
-    formulas: Annotated[bool, typer.Option("--formulas", help="Show how each figure is made.")] = False,
+    formulas: Annotated[bool, typer.Option("--formulas", help="Show how each figure is computed.")] = False,
 ) -> None:
     load = Load(
         partitions=partitions,

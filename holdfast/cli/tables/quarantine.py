@@ -85,7 +85,7 @@ def _matches(record: QuarantinedRecord, processor: str | None, topic: str | None
     return processor in (None, record.processor) and topic in (None, record.topic)
 
 
-@app.command("show", help="Show one refused record whole: key, headers, value and reason.")
+@app.command("show", help="Show one refused record in full: key, headers, value and reason.")
 def show_record(
     context: typer.Context,
     coordinates: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET[/PROCESSOR]")],

@@ -34,12 +34,12 @@ def register_skips(app: typer.Typer) -> None:
     app.command(
         "skip",
         help="Ask the workers to skip an unreadable batch of a source. Without --execute, only show what would be skipped. "
-        "Every table, version and replay of the application leaves out skipped offsets for good. Of a record that can be read, "
-        'let it go to the quarantine of the processors that stop before it (on_error="stop").',
+        "Every table, version and replay of the application leaves out skipped offsets for ever. For a readable record, "
+        'let the processors that stop before it quarantine it (on_error="stop").',
     )(skip)
     app.command(
         "skips",
-        help="List the skipped offsets of the application's sources, and the requests that no worker has met yet.",
+        help="List the skipped offsets of the application's sources, and the requests that no worker has executed yet.",
     )(skips)
 
 

@@ -24,7 +24,7 @@ def switch(
         int | None, typer.Option("--to", metavar="VERSION", min=1, help="Make this version current.")
     ] = None,
     back: Annotated[
-        bool, typer.Option("--back", help="Make the version current that was so before the last switch.")
+        bool, typer.Option("--back", help="Make the version current that was current before the last switch.")
     ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:

@@ -100,12 +100,12 @@ def repair(
 
 @app.command(
     "take-over",
-    help="Begin a processor's table with the state of a Faust application: with the rows of one of its tables, and where its group had read "
+    help="Begin a processor's table with the state of a Faust application: the rows of one of its tables, and its group's offsets in "
     "the processor's source. Stop all workers of both first; with --execute, write it.",
 )
 def take_over(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor whose table begins so.")],
+    name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor whose table it is.")],
     table: Annotated[
         str | None,
         typer.Option(
@@ -117,12 +117,10 @@ def take_over(
         typer.Option(
             "--rows",
             metavar="MODULE:FUNCTION",
-            help="Makes of a key and a value of the Faust table a key and a row, or None to leave it out.",
+            help="Function that turns a key and a value of the Faust table into a key and a row, or None to leave it out.",
         ),
     ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="The function gets bytes, not what is in their JSON.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The function gets bytes, not decoded JSON.")] = False,
     from_app: Annotated[
         str | None,
         typer.Option(

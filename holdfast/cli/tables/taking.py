@@ -100,7 +100,7 @@ class FaustTakeover:
 
     def _taken(self, live: LivePartition, found: Beginning) -> TakenPartition:
         done = bool(found.stored or found.base.applied != NOTHING_APPLIED) and (
-            (live.marker, live.stored) == (found.position, dict(found.stored))
+            (live.marker, dict(live.stored)) == (found.position, dict(found.stored))
         )
         if not done and (live.stored or live.applied != NOTHING_APPLIED):
             raise ConfigError(

@@ -29,8 +29,8 @@ class Outputs(StrEnum):
 
 
 @app.command(
-    help="Show what would take the application back to its beginning: state, positions, recorded choices and internal topics go, and sources stay. With "
-    "--yes, do it. Stop all workers first. A reset that was cut goes on when it is given again."
+    help="Show what would take the application back to its beginning: state, positions, recorded choices and internal topics go, sources stay. With "
+    "--yes, do it. Stop all workers first. To continue an interrupted reset, run it again."
 )
 def reset(
     context: typer.Context,
@@ -39,14 +39,14 @@ def reset(
         Outputs | None,
         typer.Option(
             "--outputs",
-            help="What folds have emitted to topics that are not internal, and emit again: keep it, so that readers get it twice, or empty these topics.",
+            help="Earlier emits to topics that are not internal, which the folds emit again: keep them, so that readers get them twice, or empty these topics.",
         ),
     ] = None,
     to_datetime: Annotated[
         str | None,
         typer.Option(
             "--to-datetime",
-            help="Fold from the first records on that are not older than this, in place of all; UTC unless it names its zone.",
+            help="Fold only records of this time or later; UTC unless it names its zone.",
         ),
     ] = None,
 ) -> None:

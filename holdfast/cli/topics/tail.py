@@ -36,7 +36,7 @@ Decode = Callable[[bytes | None], Any]
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command(help="Print records of a topic, decoded as the application declares them; committed ones alone.")
+@app.command(help="Print committed records of a topic, decoded as the application declares them.")
 def tail(
     context: typer.Context,
     topic: Annotated[
@@ -47,7 +47,7 @@ def tail(
     ] = 10,
     beginning: Annotated[bool, typer.Option("--beginning", help="Begin with the first record.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Continue with new records, until Ctrl-C.")
     ] = False,
     most: Annotated[int | None, typer.Option("--max", "-n", min=1, help="End after so many records.")] = None,
 ) -> None:

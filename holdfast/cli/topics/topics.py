@@ -37,7 +37,7 @@ def _open(context: typer.Context) -> tuple[Application, Admin]:
 
 @app.command(
     "list",
-    help="List the application's topics, those that are missing too; --all lists every topic of the cluster.",
+    help="List the application's topics, including missing ones; --all lists every topic of the cluster.",
 )
 def list_topics(
     context: typer.Context,
@@ -69,7 +69,7 @@ def _listed(name: str, role: str | None, cluster: ClusterTopics) -> OutputRow:
 
 
 @app.command(
-    help="Create the application's topics that are missing, with the right partitions, compaction, timestamps and replicas, and register the schemas that folds write with."
+    help="Create the application's missing topics, with the right partitions, compaction, timestamps and replicas, and register the schemas that folds write with."
 )
 def create(
     context: typer.Context,

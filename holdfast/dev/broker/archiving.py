@@ -13,12 +13,12 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.class_archive import ClassArchive
+from holdfast.class_archive import ClassArchive, shared_classes
 from holdfast.dev import ports, processes
 from holdfast.dev.broker import formatting, jars, node, state
 from holdfast.dev.broker.java import Java
 from holdfast.dev.broker.state import ClusterState, NodeState
-from holdfast.errors import DevBrokerError
+from holdfast.errors import HoldfastError
 from holdfast.jars import cache_folder
 
 logger = logging.getLogger(__name__)
@@ -33,20 +33,19 @@ def prepare() -> Java:
     """
     java = Java(program=jars.find_java(), class_path=jars.class_path())
     folder = cache_folder() / "classes"
-    if (archive := _archive(folder, java)).made_at is not None:
-        try:
-            with state.exclusive(folder, deadline_s=2 * DEADLINE_S):
-                if (archive := _archive(folder, java)).made_at is not None:  # nobody made it meanwhile
-                    _run_once(replace(java, sharing=tuple(archive.flags())), folder)
-                    archive.keep()
-        except (DevBrokerError, OSError, subprocess.TimeoutExpired) as error:
-            logger.warning(
-                "brokers start more slowly, for no archive of their classes was made: %(cause)s",
-                {"cause": error},
-            )
-        if (archive := _archive(folder, java)).made_at is not None:
-            return java
-    return replace(java, sharing=tuple(archive.flags()))
+
+    def run_once(sharing: list[str]) -> None:
+        _run_once(replace(java, sharing=tuple(sharing)), folder)
+
+    try:
+        sharing = shared_classes(lambda: _archive(folder, java), run_once, deadline_s=2 * DEADLINE_S)
+    except (HoldfastError, OSError, subprocess.TimeoutExpired) as error:
+        logger.warning(
+            "brokers start more slowly, for no archive of their classes was made: %(cause)s",
+            {"cause": error},
+        )
+        return java
+    return replace(java, sharing=sharing)
 
 
 def _archive(folder: Path, java: Java) -> ClassArchive:

@@ -43,8 +43,8 @@ Connect: TypeAlias = Callable[[], Any]
 _UNFINISHED = {KafkaError.CONCURRENT_TRANSACTIONS}
 """The coordinator still ends the transaction before: it takes milliseconds."""
 UNKNOWN_TOPIC_S = 5.0
-"""How long a topic may be unknown before it is taken for missing: one just made, or of a broker just
-started, is not known at once.
+"""How long brokers may say that a topic is unknown before it is taken for missing: one just made, or of a broker just
+started, is not known at once. While no broker answers, nobody says so.
 """
 BATCH_BYTES = 500_000
 BATCH_RECORDS = 2_000
@@ -163,17 +163,20 @@ class TransactionalClient:
         )
 
     async def partitions(self, topic: str, *, more_than: int = 0) -> int:
-        cluster, until_s = self._client.cluster, system_clock.monotonic_s() + UNKNOWN_TOPIC_S
-        await self._client.add_topic(topic)
+        cluster, unknown = self._client.cluster, _TimeUnknown()
+        is_told = bool(await self._client.add_topic(topic))
         while len(known := cluster.partitions_for_topic(topic) or ()) <= more_than:
             if topic in cluster.unauthorized_topics:
                 raise UndeliverableError(topic, name_of(KafkaError.TOPIC_AUTHORIZATION_FAILED))
-            if system_clock.monotonic_s() >= until_s:
+            if not is_told:
+                unknown.forget()
+                self.why = f"no broker tells of topic {topic}"
+            elif unknown.is_missing():
                 raise UndeliverableError(
                     topic, f"{name_of(KafkaError.UNKNOWN_TOPIC_OR_PART)}: {len(known)} partitions are known"
                 )
             await asyncio.sleep(_PAUSE_S)
-            await self._client.force_metadata_update()
+            is_told = bool(await self._client.force_metadata_update())
         return len(known)
 
     async def append(self, records: Mapping[Place, Sequence[Written]]) -> dict[Place, int]:
@@ -203,7 +206,7 @@ class TransactionalClient:
         if not self._second_version:
             await self._join(batches.keys() - self._joined)
         left, offsets = dict(batches), dict[Place, int]()
-        pauses, unknown_until_s = Pauses(), system_clock.monotonic_s() + UNKNOWN_TOPIC_S
+        pauses, unknown = Pauses(), _TimeUnknown()
         while True:
             codes = set()
             for place, code, offset in await self._append_once(left):
@@ -211,13 +214,15 @@ class TransactionalClient:
                     offsets[place] = offset
                     self._sequences[place] = advance(self._sequences.get(place, 0), left.pop(place).records)
                 elif retriable(code) or (
-                    code == KafkaError.UNKNOWN_TOPIC_OR_PART and system_clock.monotonic_s() < unknown_until_s
+                    code == KafkaError.UNKNOWN_TOPIC_OR_PART and not unknown.is_missing()
                 ):
                     codes.add(code)
                 else:
                     self._refuse(code, place[0])
             if not left:
                 return offsets
+            if KafkaError.UNKNOWN_TOPIC_OR_PART not in codes:
+                unknown.forget()
             self.why = ", ".join(map(name_of, codes))
             await pauses.wait(quick=codes == _UNFINISHED)
             if codes != _UNFINISHED:
@@ -263,13 +268,13 @@ class TransactionalClient:
             wire.ADD_PARTITIONS_VERSIONS,
             wire.add_partitions(self.transactional_id, self._me, places),
         )
-        pauses, unknown_until_s = Pauses(), system_clock.monotonic_s() + UNKNOWN_TOPIC_S
+        pauses, unknown = Pauses(), _TimeUnknown()
         while True:
             code, topic = await self._ask(request, _first_refused)
             if not code:
                 self._joined.update(places)
                 return
-            if code != KafkaError.UNKNOWN_TOPIC_OR_PART or system_clock.monotonic_s() >= unknown_until_s:
+            if code != KafkaError.UNKNOWN_TOPIC_OR_PART or unknown.is_missing():
                 self._refuse(code, topic)
             await pauses.wait(quick=False)
 
@@ -350,6 +355,24 @@ class Pauses:
         wait_s = self._next_s if quick else max(_PAUSE_S, self._next_s)
         self._next_s = min(_LONGEST_PAUSE_S, 2 * wait_s)
         await asyncio.sleep(wait_s)
+
+
+class _TimeUnknown:
+    """For how long brokers have said that a topic is unknown, without a word from them between that says otherwise."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+
+    def is_missing(self) -> bool:
+        """Note that a broker says so, and return whether that has lasted for UNKNOWN_TOPIC_S."""
+        now_s = system_clock.monotonic_s()
+        if self._since_s is None:
+            self._since_s = now_s
+        return now_s - self._since_s >= UNKNOWN_TOPIC_S
+
+    def forget(self) -> None:
+        """Begin anew: what is said next was not said before."""
+        self._since_s = None
 
 
 async def _close(client: Any) -> None:

@@ -79,7 +79,7 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 async def ask_with(
-    handler: Handler, then: Callable[[OidcTokens, ManualClock], Awaitable[None]], *, timeout_s: float = 5.0
+    handler: Handler, then: Callable[[OidcTokens, ManualClock], Awaitable[None]], *, timeout_s: float = 60.0
 ) -> None:
     """Run *then* with tokens from an endpoint on the loopback that answers as *handler* does, over TLS."""
     application = web.Application()

@@ -164,7 +164,7 @@ def test_a_worker_frozen_while_it_joins_owns_nothing_before_it_has_read_what_cam
 
         async def turn() -> None:
             looks.clear()
-            await asyncio.wait_for(looks.wait(), 30)
+            await asyncio.wait_for(looks.wait(), 60)
 
         await group.assigned()
         group.coordinator.may_answer.clear()

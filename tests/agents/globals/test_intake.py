@@ -201,5 +201,5 @@ def test_a_copy_that_does_not_come_there_ends_the_worker() -> None:
 def test_a_worker_without_globals_follows_nothing() -> None:
     host: Any = SimpleNamespace(processors={})
     tables = GlobalCopies(host)
-    asyncio.run(asyncio.wait_for(tables.run(), 1))
+    asyncio.run(asyncio.wait_for(tables.run(), 60))
     assert tables.whole

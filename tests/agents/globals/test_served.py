@@ -99,7 +99,7 @@ def test_offsets_are_waited_for_and_a_read_sees_one_position() -> None:
         rate(made, b"a", 4)
         assert await served.reached({0: 4}, 0)
         assert not await served.reached({0: 5}, 0.05)
-        waiting = asyncio.ensure_future(served.reached({0: 5, 1: 0}, 10))
+        waiting = asyncio.ensure_future(served.reached({0: 5, 1: 0}, 60))
         for offset, partition in ((5, 0), (0, 1)):
             await asyncio.sleep(0)
             assert not waiting.done()
@@ -119,7 +119,7 @@ def test_offsets_are_waited_for_and_a_read_sees_one_position() -> None:
         with pytest.raises(StoreError, match="global table rates was closed"):
             await served.read(closed)
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 120))
 
 
 def test_a_view_is_scanned_from_a_key_on_as_it_was() -> None:

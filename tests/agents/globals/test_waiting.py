@@ -19,7 +19,7 @@ from holdfast.core.engine.state.codec import ROW
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import GlobalsError, Later, StillWaitingError
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Registry:

@@ -151,7 +151,7 @@ def worker(
 ) -> Callable[[Callable[[Worker], Coroutine[Any, Any, None]]], None]:
     def run(scene: Callable[[Worker], Coroutine[Any, Any, None]]) -> None:
         async def within() -> None:
-            await asyncio.wait_for(scene(Worker(monkeypatch)), 30)
+            await asyncio.wait_for(scene(Worker(monkeypatch)), 120)
 
         asyncio.run(within())
 

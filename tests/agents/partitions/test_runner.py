@@ -178,7 +178,7 @@ def runner_of(host: Host, part: Any) -> Runner:
 async def ended(runner: Runner) -> None:
     """Wait for the job under way."""
     assert runner.job is not None
-    await asyncio.wait_for(runner.job, 30)
+    await asyncio.wait_for(runner.job, 60)
 
 
 def events_of(first: int, records: int) -> HandedEvent:
@@ -191,7 +191,7 @@ def test_what_arrives_while_a_transaction_is_under_way_is_the_next_one() -> None
         part.answering.clear()
         runner = runner_of(host, part)
         runner.hand(events_of(0, 1))
-        await asyncio.wait_for(part.begun.wait(), 10)
+        await asyncio.wait_for(part.begun.wait(), 60)
         runner.hand(events_of(1, 1))
         runner.hand(events_of(2, 1))
         part.answering.set()
@@ -210,7 +210,7 @@ def test_a_partition_that_is_lost_while_its_transaction_is_written_ends_nothing_
         part.answering.clear()
         runner = runner_of(host, part)
         runner.hand(events_of(0, 1))
-        await asyncio.wait_for(part.begun.wait(), 10)
+        await asyncio.wait_for(part.begun.wait(), 60)
         del part.folder
         part.answering.set()
         await ended(runner)
@@ -476,7 +476,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  several things are awaited in this way, none of which tells
             await asyncio.sleep(0)
 

@@ -16,7 +16,7 @@ from holdfast.config import Settings
 from holdfast.outbox.commands import Command, Verb
 
 PAUSE = Command(id="p", verb=Verb.PAUSE, at_ms=0)
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Notes:

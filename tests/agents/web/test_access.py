@@ -22,7 +22,7 @@ from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError
 from tests.support.places import TLS
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 TOKEN = "open-sesame"
 PATHS = [
     "/tables",
@@ -52,7 +52,7 @@ SECRETS: Processor[Any, Secret] = Processor(
 def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), DEADLINE_S))
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 2 * DEADLINE_S))
 
     return run
 

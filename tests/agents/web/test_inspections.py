@@ -75,7 +75,7 @@ async def test_a_partition_has_one_inspection_at_a_time_and_it_does_not_hold_up_
 
     def slow(state: Any, stop: threading.Event) -> Any:
         begun.set()
-        go_on.wait(20)
+        go_on.wait(60)
         return digest_of(state, stop)
 
     monkeypatch.setattr(module, "digest_of", slow)
@@ -124,7 +124,7 @@ def test_the_inspector_asks_until_the_digest_is_there_and_reads_all_rows_of_it(
         return plain(state, stop)
 
     monkeypatch.setattr(module, "digest_of", slow)
-    asyncio.run(asyncio.wait_for(_inspect(), 60))
+    asyncio.run(asyncio.wait_for(_inspect(), 120))
 
 
 async def _inspect() -> None:
@@ -147,7 +147,7 @@ def test_a_reading_that_nobody_waits_for_any_more_ends() -> None:
     stop = threading.Event()
     stop.set()
     with ThreadPoolExecutor(1) as pool, pytest.raises(StoreError, match="no client waits"):
-        pool.submit(digest_of, worker.replica(TOTALS, 0).pin(), stop).result(20)
+        pool.submit(digest_of, worker.replica(TOTALS, 0).pin(), stop).result(60)
     assert isinstance(worker.replica(TOTALS, 0), MemoryReplica)
     assert (
         digest_of(worker.replica(TOTALS, 1).pin(), threading.Event()).digest == hashlib.sha256().hexdigest()

@@ -27,7 +27,7 @@ DEADLINE_S = 60.0
 def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), DEADLINE_S))
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 2 * DEADLINE_S))
 
     return run
 

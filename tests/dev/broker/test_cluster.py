@@ -357,7 +357,7 @@ def test_nodes_end_with_the_process_that_started_them_even_by_sigkill(tmp_path: 
         assert born is not None
         owner.kill()
     try:
-        assert processes.wait_gone(pid, born, deadline_s=10.0)
+        assert processes.wait_gone(pid, born, deadline_s=60.0)
     finally:
         processes.kill(pid, born)
     (left,) = Cluster.attach(tmp_path).status()

@@ -192,7 +192,7 @@ def test_a_demo_that_is_cut_short_says_so_and_leaves_nothing(
 ) -> None:
     with demo(tmp_path, *SMALL) as run:
         run.wait_for(words)
-        assert run.end(number, deadline_s=30) == 128 + number, run.text
+        assert run.end(number, deadline_s=60) == 128 + number, run.text
         assert run.text.endswith(f"{number.name}: everything that was started has been ended\n")
         assert run.left() == []
         assert list(run.temporary.iterdir()) == []
@@ -207,7 +207,7 @@ def test_a_demo_in_which_a_worker_dies_by_itself_fails_says_why_and_keeps_only_t
         found = re.search(r"worker\.2 \(pid (\d+)\)", run.text)
         assert found is not None
         os.kill(int(found[1]), signal.SIGKILL)
-        assert run.end(deadline_s=30) == 1, run.text
+        assert run.end(deadline_s=60) == 1, run.text
         assert re.search(
             r"^holdfast: worker\.2 ended with code -9; the end of \S+/worker\.2\.log says: ",
             run.text,
@@ -228,7 +228,7 @@ def test_even_a_demo_that_is_killed_leaves_no_process(tmp_path: Path, kind: tupl
     with demo(tmp_path, *kind, *SMALL) as run:
         run.wait_for("Watch them live")
         assert len(run.left()) >= 3  # a broker and two workers
-        assert run.end(signal.SIGKILL, deadline_s=10) == -signal.SIGKILL
+        assert run.end(signal.SIGKILL, deadline_s=60) == -signal.SIGKILL
         assert run.gone_within(60), run.left()
 
 
@@ -362,7 +362,7 @@ def test_each_worker_has_its_port_its_folder_and_no_setting_of_the_callers_envir
 def test_a_process_that_ended_is_told_with_its_last_words(tmp_path: Path) -> None:
     process = procfile.Process("worker.1", "echo 'out of luck'; exit 3", os.environ, 7001, tmp_path)
     process.start()
-    assert process._wait(20)
+    assert process._wait(60)
     with pytest.raises(DemoError, match=r"worker\.1 ended with code 3; .* out of luck"):
         process.check()
 
@@ -372,7 +372,7 @@ def test_a_process_that_ignores_the_request_to_end_is_killed(tmp_path: Path) -> 
         "worker.1", "trap '' TERM; echo ready; while :; do sleep 1; done", os.environ, 7001, tmp_path
     )
     process.start()
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 60
     while "ready" not in process.last_words() and time.monotonic() < until_s:
         time.sleep(0.02)
     process.stop(grace_s=0.2)

@@ -35,7 +35,7 @@ from holdfast.errors import ConfigError, DemoError
 
 PARTITIONS = 4
 T0_S = 1_790_000_000
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class MemoryStore:

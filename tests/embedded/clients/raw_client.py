@@ -11,7 +11,7 @@ from typing import Any, Self
 from holdfast.embedded.protocol.codec import decode, encode, is_flexible
 from holdfast.embedded.protocol.table import message
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class RawClient:

@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from holdfast.embedded.kafka import EmbeddedKafka
 from tests.embedded.transcripts.talk import Talk
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from holdfast.core.kafka.record_batch import Record, decode_batch
 from holdfast.core.kafka.transaction_state import ALLOWED_PREVIOUS, TransactionState
 from holdfast.embedded.kafka import EmbeddedKafka
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def records(kafka: EmbeddedKafka, topic: str) -> Iterator[Record]:

@@ -9,7 +9,7 @@ from holdfast.clock import ManualClock
 from holdfast.embedded.kafka import EmbeddedKafka
 from tests.embedded.clients.raw_client import RawClient
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 MEMBER: dict[str, Any] = {
     "session_timeout_ms": 30_000,
     "rebalance_timeout_ms": 30_000,

@@ -16,7 +16,7 @@ from holdfast.errors import DevBrokerError
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.transcripts.asking import batch
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

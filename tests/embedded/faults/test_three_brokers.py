@@ -16,7 +16,7 @@ from holdfast.errors import DevBrokerError
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.transcripts.asking import batch
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 QUICK = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 50, "retry.backoff.ms": 10}
 
 

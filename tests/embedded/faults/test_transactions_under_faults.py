@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from holdfast.embedded.faults import FaultKind
 from holdfast.embedded.kafka import EmbeddedKafka
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 OF_A_TRANSACTION = (
     *(
         "InitProducerId",

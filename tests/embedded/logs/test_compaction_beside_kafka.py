@@ -25,7 +25,7 @@ from holdfast.embedded.logs.compaction import DELETE_HORIZON_BIT
 from holdfast.kafka.requests.raw_log import RawLog
 from tests.support.harness import wait_for, wait_for_ends
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 ROLL_MS = 50
 Config = dict[str, Any]
 Pairs = list[tuple[bytes, bytes | None]]

@@ -14,7 +14,7 @@ from holdfast.embedded.topics.partition import EmbeddedPartition
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.transcripts.asking import batch
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 HOUR_MS = 3_600_000
 
 

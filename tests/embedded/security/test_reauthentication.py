@@ -13,7 +13,7 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import DevBrokerError
 from tests.embedded.clients.raw_client import RawClient
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 USERS = {"root": "root-secret", "alice": "alice-secret"}
 LIFETIME_MS = 60_000
 

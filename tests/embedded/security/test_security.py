@@ -42,7 +42,7 @@ from tests.embedded.transcripts.guarded import trust
 from tests.support.places import TLS
 from tests.support.secured import acl_filter
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 USERS = {"root": "root-secret", "alice": "alice-secret"}
 
 

@@ -20,7 +20,7 @@ from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.serving.hostile_requests import HostileRequests
 from tests.embedded.transcripts.transaction_scenarios import hostile_frame
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 NEVER = {"DeleteTopics", "SaslHandshake", "SaslAuthenticate"}
 """What would leave nothing to ask about."""
 

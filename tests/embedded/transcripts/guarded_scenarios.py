@@ -24,7 +24,7 @@ from tests.embedded.transcripts.guarded import GuardedTalk
 
 SCENARIOS: dict[str, Callable[[GuardedTalk], None]] = {}
 ALICE = "User:alice"
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 TOPIC, GROUP, CLUSTER, ID = (
     AclResource.TOPIC,
     AclResource.GROUP,

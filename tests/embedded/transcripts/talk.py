@@ -18,7 +18,7 @@ from holdfast.embedded.apis.handlers import HANDLERS, UNSTABLE
 from holdfast.embedded.protocol.table import apis, message
 from tests.embedded.clients.raw_client import RawClient
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 NOT_YET = {14, 15, 16, 51}
 """Codes of a coordinator that is being loaded, or moved, or busy with what came before."""
 _ALWAYS_MASKED = {"throttle_time_ms", "total_bytes", "usable_bytes"}

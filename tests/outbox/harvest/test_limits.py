@@ -23,6 +23,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.outbox.harvest.publishing import limits, publisher
 from holdfast.outbox.schema.layouts import OutboxRow
 from tests.outbox.databases import FreshOutbox
+from tests.outbox.electors import CALM_S
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
 from tests.support.harness import wait_for
 
@@ -31,13 +32,16 @@ SMALL_BYTES = 5_000
 
 
 class Counted(Producer):
-    """A producer that counts transactions that came to nothing, and producers."""
+    """A producer that counts transactions that came to nothing, and producers.
+
+    It sends when it is flushed, or has a whole batch: how large batches are says nothing of how quick the machine is.
+    """
 
     made = aborts = 0
 
     def __init__(self, config: dict[str, Any]) -> None:
         Counted.made += 1
-        super().__init__(config)
+        super().__init__({**config, "linger.ms": config.get("delivery.timeout.ms", 20_000) // 2})
 
     def abort_transaction(self, *args: Any) -> None:
         super().abort_transaction(*args)
@@ -205,13 +209,10 @@ def test_without_the_right_to_ask_its_refusals_tell(
     with Alone(rig.settings(strategy=strategy, attempts=1), CLIENTS) as leader:
         rig.wait_empty()
         learned = leader.stats.refused
-        assert learned <= 3, leader.stats
+        assert 1 <= learned <= 3, leader.stats
         rig.fill(4_000, size=500)
         rig.wait_empty()
-        if learned:  # a slow producer's batches may all have been small
-            assert leader.stats.refused == learned
-        learned = leader.stats.refused
-        assert learned <= 3, leader.stats
+        assert leader.stats.refused == learned
         leader.signals.paused.set()
         wait_for("a pause", lambda: not leader.signals.busy.is_set(), DEADLINE_S)
         rig.fill(500, size=100)
@@ -233,7 +234,9 @@ def test_many_rows_that_are_too_large_are_found_without_a_word_of_the_topic(
     rig.fill(60, keys=60)
     for number in range(0, 60, 5):
         enlarge(rig, postgres, number, 1_200_000)
-    with Alone(rig.settings(strategy=strategy, attempts=1, batch_bytes=64 << 20), CLIENTS) as leader:
+    # A producer of `mark` that ends by a refusal leaves rows unanswered until its heartbeat is over.
+    settings = rig.settings(strategy=strategy, attempts=1, batch_bytes=64 << 20, heartbeat_timeout_s=CALM_S)
+    with Alone(settings, CLIENTS) as leader:
         rig.wait_empty()
     assert leader.stats.quarantined == 12
     assert {record.number for record in rig.read()} == {number for number in range(60) if number % 5}
