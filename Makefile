@@ -150,7 +150,7 @@ lock: $(READY) $(TOOLS)/.ready ## write requirements.lock anew, with hashes, fro
 
 $(SITE_TOOLS)/.ready: Makefile
 	@"$(PYTHON)" -m venv --clear $(SITE_TOOLS)
-	@$(SITE_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs>=1.6,<2' 'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=0.29,<2'
+	@$(SITE_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs>=1.6,<2' 'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=0.29,<2' ruff
 	@touch $@
 
 .PHONY: docs
