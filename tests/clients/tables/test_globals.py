@@ -93,7 +93,8 @@ async def test_a_scan_of_a_global_is_of_all_partitions_in_the_order_of_keys(page
 
 
 @scenario
-async def test_pages_and_answers_are_bounded_in_bytes() -> None:
+async def test_pages_and_answers_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.clients.tables.query_router.ATTEMPT_S", 60.0)  # none is asked for twice
     texts: Global[str] = Global("texts", Source("texts", Json(str)), FoldWith(set_rate, ("key",)), row=str)
     wide: Processor[Any, float] = Processor(
         name="wide", on={Source("orders", Json(str)): convert}, row=float, reads=(texts,)
