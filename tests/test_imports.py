@@ -382,6 +382,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "verify_emits": frozenset({"folds", "replay", "topic", "verify"}),
         "bootstrap": frozenset({"bronze", "folds", "replay", "spark", "topic", "verify"}),
         "histories": frozenset({"bronze", "folds", "landing", "progress", "replay", "spark", "topic"}),
+        "worker_daemon": frozenset({"folds", "histories", "landing"}),
         "derived": frozenset({"bronze", "folds", "histories"}),
         "reporting": frozenset({"bronze", "derived", "histories", "pages", "spark"}),
     },

@@ -5,6 +5,7 @@ JVM.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import shutil
@@ -16,6 +17,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any
@@ -44,6 +46,9 @@ ARCHIVE_DEADLINE_S = 300.0
 """How long a JVM may take to end that writes its archive of classes: 15 s of a core. Cut short, it would leave that
 to the next JVM, and that to the next."""
 ABANDON_DEADLINE_S = 10.0
+WORKER_DAEMON = "holdfast.pipeline.worker_daemon"
+"""What forks the Python workers of Spark on this machine."""
+FOUND_DEADLINE_S = 60.0
 LOGS_KEPT = 10
 _LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For the JVM that only puts Spark's command line together: it is over before better code would pay."""
@@ -312,7 +317,26 @@ def _in_one_jvm(options: SparkOptions, archive: ClassArchive | None, scratch: Pa
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.databricks.delta.snapshotPartitions": "2",
+        **({"spark.python.daemon.module": WORKER_DAEMON} if is_found_anew(WORKER_DAEMON) else {}),
     }
+
+
+@cache
+def is_found_anew(module: str) -> bool:
+    """Tell whether a Python that is started anew finds *module* where this process does: one that has changed its `sys.path` may have another, or the only one."""
+    program = f"from importlib.util import find_spec; print(find_spec({module!r}).origin)"
+    try:
+        found = subprocess.run(
+            [sys.executable, "-P", "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=FOUND_DEADLINE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    here = importlib.util.find_spec(module)
+    return here is not None and found.stdout.strip() == here.origin
 
 
 def _log_path(options: SparkOptions) -> Path:

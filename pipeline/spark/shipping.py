@@ -33,8 +33,8 @@ def ship(session: SparkSession, processor: Processor[Any, Any] | None = None) ->
     """Put holdfast, and the code *processor* is made of, on the import path of every Python worker of
     *session*.
 
-    Local masters need it as well: the workers do not inherit this process's `sys.path`. Shipping the same
-    code again does nothing.
+    Local masters need it as well: the workers do not inherit this process's `sys.path`. Those of `worker_daemon` have
+    imported holdfast before, and take the processor from here. Shipping the same code again does nothing.
     """
     content = pack(processor)
     name = f"holdfast-{hashlib.sha256(content).hexdigest()[:16]}.zip"

@@ -115,6 +115,7 @@ def fleet() -> SimulatedFleet:
     return made
 
 
+@pytest.mark.long
 def test_the_tables_tell_the_truth_of_a_fleet_of_a_thousand_partitions(fleet: SimulatedFleet) -> None:
     """The simulation knows who held what, without any fold."""
     told: dict[int, list[tuple[Any, ...]]] = {}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from holdfast.class_archive import ClassArchive
@@ -25,7 +28,14 @@ from holdfast.jars import spark_jars
 from holdfast.pipeline.spark import session
 from holdfast.pipeline.spark.errors import failed, in_log, session_failed, with_log
 from holdfast.pipeline.spark.java_client import java_properties
-from holdfast.pipeline.spark.session import SparkOptions, archive_of, cores_of, settings
+from holdfast.pipeline.spark.session import (
+    WORKER_DAEMON,
+    SparkOptions,
+    archive_of,
+    cores_of,
+    is_found_anew,
+    settings,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,6 +89,30 @@ def test_what_the_user_sets_wins(tmp_path: Path) -> None:
 )
 def test_cores(master: str, cores: int) -> None:
     assert cores_of(master) == cores
+
+
+def test_workers_are_forked_from_one_that_has_imported_the_fold(spark: SparkSession) -> None:
+    def imported(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            told = [gc.get_freeze_count()] * batch.num_rows
+            yield pa.RecordBatch.from_arrays([pa.array(told, pa.int64())], ["frozen"])
+
+    rows = spark.range(0, 2, 1, 2).mapInArrow(imported, "frozen bigint").collect()
+    assert all(row["frozen"] > 10_000 for row in rows)
+
+
+def test_what_a_new_python_does_not_find_here_is_not_asked_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "found_here_alone.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert is_found_anew(WORKER_DAEMON)
+    assert not is_found_anew("found_here_alone")
+    assert not is_found_anew("found_nowhere")
+    local = SparkOptions(master="local[1]")
+    assert settings(local, None, tmp_path)["spark.python.daemon.module"] == WORKER_DAEMON
+    monkeypatch.setattr(session, "is_found_anew", lambda module: False)
+    assert "spark.python.daemon.module" not in settings(local, None, tmp_path)
 
 
 def test_an_archive_of_classes_belongs_to_local_masters_alone(
