@@ -27,12 +27,18 @@ REFERENCE = {
         "Each says what was wrong, where, and what to do. Import these from `holdfast.errors`.",
     ),
 }
+STYLE = """\
+.md-grid { max-width: 84rem; }
+.md-typeset td:first-child code { white-space: nowrap; }
+"""
+"""Tables of settings and metrics need a wide page, and their names must not break."""
 ERRORS, BASE_ERROR = "holdfast.errors", "HoldfastError"
 """The base of all errors is public in two modules, and shown with its family."""
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add what stands beside docs/, and a page of reference for each public module."""
+    """Add what stands beside docs/, the style, and a page of reference for each public module."""
+    files.append(File.generated(config, "site.css", content=STYLE))
     for place, uri in BESIDE.items():
         files.append(File.generated(config, uri, content=(ROOT / place).read_text("utf-8")))
     for name in REFERENCE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from holdfast.pipeline.reporting.slices import (
     SliceEngine,
     Thinned,
     TimeSlice,
+    TooManyRows,
     in_order,
     slice_reader,
 )
@@ -65,11 +67,14 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedTime:
-    """What the tables tell of a time: the rows of each by its name, without those that were never derived."""
+    """What the tables tell of a time: the rows of each by its name, without those that were never derived, and those of which there are too many to be told: of *left_out*
+    is how many.
+    """
 
     from_ms: int
     to_ms: int
     tables: Mapping[str, list[DerivedRow]]
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def report(settings: Settings, options: ReportOptions) -> ReportedTime:
@@ -90,17 +95,22 @@ def report(settings: Settings, options: ReportOptions) -> ReportedTime:
             f"{options.lake} has no derived tables: make them first (`holdfast pipeline derive --lake {options.lake}`)"
         )
     tables: dict[str, list[DerivedRow]] = {}
+    left_out = Counter[str]()
     with slice_reader(options.engine, options.spark) as read:
         for (name, topic), path in there.items():
             of = _slice(name, options)
-            tables.setdefault(name, []).extend(
-                {**row, **_until(row, of), "of_topic": topic} for row in read(path, of)
-            )
+            match read(path, of):
+                case TooManyRows(rows):
+                    left_out[name] += rows
+                case found:
+                    rows_of = ({**row, **_until(row, of), "of_topic": topic} for row in found)
+                    tables.setdefault(name, []).extend(rows_of)
     ordered = {
         name: in_order(rows, TIMES[name][0], *sorted(rows[0] if rows else ()))
         for name, rows in tables.items()
+        if name not in left_out  # of several topics, some alone would be taken for all
     }
-    return ReportedTime(from_ms=options.from_ms, to_ms=options.to_ms, tables=ordered)
+    return ReportedTime(from_ms=options.from_ms, to_ms=options.to_ms, tables=ordered, left_out=left_out)
 
 
 def _slice(name: str, options: ReportOptions) -> TimeSlice:

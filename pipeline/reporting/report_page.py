@@ -41,7 +41,7 @@ from holdfast.pipeline.reporting.ownership import (
     owner_of,
 )
 from holdfast.pipeline.reporting.report import ReportedTime, lag_part_ms
-from holdfast.pipeline.reporting.slices import DerivedRow
+from holdfast.pipeline.reporting.slices import LIMIT_ROWS, DerivedRow
 
 LIMIT_LANES, LIMIT_DOTS, LIMIT_LISTED = 40, 2_000, 25
 PARTS = 240
@@ -64,7 +64,11 @@ def report_page(found: ReportedTime) -> str:
         QUARANTINE: _quarantine,
     }
     made = [
-        make(found, found.tables[name]) if name in found.tables else _missing(name)
+        make(found, found.tables[name])
+        if name in found.tables
+        else _too_many(name, found.left_out[name])
+        if name in found.left_out
+        else _missing(name)
         for name, make in sections.items()
     ]
     return document(title, made)
@@ -73,6 +77,13 @@ def report_page(found: ReportedTime) -> str:
 def _missing(name: str) -> str:
     topics = " Name topics (<code>--topics</code>), there and here." if name == BY_MINUTE else ""
     return f"<h2>{escape(name)}</h2><p>This table was not derived: land its topic, then run <code>holdfast pipeline derive</code>.{topics}</p>"
+
+
+def _too_many(name: str, rows: int) -> str:
+    return (
+        f"<h2>{escape(name)}</h2><p>Left out: this time has {rows:,} rows of it, and a page is made of {LIMIT_ROWS:,} at most. "
+        "Name a shorter time (<code>--from</code>, <code>--to</code>).</p>"
+    )
 
 
 def _axis(found: ReportedTime, left: int | None = None) -> TimeAxis:
@@ -262,6 +273,7 @@ def _lag(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:
         (
             "<h2>Lag</h2>",
             f"<p>{len(lags)} partitions of groups are known, {sum(each.last > 0 for each in lags)} of them are behind at the end.</p>",
+            _too_many(COMMITS, found.left_out[COMMITS]) if COMMITS in found.left_out else "",
             stacked("Records that groups were behind, by group", axis, series, hues),
             table(heads, listed),
             _more(len(lags)),

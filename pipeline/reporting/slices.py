@@ -12,7 +12,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from pyarrow import compute, dataset
 
-from holdfast.errors import ConfigError, LakeError
+from holdfast.errors import LakeError
 from holdfast.pipeline.bronze.lake import open_table
 from holdfast.pipeline.derived.table import time_at
 from holdfast.pipeline.spark.errors import explained
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LIMIT_ROWS = 200_000
 """So many rows of one table are looked at; a page of more says nothing to anybody."""
+THIN_ROWS = 1 << 19
+"""Of what is thinned, so many rows are held before it is."""
 DerivedRow = dict[str, Any]
 SliceEngine = Literal["local", "spark"]
 
@@ -55,7 +57,14 @@ class TimeSlice:
         return time_at(self.from_ms), time_at(self.to_ms)
 
 
-SliceReader = Callable[[str, TimeSlice], list[DerivedRow]]
+@dataclass(frozen=True, slots=True)
+class TooManyRows:
+    """A slice that is not looked at: it has so many *rows*, more than LIMIT_ROWS."""
+
+    rows: int
+
+
+SliceReader = Callable[[str, TimeSlice], list[DerivedRow] | TooManyRows]
 """Reads a slice of the table at a path."""
 
 
@@ -69,22 +78,36 @@ def slice_reader(engine: SliceEngine, spark: SparkOptions) -> Iterator[SliceRead
         yield lambda path, of: read_on_spark(session, path, of)
 
 
-def read_here(path: str, of: TimeSlice) -> list[DerivedRow]:
-    """Return the rows of a slice; LakeError for a table that cannot be read, ConfigError for too many rows."""
+def read_here(path: str, of: TimeSlice) -> list[DerivedRow] | TooManyRows:
+    """Return the rows of a slice; LakeError for a table that cannot be read."""
     begin, end = of.bounds
     ends = compute.field(of.ends)
     wanted = (compute.field(of.begins) < end) & (compute.field("is_current") | (ends >= begin))
     try:
         files: dataset.Dataset = open_table(path).to_pyarrow_dataset()
         if of.thinned is None:
-            _check(path, files.count_rows(filter=wanted))
-        table = files.to_table(filter=wanted)
-        found = table if of.thinned is None else _thinned(table, of.from_ms, of.thinned)
-        _check(path, found.num_rows)
-        rows: list[DerivedRow] = found.to_pylist()
+            if (rows := files.count_rows(filter=wanted)) > LIMIT_ROWS:
+                return TooManyRows(rows)
+            found = files.to_table(filter=wanted)
+        else:
+            found = _thinned_files(files, wanted, of.from_ms, of.thinned)
+        return found.to_pylist() if found.num_rows <= LIMIT_ROWS else TooManyRows(found.num_rows)
     except (DeltaError, OSError) as error:
         raise LakeError(f"{path} cannot be read: {error}") from error
-    return rows
+
+
+def _thinned_files(
+    files: dataset.Dataset, wanted: compute.Expression, from_ms: int, how: Thinned
+) -> pa.Table:
+    """Return the rows that are kept, a part at a time: a day by the minute may be more than memory takes."""
+    columns = [*how.keys, how.by, *how.values]
+    kept, rows = [files.schema.empty_table().select(columns)], 0
+    for batch in files.to_batches(filter=wanted, columns=columns):
+        kept.append(pa.Table.from_batches([batch]))
+        rows += batch.num_rows
+        if rows >= THIN_ROWS:
+            kept, rows = [_thinned(pa.concat_tables(kept), from_ms, how).select(columns)], 0
+    return _thinned(pa.concat_tables(kept), from_ms, how)
 
 
 def _thinned(table: pa.Table, from_ms: int, how: Thinned) -> pa.Table:
@@ -99,7 +122,7 @@ def _thinned(table: pa.Table, from_ms: int, how: Thinned) -> pa.Table:
     return found.rename_columns({f"{name}_last": name for name in kept})
 
 
-def read_on_spark(session: SparkSession, path: str, of: TimeSlice) -> list[DerivedRow]:
+def read_on_spark(session: SparkSession, path: str, of: TimeSlice) -> list[DerivedRow] | TooManyRows:
     """Return the rows of a slice as Spark reads them; raises as `read_here` does."""
     from pyspark.sql import functions as F
 
@@ -112,15 +135,9 @@ def read_on_spark(session: SparkSession, path: str, of: TimeSlice) -> list[Deriv
             part = F.expr(f"(unix_millis({how.by}) - {of.from_ms}) div {how.part_ms}").alias("part")
             last = [F.max_by(F.struct(name), how.by)[name].alias(name) for name in how.values]
             found = found.groupBy(*how.keys, part).agg(F.max(how.by).alias(how.by), *last)
-        _check(path, found.count())
+        if (rows := found.count()) > LIMIT_ROWS:
+            return TooManyRows(rows)
         return found.toArrow().to_pylist()  # type: ignore[no-any-return]
-
-
-def _check(path: str, rows: int) -> None:
-    if rows > LIMIT_ROWS:
-        raise ConfigError(
-            f"{path} has {rows} rows of that time, a page is made of {LIMIT_ROWS} at most: name a shorter time (--from, --to)"
-        )
 
 
 def in_order(rows: Sequence[DerivedRow], *names: str) -> list[DerivedRow]:

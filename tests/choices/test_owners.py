@@ -32,6 +32,7 @@ def run(seeds: range) -> None:
     assert grown > len(seeds) // 4
 
 
+@pytest.mark.long
 def test_zombies_and_added_partitions_change_no_table() -> None:
     run(range(scaled(QUICK)))
 

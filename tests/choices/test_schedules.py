@@ -27,6 +27,7 @@ def run(seeds: range) -> None:
     assert NEEDED.waits - waits > len(seeds) // 4, "what folds need is away now and then"
 
 
+@pytest.mark.long
 def test_live_restored_and_replayed_states_are_equal() -> None:
     run(range(scaled(QUICK)))
 

@@ -189,6 +189,7 @@ def test_an_aborted_transaction_is_seen_only_by_a_reader_that_is_not_told_of_it(
     assert read(data, 0, aborted)[0] == rows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_batch_that_unpacks_to_more_than_the_limit_is_unreadable_and_costs_no_more_than_the_limit(
     codec: Compression,
@@ -404,6 +405,7 @@ def test_a_large_batch_is_taken_apart_in_pieces_and_nothing_is_lost(codec: Compr
     assert [row[0] for row in read(data, 4_000)[0]] == list(range(4_000, len(sizes)))
 
 
+@pytest.mark.long
 def test_millions_of_tiny_records_in_one_batch_are_made_a_handful_at_a_time() -> None:
     count = 100_000
     log = lying(

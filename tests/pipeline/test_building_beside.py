@@ -163,6 +163,7 @@ def test_a_worker_begins_while_a_bootstrap_has_not_looked_yet(
     owner.part.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("migrates", [False, True])
 @pytest.mark.parametrize("at", [BootstrapStep.APPENDING, BootstrapStep.APPENDED])
 def test_a_worker_shuts_out_a_bootstrap_that_is_writing(

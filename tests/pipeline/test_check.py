@@ -81,6 +81,7 @@ def test_a_clean_lake_is_sound(topic: TopicInMemory, path: str, tmp_path: Path) 
     assert (verdict.sound, verdict.rows, verdict.commits, verdict.undigested) == (True, 60, 3, {})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("commits", [60, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_no_alarm_for_clean_commits(topic: TopicInMemory, tmp_path: Path, commits: int) -> None:
     path = some_commits(topic, tmp_path, commits)

@@ -334,6 +334,7 @@ def decoded(value: bytes | None) -> Frame:
 TABLES = {INTERVALS: claim_intervals, TAKEOVERS: claim_takeovers}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TABLES)
 def test_after_any_number_of_runs_the_table_is_that_of_one(
     marshal: TopicInMemory, lake: Path, name: str

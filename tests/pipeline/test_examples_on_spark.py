@@ -184,6 +184,7 @@ def test_the_program_of_the_readme_is_replayed_on_spark(
     assert digest_by("spark") == digest_by("local")
 
 
+@pytest.mark.long
 def test_what_a_processor_is_made_of_is_shipped_from_wherever_it_is_declared(load: Load) -> None:
     apps = {name: load(name, example_file(f"{name}.py").parent).app for name in WRITTEN}
     for name, app in apps.items():

@@ -196,6 +196,7 @@ def test_a_second_landing_is_refused_as_ever(topic: TopicInMemory, tmp_path: Pat
     assert faults(tmp_path) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_an_expiry_in_the_midst_of_landings_and_compactions(
     topic: TopicInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -223,6 +224,7 @@ def test_an_expiry_in_the_midst_of_landings_and_compactions(
         assert (rows(path), faults(tmp_path)) == (left(topic, begin), [])
 
 
+@pytest.mark.long
 def test_landings_and_expiries_race_and_lose_nothing(topic: TopicInMemory, tmp_path: Path) -> None:
     path, following, ended = some_commits(topic, tmp_path, 3), landing_of(topic, tmp_path), threading.Event()
 
@@ -293,6 +295,7 @@ expiring.expire("t", lake, before_ms=int(before_ms))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["_allow_removal", "_after", "version_of"])
 def test_an_expiry_that_is_killed_halfway_is_whole_or_not_at_all(
     topic: TopicInMemory, tmp_path: Path, step: str

@@ -169,6 +169,7 @@ def check(lake: Path, at: list[VectorMarker], report: FoldReport, into: str = "f
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 40, 80])
 @pytest.mark.parametrize("ahead", [0, 4])
 def test_after_any_number_of_folds_the_tables_are_those_of_the_workers(
@@ -200,6 +201,7 @@ def test_records_whose_order_is_not_settled_are_left(lake: Path) -> None:
     assert guessed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("most", [3, 11])
 def test_many_commits_in_one_run_and_one_are_the_same(lake: Path, most: int) -> None:
     at = land(lake, worlds(), 1.0)

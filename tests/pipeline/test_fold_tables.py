@@ -120,6 +120,7 @@ def check(lake: Path, report: FoldReport, into: str = "folds/accounts") -> None:
     assert history_rows(lake, into) == history_model(lake)
 
 
+@pytest.mark.long
 def test_after_any_number_of_folds_the_tables_are_those_of_one_replay(
     topic: TopicInMemory, lake: Path
 ) -> None:
@@ -210,6 +211,7 @@ def test_both_engines_take_turns(spark: SparkSession, topic: TopicInMemory, lake
     assert spark.read.format("delta").load(str(lake / "folds/accounts/history")).where("is_current").count()
 
 
+@pytest.mark.long
 def test_a_state_larger_than_memory_spills(topic: TopicInMemory, lake: Path) -> None:
     for partition in topic.partitions():
         topic.append(partition, [f"add k{at % 300} {at % 99}".encode() for at in range(2_000)])

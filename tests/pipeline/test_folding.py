@@ -238,6 +238,7 @@ def test_timers_are_part_of_state_digest_and_tables() -> None:
     assert with_timer.table("timers", PROCESSOR).to_pylist() == [{"partition": 0, "key": "a", "due_ms": 75}]
 
 
+@pytest.mark.long
 def test_results_come_in_batches_of_bounded_size() -> None:
     many = [Record(offset, 1, None, b"add k%d 1" % offset) for offset in range(2 * OUT_ROWS + 5)]
     batches = list(fold_batches(FoldPlan(processor=PROCESSOR, transitions=True), [record_batch(0, many)]))

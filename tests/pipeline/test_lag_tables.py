@@ -94,6 +94,7 @@ class Logs:
         return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_lag_is_that_of_a_count_over_both_logs(
     monkeypatch: pytest.MonkeyPatch, lake: Path, seed: int

@@ -115,6 +115,7 @@ def test_a_function_that_raises_names_the_row_and_nothing_is_written(books: Book
     assert books.messages(second.base(books.name)) == []
 
 
+@pytest.mark.long
 def test_a_kill_at_any_step_leaves_the_whole_or_nothing(books: Books) -> None:
     steps: list[tuple[int, BootstrapStep]] = []
     second = books.version(2, migrate={1: doubled})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from playwright.sync_api import Browser
 
 from holdfast.cli.__main__ import main
@@ -26,6 +28,7 @@ from holdfast.pipeline.derived.producer_anomalies import ANOMALIES, ProducerAnom
 from holdfast.pipeline.derived.quarantine_events import QUARANTINE, QuarantineEvent
 from holdfast.pipeline.derived.table import time_at
 from holdfast.pipeline.histories.fold import FoldOptions
+from holdfast.pipeline.reporting import slices
 from holdfast.pipeline.reporting.ownership import NOBODY, claim_times, held_over_time, largest_owners, ms_of
 from holdfast.pipeline.reporting.report import TIMES, ReportedTime, ReportOptions, report
 from holdfast.pipeline.reporting.report_page import report_page
@@ -112,6 +115,7 @@ def fleet() -> SimulatedFleet:
     return made
 
 
+@pytest.mark.long
 def test_the_tables_tell_the_truth_of_a_fleet_of_a_thousand_partitions(fleet: SimulatedFleet) -> None:
     """The simulation knows who held what, without any fold."""
     told: dict[int, list[tuple[Any, ...]]] = {}
@@ -313,10 +317,88 @@ def test_the_command_writes_the_page(
     assert "This table was not derived" in page.read_text()
     assert "Ownership" in page.read_text()
     assert "is not before" in command("--from", at[1], "--to", at[0])[1]
-    assert "write a time with its zone" in command("--from", "0:17")[1]
+    assert "--from '0:17': write a time with its zone" in command("--from", "0:17")[1]
+    assert "--to 'noon': write" in command("--to", "noon")[1]
     assert "cannot be written" in command("--from", at[0], "--to", at[1], "--html", "/nowhere/x.html")[1]
     code, err = command("--html", str(page))
     assert (code, "Nothing is known of claims in this time" in page.read_text()) == (0, True)
+
+
+def test_a_table_with_too_many_rows_of_the_time_is_left_out_and_the_reader_is_told(
+    derived: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = report(NO_KAFKA, options(derived, 0, 14_000))
+    counts = {name: len(rows) for name, rows in whole.tables.items()}
+    assert counts[INTERVALS] > counts[TAKEOVERS], counts
+    monkeypatch.setattr(slices, "LIMIT_ROWS", counts[TAKEOVERS])
+    found = report(NO_KAFKA, options(derived, 0, 14_000))
+    assert found.tables == {TAKEOVERS: whole.tables[TAKEOVERS]}
+    assert found.left_out == {INTERVALS: counts[INTERVALS]}
+    shown = report_page(found)
+    assert f"Left out: this time has {counts[INTERVALS]:,} rows of it" in shown
+    at = [datetime.fromtimestamp(second, UTC).isoformat() for second in (0, 14_000)]
+    words = ("--from", at[0], "--to", at[1], "--html", str(tmp_path / "page.html"))
+    with pytest.raises(SystemExit) as ended:
+        main(["--set", "app=derived", "report", "--lake", str(derived), *words])
+    told = capsys.readouterr().err
+    assert not ended.value.code, told
+    assert f"claims.intervals is left out: this time has {counts[INTERVALS]} rows of it" in told
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_thinned_as_it_is_read_is_what_is_thinned_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chance, path = random.Random(seed), str(tmp_path / "table")
+    minutes = [(group, partition, minute) for group in "ab" for partition in range(3) for minute in range(90)]
+    chance.shuffle(minutes)
+    every: list[dict[str, Any]] = [
+        {
+            "group_id": group,
+            "partition": partition,
+            "minute": datetime.fromtimestamp(minute * 60, UTC),
+            "until": datetime.fromtimestamp(minute * 60 + 60, UTC),
+            "lag": None if chance.random() < 0.1 else chance.randrange(1_000),
+            "is_current": False,
+        }
+        for group, partition, minute in minutes[:400]
+    ]
+    for at in range(0, len(every), 40):
+        write_deltalake(path, pa.Table.from_pylist(every[at : at + 40], schema=THIN_SCHEMA), mode="append")
+    how = slices.Thinned(keys=("group_id", "partition"), values=("lag",), by="minute", part_ms=600_000)
+    of = slices.TimeSlice("minute", "until", 600_000, 4_800_000, how)
+    wanted: dict[Any, Any] = {}
+    for row in sorted(every, key=lambda each: each["minute"]):
+        if row["minute"].timestamp() < 4_800 and row["until"].timestamp() >= 600:
+            part = (int(row["minute"].timestamp() * 1000) - 600_000) // 600_000
+            wanted[row["group_id"], row["partition"], max(part, 0)] = (row["minute"], row["lag"])
+    held: list[int] = []
+    thin = slices._thinned
+
+    def noted(table: pa.Table, from_ms: int, how: slices.Thinned) -> pa.Table:
+        held.append(table.num_rows)
+        return thin(table, from_ms, how)
+
+    monkeypatch.setattr(slices, "_thinned", noted)
+    monkeypatch.setattr(slices, "THIN_ROWS", 50)
+    rows = slices.read_here(path, of)
+    assert not isinstance(rows, slices.TooManyRows)
+    found = {(r["group_id"], r["partition"], r["part"]): (r["minute"], r["lag"]) for r in rows}
+    assert (found, len(rows)) == (wanted, len(wanted))
+    assert len(held) > 2
+    assert max(held) < len(wanted) + 50 + 40, "never all of them"
+
+
+THIN_SCHEMA = pa.schema(
+    [
+        ("group_id", pa.string()),
+        ("partition", pa.int32()),
+        ("minute", pa.timestamp("us", "UTC")),
+        ("until", pa.timestamp("us", "UTC")),
+        ("lag", pa.int64()),
+        ("is_current", pa.bool_()),
+    ]
+)
 
 
 def test_a_lake_without_derived_tables_is_told(lake: Path) -> None:

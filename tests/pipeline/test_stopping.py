@@ -116,6 +116,7 @@ def test_an_offset_of_one_source_takes_in_all_up_to_its_next_record(seed: int, s
         assert found.digest == digest_of(logs, recorded, wanted), last
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_offsets_of_two_sources_are_a_place_where_the_table_was(seed: int) -> None:
     live, logs = lived(seed)
@@ -167,6 +168,7 @@ def test_an_until_that_says_two_things_or_nothing_is_refused(text: str) -> None:
         parse_until(text)
 
 
+@pytest.mark.long
 def test_a_cut_that_forgot_ticks_would_be_found() -> None:
     """The planted fault: a cut by records alone."""
 

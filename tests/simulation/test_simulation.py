@@ -52,7 +52,9 @@ def seeds_of(kind: Kind, count: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=[pytest.mark.long] if each is Kind.CROWD else []) for each in Kind]
+)
 def test_no_schedule_breaks_a_rule(kind: Kind) -> None:
     outcomes = [run_schedule(seed) for seed in seeds_of(kind, 1 if kind is Kind.CROWD else scaled(SEEDS))]
     assert all(outcome.kind is kind for outcome in outcomes)

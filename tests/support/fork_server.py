@@ -105,17 +105,27 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-def start(command: Sequence[str], *, env: Mapping[str, str], cwd: Path, out: IO[bytes]) -> Process:
-    """Start *command* with its output in *out* and without input; it cannot outlive this process."""
+def start(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    out: IO[bytes],
+    errors: IO[bytes] | None = None,
+) -> Process:
+    """Start *command* with its output in *out*, and its errors there too if not in *errors*, and without input; it
+    cannot outlive this process.
+    """
+    errors = out if errors is None else errors
     if sys.platform == "linux" and _has_form(command) and (server := _next_server()).serves(env):
-        return server.fork(command, env=env, cwd=cwd, out=out, errors=out)
+        return server.fork(command, env=env, cwd=cwd, out=out, errors=errors)
     return subprocess.Popen(
         [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command],
         env=env,
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=out,
-        stderr=out,
+        stderr=errors,
     )
 
 

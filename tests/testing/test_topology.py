@@ -202,6 +202,7 @@ def test_one_key_in_two_partitions_is_told() -> None:
         assert topology.table("tally", partition=1) == {"ada": 1}
 
 
+@pytest.mark.long
 def test_processors_that_feed_themselves_end() -> None:
     words = Internal("words-again", Text())
 

@@ -1,4 +1,4 @@
-"""Where commands read a processor's history: the topic, its bronze table, or both as one."""
+"""What of a processor's history commands read: the topic, its bronze table, or both as one, and up to where."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli.lake.lakes import absolute
+from holdfast.errors import ConfigError
+
 if TYPE_CHECKING:
-    from holdfast.pipeline.replay import Source
+    from holdfast.cli.lake.engines import EngineName
+    from holdfast.pipeline.replay import ReplayOptions, Source
+    from holdfast.pipeline.spark.session import SparkOptions
 
 
 class SourceName(StrEnum):
@@ -27,6 +32,14 @@ SourceOption = Annotated[
         "they join. Default: history with --lake, else topic.",
     ),
 ]
+UntilOption = Annotated[
+    str | None,
+    typer.Option(
+        "--until",
+        help="Stop after these offsets (0:1500,1:20; of several sources 0:orders:17), or before what was appended later "
+        "(2024-05-01T12:00:00Z). Default: the end; for a bootstrap of a processor that emits, the position of the earlier versions.",
+    ),
+]
 LakeOption = Annotated[str | None, typer.Option("--lake", help="The lake of --from bronze and history.")]
 
 
@@ -35,3 +48,38 @@ def chosen_source(source: SourceName | None, lake: str | None) -> Source:
     if source is not None:
         return source.value
     return "topic" if lake is None else "history"
+
+
+def history_options(
+    engine: EngineName,
+    source: SourceName | None,
+    lake: str | None,
+    until: str | None,
+    *,
+    state_memory_mb: int,
+    spark: SparkOptions,
+) -> ReplayOptions:
+    """Return what to read of a history, and on which engine, as the options tell; what to make of it is for the command to add."""
+    from holdfast.pipeline.bronze.extent import parse_until
+    from holdfast.pipeline.replay import ReplayOptions
+
+    return ReplayOptions(
+        engine=engine.value,
+        source=chosen_source(source, lake),
+        lake=None if lake is None else absolute(lake),
+        until=None if until is None else parse_until(until),
+        memory_bytes=state_memory_mb << 20,
+        spark=spark,
+    )
+
+
+def time_ms(option: str, text: str) -> int:
+    """Return the time that *option* names, in ms since the epoch; ConfigError for a position in a log."""
+    from holdfast.pipeline.bronze.extent import parse_until
+
+    at_ms = parse_until(text, option).at_ms
+    if at_ms is None:
+        raise ConfigError(
+            f"{option} {text!r}: write a time with its zone (2024-05-01T12:00:00Z), or ms since the epoch"
+        )
+    return at_ms

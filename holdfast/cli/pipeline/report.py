@@ -16,6 +16,7 @@ from holdfast.cli.lake.engines import (
     spark_options,
 )
 from holdfast.cli.lake.lakes import absolute, names_of
+from holdfast.cli.lake.sources import time_ms
 from holdfast.cli.output import note
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError
@@ -56,10 +57,11 @@ def report(
     from holdfast.pipeline.reporting.report import ReportOptions
     from holdfast.pipeline.reporting.report import report as gather
     from holdfast.pipeline.reporting.report_page import report_page
+    from holdfast.pipeline.reporting.slices import LIMIT_ROWS
 
     settings, where = settings_of(context), absolute(lake)
-    to_ms = system_clock.now_ms() if end is None else _time("--to", end)
-    from_ms = to_ms - DAY_MS if begin is None else _time("--from", begin)
+    to_ms = system_clock.now_ms() if end is None else time_ms("--to", end)
+    from_ms = to_ms - DAY_MS if begin is None else time_ms("--from", begin)
     on_spark = engine is EngineName.SPARK or (engine is EngineName.AUTO and master is not None)
     options = ReportOptions(
         lake=where,
@@ -72,18 +74,11 @@ def report(
     found = gather(settings, options)
     _write(html, report_page(found))
     rows = ", ".join(f"{len(rows)} rows of {name}" for name, rows in found.tables.items())
-    note(f"{html}: {rows}, read by {options.engine}")
-
-
-def _time(option: str, text: str) -> int:
-    from holdfast.pipeline.bronze.extent import parse_until
-
-    at_ms = parse_until(text).at_ms
-    if at_ms is None:
-        raise ConfigError(
-            f"{option} {text!r}: write a time with its zone (2024-05-01T12:00:00Z), or ms since the epoch"
+    note(f"{html}: {rows or 'no rows'}, read by {options.engine}")
+    for name, count in found.left_out.items():
+        note(
+            f"{name} is left out: this time has {count} rows of it, and a page is made of {LIMIT_ROWS} at most; name a shorter time (--from, --to)"
         )
-    return at_ms
 
 
 def _write(path: Path, page: str) -> None:

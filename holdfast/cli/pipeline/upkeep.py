@@ -9,6 +9,7 @@ import typer
 
 from holdfast.cli.context import output_of
 from holdfast.cli.lake.lakes import absolute, names_of, tables_in
+from holdfast.cli.lake.sources import time_ms
 from holdfast.cli.output import note, show
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError
@@ -112,18 +113,11 @@ def expire(
 
 def _before_ms(days: float | None, before: str | None) -> int:
     """Return the time that the options name, in ms since the epoch."""
-    from holdfast.pipeline.bronze.extent import parse_until
-
     if (days is None) == (before is None):
         raise ConfigError("say what expires: --older-than-days DAYS or --before TIME")
     if days is not None:
         return system_clock.now_ms() - round(days * 86_400_000)
-    at_ms = parse_until(str(before)).at_ms
-    if at_ms is None:
-        raise ConfigError(
-            f"--before {before!r}: write a time with its zone (2024-05-01T12:00:00Z), or ms since the epoch"
-        )
-    return at_ms
+    return time_ms("--before", str(before))
 
 
 def vacuum(

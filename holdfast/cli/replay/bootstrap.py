@@ -11,9 +11,8 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.lake.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
-from holdfast.cli.lake.lakes import absolute
 from holdfast.cli.lake.progress import shown_progress
-from holdfast.cli.lake.sources import LakeOption, SourceName, chosen_source
+from holdfast.cli.lake.sources import LakeOption, SourceName, UntilOption, history_options
 from holdfast.cli.output import Output, note, show, show_json
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.errors import ConfigError
@@ -66,13 +65,7 @@ def bootstrap(
         ),
     ] = None,
     lake: LakeOption = None,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            help="Stop after these offsets (0:1500,1:20; of several sources 0:orders:17), or before what was appended later "
-            "(2024-05-01T12:00:00Z). Default: the end; for a processor that emits, the position of the earlier versions."
-        ),
-    ] = None,
+    until: UntilOption = None,
     emits: Annotated[
         EmitsName,
         typer.Option(
@@ -85,8 +78,6 @@ def bootstrap(
 ) -> None:
     from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions
     from holdfast.pipeline.bootstrap.bootstrap import bootstrap as run
-    from holdfast.pipeline.bronze.extent import parse_until
-    from holdfast.pipeline.replay import ReplayOptions
 
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
@@ -103,16 +94,8 @@ def bootstrap(
         raise ConfigError(
             "--from version takes no --until or --emits send: it begins where the earlier version stands"
         )
-    options = ReplayOptions(
-        engine=engine.value,
-        source="topic"
-        if migrates
-        else chosen_source(None if source is None else SourceName(source.value), lake),
-        lake=None if lake is None else absolute(lake),
-        until=None if until is None else parse_until(until),
-        memory_bytes=state_memory_mb << 20,
-        spark=spark,
-    )
+    begin = SourceName.TOPIC if migrates else None if source is None else SourceName(source.value)
+    options = history_options(engine, begin, lake, until, state_memory_mb=state_memory_mb, spark=spark)
     with shown_progress():
         done = run(
             processor,

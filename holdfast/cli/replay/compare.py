@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +11,8 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.lake.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
-from holdfast.cli.lake.lakes import absolute
 from holdfast.cli.lake.progress import shown_progress
-from holdfast.cli.lake.sources import LakeOption, SourceOption, chosen_source
+from holdfast.cli.lake.sources import LakeOption, SourceOption, UntilOption, history_options
 from holdfast.cli.output import Output, note, show, show_json
 from holdfast.errors import ConfigError
 
@@ -42,12 +41,7 @@ def compare(
     engine: EngineOption = EngineName.AUTO,
     source: SourceOption = None,
     lake: LakeOption = None,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            help="Stop after these offsets (0:1500,1:20; of several sources 0:orders:17), or before what was appended later."
-        ),
-    ] = None,
+    until: UntilOption = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Also write a page with plots and keys to this file.")
     ] = None,
@@ -57,23 +51,17 @@ def compare(
     ] = False,
     state_memory_mb: StateMemoryOption = 256,
 ) -> None:
-    from holdfast.pipeline.bronze.extent import parse_until
     from holdfast.pipeline.comparing.compare import compare as run
     from holdfast.pipeline.comparing.page import comparison_page
-    from holdfast.pipeline.replay import ReplayOptions
 
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
     module, sign, processor = other.rpartition(":")
     if not sign or not module or not processor:
         raise ConfigError(f"--with {other}: write MODULE:PROCESSOR, for example shop_next:totals")
-    options = ReplayOptions(
-        engine=engine.value,
-        source=chosen_source(source, lake),
-        lake=None if lake is None else absolute(lake),
-        until=None if until is None else parse_until(until),
+    options = replace(
+        history_options(engine, source, lake, until, state_memory_mb=state_memory_mb, spark=spark),
         allow_holes=allow_holes,
-        spark=spark,
     )
     theirs = load_application(module, chosen.settings()).processor(processor)
     with shown_progress():
@@ -82,7 +70,7 @@ def compare(
             theirs,
             application.settings,
             options,
-            memory_bytes=state_memory_mb << 20,
+            memory_bytes=options.memory_bytes,
         )
     if html is not None:
         try:

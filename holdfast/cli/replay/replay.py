@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.lake.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
 from holdfast.cli.lake.lakes import absolute
 from holdfast.cli.lake.progress import shown_progress
-from holdfast.cli.lake.sources import LakeOption, SourceOption, chosen_source
+from holdfast.cli.lake.sources import LakeOption, SourceOption, UntilOption, history_options
 from holdfast.cli.output import Output, left_out, note, show, show_json
 from holdfast.errors import ConfigError
 
@@ -41,13 +42,7 @@ def replay(
     engine: EngineOption = EngineName.AUTO,
     source: SourceOption = None,
     lake: LakeOption = None,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            help="Stop after these offsets (0:1500,1:20; of several sources 0:orders:17), or before what was appended later "
-            "(2024-05-01T12:00:00Z)."
-        ),
-    ] = None,
+    until: UntilOption = None,
     out: Annotated[
         str | None,
         typer.Option(help="New folder for the tables rows, timers, refused, transitions and summary."),
@@ -63,26 +58,19 @@ def replay(
     ] = False,
     state_memory_mb: StateMemoryOption = 256,
 ) -> None:
-    from holdfast.pipeline.bronze.extent import parse_until
-    from holdfast.pipeline.replay import ReplayOptions
     from holdfast.pipeline.replay import replay as run
 
     if transitions and out is None:
         raise ConfigError("--transitions needs --out: there is one for each change of each row")
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
-    options = ReplayOptions(
-        engine=engine.value,
-        source=chosen_source(source, lake),
-        lake=None if lake is None else absolute(lake),
-        until=None if until is None else parse_until(until),
+    options = replace(
+        history_options(engine, source, lake, until, state_memory_mb=state_memory_mb, spark=spark),
         rows=out is not None,
         transitions=transitions,
         out=None if out is None else absolute(out),
         format=form.value,
         allow_holes=allow_holes,
-        memory_bytes=state_memory_mb << 20,
-        spark=spark,
     )
     with shown_progress():
         replayed = run(application.processor(name), application.settings, options)

@@ -13,9 +13,8 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.lake.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
-from holdfast.cli.lake.lakes import absolute
 from holdfast.cli.lake.progress import shown_progress
-from holdfast.cli.lake.sources import LakeOption, SourceOption, chosen_source
+from holdfast.cli.lake.sources import LakeOption, SourceOption, history_options
 from holdfast.cli.output import Output, left_out, note, show, show_json
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.errors import ConfigError
@@ -71,7 +70,6 @@ def verify(
     ] = 600.0,
     state_memory_mb: StateMemoryOption = 256,
 ) -> None:
-    from holdfast.pipeline.replay import ReplayOptions
     from holdfast.pipeline.verify import verify as run
 
     chosen = globals_of(context)
@@ -79,13 +77,7 @@ def verify(
     require_chains(application.processors)
     if emits and store:
         raise ConfigError("--emits compares what was emitted, --store the rows: ask for one of them")
-    options = ReplayOptions(
-        engine=engine.value,
-        source=chosen_source(source, lake),
-        lake=None if lake is None else absolute(lake),
-        memory_bytes=state_memory_mb << 20,
-        spark=spark,
-    )
+    options = history_options(engine, source, lake, None, state_memory_mb=state_memory_mb, spark=spark)
     if emits:
         return _of_emits(context, application.processor(name), application.settings, options)
     if store:

@@ -1,7 +1,8 @@
 """Workers that cannot start: each says why in one line, where and what to do, and leaves in bounded time with
 a code that is not 0.
 
-All are started at once, as real processes; a test looks at one of them.
+All are started at once, as real processes; a test looks at one of them. Those that are refused by the broker or for
+their stores have imported all by then: but for one, they are forked from a process that has done so too.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from holdfast.dev import parent_death
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from holdfast.kafka.codes import COORDINATOR_MOVES
+from tests.support import fork_server
 from tests.support.harness import wait_for
 from tests.support.parts import part
+from tests.support.places import ROOT
 from tests.support.secured import Guarded, environment
 
 DEADLINE_S = 180.0
@@ -63,6 +66,7 @@ if __name__ == "__main__":
     app.main()
 """
 FAUST = (str(Path(sys.executable).parent / "faust"), "-A", "shop", "worker")
+FORKED = (*fork_server.INTERPRETER, "tests.agents.faust.refused_shop", *fork_server.LOOP, "worker")
 BUILT_IN = (sys.executable, "-P", "-m", "holdfast.agents", "worker")
 QUICK = {
     "HOLDFAST_REQUEST_TIMEOUT_S": "4",
@@ -214,28 +218,33 @@ REFUSALS = {
         ("does not exist (source)", "holdfast topics create --partitions"), topics=False
     ),
     "a changelog takes too little": Refusal(
-        ("counts.v1-changelog", "max.message.bytes"), prepare=_small_changelog, topics=False
+        ("counts.v1-changelog", "max.message.bytes"), command=FORKED, prepare=_small_changelog, topics=False
     ),
     "a changelog has too few partitions": Refusal(
-        ("counts.v1-changelog", "1 partition", "2"), prepare=_fewer_partitions, topics=False
+        ("counts.v1-changelog", "1 partition", "2"), command=FORKED, prepare=_fewer_partitions, topics=False
     ),
     "no broker": Refusal(
         ("no Kafka broker at 127.0.0.1:1 answered within 4 s", "check bootstrap.servers"),
         {"HOLDFAST_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1", **QUICK},
+        FORKED,
         topics=False,
     ),
     "a wrong password": Refusal(
-        ("cannot log in to Kafka", "check the sasl."), prepare=_wrong_password, topics=False
+        ("cannot log in to Kafka", "check the sasl."), command=FORKED, prepare=_wrong_password, topics=False
     ),
-    "no rights": Refusal(("does not exist (source)", "holdfast acls"), prepare=_no_rights, topics=False),
+    "no rights": Refusal(
+        ("does not exist (source)", "holdfast acls"), command=FORKED, prepare=_no_rights, topics=False
+    ),
     "no right to the group": Refusal(
-        ("cannot take part in its group", "holdfast acls"), prepare=_no_group, topics=False
+        ("cannot take part in its group", "holdfast acls"), command=FORKED, prepare=_no_group, topics=False
     ),
     "the web port is taken": Refusal(
-        ("cannot listen on 127.0.0.1 port", "set web_bind and web_port"), prepare=_taken_port
+        ("cannot listen on 127.0.0.1 port", "set web_bind and web_port"), command=FORKED, prepare=_taken_port
     ),
     "another process has the stores": Refusal(
-        ("is in use by another process: give each worker its own data folder",), prepare=_used_store
+        ("is in use by another process: give each worker its own data folder",),
+        command=FORKED,
+        prepare=_used_store,
     ),
     "a fold with one argument": Refusal(
         ("shop.py:22: processor counts: fold takes (rows)",), {"SHOP_ARGUMENTS": "rows"}, topics=False
@@ -273,7 +282,7 @@ def left(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with Guarded.on_kafka(tmp_path_factory.mktemp("guarded")) as guarded:
         TAKEN.bind(("127.0.0.1", 0))
         folders = {name: tmp_path_factory.mktemp("refused") for name in REFUSALS}
-        processes: dict[str, subprocess.Popen[bytes]] = {}
+        processes: dict[str, fork_server.Process] = {}
         _wait_for_coordinator(broker)
         try:
             for name, refusal in REFUSALS.items():
@@ -292,9 +301,7 @@ def left(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> Ite
                 holder.communicate()
 
 
-def _start(
-    refusal: Refusal, folder: Path, broker: SessionBroker, guarded: Guarded
-) -> subprocess.Popen[bytes]:
+def _start(refusal: Refusal, folder: Path, broker: SessionBroker, guarded: Guarded) -> fork_server.Process:
     kafka = {name: str(value) for name, value in broker.config.items()}
     settings = Settings(app=f"refused-{uuid.uuid4().hex[:8]}", kafka=kafka)
     places = Places(folder, settings, f"{settings.app}-in", broker, guarded)
@@ -317,7 +324,11 @@ def _start(
         for name, value in os.environ.items()
         if not name.startswith(("HOLDFAST_", "PYTHON", "KAFKA_", "F_"))
     }
-    with (folder / "said").open("w") as said:
+    with (folder / "said").open("wb") as said, Path(os.devnull).open("wb") as nowhere:
+        if refusal.command is FORKED:
+            python = {name: value for name, value in fork_server.BEGUN.items() if name.startswith("PYTHON")}
+            env = {**plain, **python, "PYTHONPATH": str(ROOT), **own}
+            return fork_server.start(FORKED, env=env, cwd=folder, out=nowhere, errors=said)
         return subprocess.Popen(
             [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *refusal.command],
             env={**plain, **own},

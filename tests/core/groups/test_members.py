@@ -68,6 +68,7 @@ def test_a_fleet_started_over_some_seconds_claims_once_and_gives_nothing_back() 
     assert not world.releases
 
 
+@pytest.mark.long
 def test_a_fleet_at_once_leaves_its_summary_to_the_first_of_it() -> None:
     """Each of them reads what all others write: fifty who try again and again would read nothing else."""
     world = World(t=100, latency_s=0.3)

@@ -206,6 +206,7 @@ def test_a_member_that_thinks_every_claim_is_taken_is_found_out(monkeypatch: pyt
     assert _found()
 
 
+@pytest.mark.long
 def test_two_processes_under_one_client_id_overlap_only_with_fast_reclaim() -> None:
     """PROTOCOL.md#two-processes-under-one-client-id: what is said there to be possible is."""
     found: list[str] = []

@@ -155,6 +155,7 @@ def test_a_record_names_no_more_rows_than_any_harvester_leaves() -> None:
             unpack_ids(packed)
 
 
+@pytest.mark.long
 def test_all_producers_together_name_no_more_rows_than_fit_the_memory() -> None:
     def told(producer: str, rows: list[int]) -> tuple[bytes, bytes]:
         return rows_key(producer), msgspec.json.encode(RowsProgress(1, producer, 1, rows))

@@ -17,6 +17,7 @@ def guarded() -> Iterator[Guarded]:
         yield broker
 
 
+@pytest.mark.process
 def test_a_worker_does_its_job_with_exactly_its_grants(guarded: Guarded, tmp_path: Path) -> None:
     test_grants.test_a_role_does_its_job_with_exactly_its_grants("worker", guarded, tmp_path)
 

@@ -119,6 +119,7 @@ def test_a_decided_transaction_is_completed_at_the_start(tmp_path: Path) -> None
         assert [committed(cluster, ("orders", index)) for index in (0, 1)] == [[b"a"], [b"a"]]
 
 
+@pytest.mark.long
 def test_of_a_tail_that_ends_at_any_byte_the_whole_batches_stay(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     with cluster_in(kept) as cluster:

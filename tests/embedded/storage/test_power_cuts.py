@@ -198,6 +198,7 @@ class PairsAlone(Client):
         self._pair(b"%d" % number)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2, 3))])
 def test_no_cut_within_a_transaction_leaves_a_half(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.embedded.storage.test_power_cuts.Client", PairsAlone)

@@ -245,6 +245,7 @@ def accept(url: str, kind: str, layout: str, column: str, type_: str) -> None:
         table.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["debezium", "goharvest"])
 @pytest.mark.parametrize("kind", DATABASES)
 def test_what_is_accepted_is_published_as_it_was_written_and_the_rest_is_refused(

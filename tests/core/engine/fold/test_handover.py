@@ -36,6 +36,7 @@ from tests.choices.world import (
     replay,
     written_log,
 )
+from tests.support.scale import scaled
 
 BETWEEN = Internal("between", Text(), version=2)
 
@@ -151,7 +152,7 @@ class Successor(Worker):
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(scaled(100)))
 def test_with_choices_both_versions_together_emit_what_one_alone_does(seed: int, width: int) -> None:
     """With timers of all clocks, barriers and ticks that owners decide, which die, and are cut anywhere; and with the version before back for a while."""
     rng = Random(seed)
