@@ -1,4 +1,5 @@
-"""Fixtures of all tests. `broker` is the one real Kafka of the run; `fresh_topic` makes topics on it.
+"""Fixtures of all tests. `broker` is the one real Kafka of the run; `fresh_topic` makes topics on it. `guarded_broker` is the
+one that asks who comes.
 
 `postgres`, `mariadb` and `mysql` are the session's databases, and `schema_registry` its schema registry, each started by the first
 test that asks.
@@ -27,6 +28,7 @@ from tests.support.installations import Installations
 from tests.support.own_broker import disturbed_broker
 from tests.support.parts import PARTS, part, parts_of, times
 from tests.support.scale import scaled
+from tests.support.secured import Guarded
 
 __all__ = ["broker", "disturbed_broker", "fresh_topic", "holdfast_broker"]
 
@@ -117,6 +119,14 @@ def holdfast_broker(
         yield from session_broker(lambda: tmp_path_factory.mktemp("kafka"))
     else:
         yield shared_broker.ask(desk)
+
+
+@pytest.fixture(scope="session")
+@part("broker")
+def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """Give the session's Kafka with SCRAM, TLS and ACLs: a test makes users, topics and groups of its own."""
+    with Guarded.on_kafka(tmp_path_factory.mktemp("guarded")) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

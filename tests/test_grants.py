@@ -75,7 +75,6 @@ from tests.chaos.counting import processors
 from tests.outbox.databases import FreshOutbox
 from tests.support.harness import Application, running, wait_for
 from tests.support.kafka_clients import clients_alive
-from tests.support.parts import part
 from tests.support.secured import Guarded, environment
 
 MIB = 1 << 20
@@ -83,12 +82,10 @@ POSITIVE_S, LEAST_S = 60.0, 8.0
 """How long a job may take that has all it needs, and how long one is watched at least that has not."""
 
 
-@pytest.fixture(scope="module")
-@part("broker")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+@pytest.fixture
+def guarded(guarded_broker: Guarded) -> Guarded:
     """Give a broker with SCRAM, TLS and ACLs."""
-    with Guarded.on_kafka(tmp_path_factory.mktemp("guarded")) as broker:
-        yield broker
+    return guarded_broker
 
 
 @dataclass

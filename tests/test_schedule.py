@@ -58,6 +58,9 @@ def test_all_tests_with_a_session_are_one_group_and_all_that_disturb_servers_and
         "outbox/schema/test_kinds",
         "schemas/test_real_registry",
         "chaos/test_schema_registry",
+        "agents/test_secure_broker",
+        "agents/faust/test_refused_starts",
+        "test_grants",
     )
     assert {groups._split_scope(f"tests/{file}.py::a") for file in disturbing} == {SERVERS}
     assert groups._split_scope(f"{QUICK}::a[1]") == groups._split_scope(f"{QUICK}::b") == QUICK
@@ -77,4 +80,6 @@ def test_servers_that_the_schedule_would_not_see_are_refused() -> None:
         schedule.order([item(QUICK, marks=("database",), fixtures=("mysql",))])
     with pytest.raises(AssertionError, match=r"test_ranges\.py::a takes schema_registry"):
         schedule.order([item(QUICK, marks=("database",), fixtures=("schema_registry",))])
+    with pytest.raises(AssertionError, match=r"test_ranges\.py::a takes guarded_broker"):
+        schedule.order([item(QUICK, marks=("broker",), fixtures=("guarded_broker",))])
     schedule.order([item(SPARKS, marks=("database", "spark"), fixtures=("spark", "schema_registry"))])

@@ -68,21 +68,24 @@ def pack(processor: Processor[Any, Any] | None = None) -> bytes:
     Equal sources give equal bytes. Each room is found as the import system finds it, in a wheel, in an editable
     install, in a checkout that lost its links.
     """
-    files = {file.name: file for file in _package("holdfast")}
-    if processor is not None:
-        files.update((file.name, file) for file in _code_of(_modules_of(processor)))
-    return _zipped(tuple(sorted(files.values())))
+    ours = {file.name: file for file in _package("holdfast")}
+    zipped = _zipped(tuple(sorted(ours.values())))
+    if processor is None:
+        return zipped
+    own = {file.name: file for file in _code_of(_modules_of(processor)) if file.name not in ours}
+    return _zipped(tuple(sorted(own.values())), zipped)
 
 
 @lru_cache(maxsize=4)
-def _zipped(files: tuple[Packed, ...]) -> bytes:
-    """Return the zip of *files*; one that was made is there as long as none of them changes."""
+def _zipped(files: tuple[Packed, ...], behind: bytes = b"") -> bytes:
+    """Return the zip of *files*, and of those in another zip before them; one that was made is there as long as none of them changes."""
     content = {file.name: Path(file.path).read_bytes() for file in files}
     for file in files:
         for parent in Path(file.name).parents[:-1]:
             content.setdefault(f"{parent}/__init__.py", b"")  # zipimport on 3.11 knows regular packages only
     with tempfile.TemporaryFile() as made:
-        with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        made.write(behind)
+        with zipfile.ZipFile(made, "a" if behind else "w", zipfile.ZIP_DEFLATED) as archive:
             for name in sorted(content):
                 archive.writestr(zipfile.ZipInfo(name, _EPOCH), content[name], zipfile.ZIP_DEFLATED)
         made.seek(0)

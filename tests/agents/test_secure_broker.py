@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +23,19 @@ from holdfast.agents.faust.transport.credentials import broker_credentials
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.types import CreateTopic, TopicRole, TopicSpec
 from holdfast.config import Settings
-from holdfast.dev.broker.cluster import Cluster
 from holdfast.errors import BrokerError
-from tests.support.parts import part
 from tests.support.places import TLS
+from tests.support.secured import Guarded
 
 DEADLINE_S = 60.0
 
 
-@pytest.fixture(scope="module")
-@part("broker")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+@pytest.fixture
+def secured(guarded_broker: Guarded) -> dict[str, str]:
     """Give the Kafka properties for a broker that asks for SCRAM-SHA-512 over TLS."""
-    with Cluster(tmp_path_factory.mktemp("secured"), sasl=True, short_lived=True) as cluster:
-        properties = cluster.client_config()
-        assert (properties["security.protocol"], properties["sasl.mechanism"]) == (
-            "SASL_SSL",
-            "SCRAM-SHA-512",
-        )
-        yield properties
+    properties = guarded_broker.root()
+    assert (properties["security.protocol"], properties["sasl.mechanism"]) == ("SASL_SSL", "SCRAM-SHA-512")
+    return properties
 
 
 @pytest.fixture

@@ -19,4 +19,4 @@ def test_the_page_names_the_apis() -> None:
 
 
 def test_the_page_counts_the_settings_of_a_broker() -> None:
-    assert f"tells of the {len(broker_settings(EmbeddedSettings()))} that clients" in PAGE
+    assert f"reports the {len(broker_settings(EmbeddedSettings()))} that clients" in PAGE

@@ -210,12 +210,18 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def page_of_a_day(fleet: SimulatedFleet) -> str:
+    """Give the page of the fleet, which is the same in all colours."""
+    return report_page(rows_of_a_day(fleet))
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_the_page_of_a_thousand_partitions(
-    browser: Browser, fleet: SimulatedFleet, tmp_path: Path, scheme: Any
+    browser: Browser, page_of_a_day: str, tmp_path: Path, scheme: Any
 ) -> None:
     file = tmp_path / "report.html"
-    file.write_text(report_page(rows_of_a_day(fleet)))
+    file.write_text(page_of_a_day)
     assert file.stat().st_size < 2_000_000
     context = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 900})
     page, complaints, asked = context.new_page(), list[str](), list[str]()

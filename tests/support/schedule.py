@@ -22,9 +22,9 @@ SPARK = "tests with a Spark session"
 SESSION = re.compile(r"""\bspark: SparkSession\b|getfixturevalue\("spark"\)""")
 SERVERS = "tests with servers that they disturb"
 DISTURBED = re.compile(
-    r"""\bown_broker\.|\bDATABASES\b|\boutbox: FreshOutbox\b|\bschema_registry: SchemaRegistryServer\b|["'](?:mariadb|mysql)["']"""
+    r"""\bown_broker\.|\bDATABASES\b|\boutbox: FreshOutbox\b|\bschema_registry: SchemaRegistryServer\b|\bguarded_broker: Guarded\b|["'](?:mariadb|mysql)["']"""
 )
-IN_GROUPS = {"mariadb", "mysql", "schema_registry", "disturbed_broker"}
+IN_GROUPS = {"mariadb", "mysql", "schema_registry", "disturbed_broker", "guarded_broker"}
 """Fixtures that each process would start anew. A PostgreSQL takes less than a second."""
 
 
@@ -76,11 +76,10 @@ def _has(file: str, pattern: re.Pattern[str]) -> bool:
 def _servers(item: pytest.Item) -> list[str]:
     """Return which of `IN_GROUPS` a test takes, by its arguments or by a parameter."""
     parameters = getattr(getattr(item, "callspec", None), "params", {})
-    taken = {
-        *getattr(item, "fixturenames", ()),
-        *(each for each in parameters.values() if isinstance(each, str)),
-    }
-    return sorted(taken & IN_GROUPS) if "database" in _marks(item) or "disturbed_broker" in taken else []
+    taken = set(getattr(item, "fixturenames", ()))
+    if "database" in _marks(item):  # else such a word is a name alone
+        taken |= {each for each in parameters.values() if isinstance(each, str)}
+    return sorted(taken & IN_GROUPS)
 
 
 def _marks(item: pytest.Item) -> set[str]:

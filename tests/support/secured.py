@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
@@ -23,7 +23,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from holdfast.core.kafka.grants import Grant, Operation, Pattern, Resource
 from holdfast.dev.broker.cluster import Cluster, Credentials
-from holdfast.embedded.kafka import EmbeddedKafka
+
+if TYPE_CHECKING:
+    from holdfast.embedded.kafka import EmbeddedKafka
 
 DEADLINE_S = 60.0
 SUPER = "root"
@@ -67,6 +69,10 @@ class Guarded:
     @classmethod
     def on_embedded(cls) -> Self:
         """Return the embedded Kafka in its place."""
+        from holdfast.embedded.kafka import (
+            EmbeddedKafka,  # a third of a second, and each process imports this module
+        )
+
         users = {SUPER: secrets.token_urlsafe(12)}
         return cls(EmbeddedKafka(users=users, tls=True, acls=(), super_users=[f"User:{SUPER}"]))
 

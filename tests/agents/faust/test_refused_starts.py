@@ -277,28 +277,29 @@ def _topics(
 
 @pytest.fixture(scope="module")
 @part("broker")
-def left(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Left]]:
+def left(
+    broker: SessionBroker, guarded_broker: Guarded, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Left]]:
     """Start all of the workers beside each other; give what each left."""
-    with Guarded.on_kafka(tmp_path_factory.mktemp("guarded")) as guarded:
-        TAKEN.bind(("127.0.0.1", 0))
-        folders = {name: tmp_path_factory.mktemp("refused") for name in REFUSALS}
-        processes: dict[str, fork_server.Process] = {}
-        _wait_for_coordinator(broker)
-        try:
-            for name, refusal in REFUSALS.items():
-                processes[name] = _start(refusal, folders[name], broker, guarded)
-            yield {
-                name: Left(process.wait(DEADLINE_S), (folders[name] / "said").read_text())
-                for name, process in processes.items()
-            }
-        finally:
-            TAKEN.close()
-            for each in processes.values():
-                each.kill()
-                each.wait()
-            for holder in HOLDERS:
-                holder.kill()
-                holder.communicate()
+    TAKEN.bind(("127.0.0.1", 0))
+    folders = {name: tmp_path_factory.mktemp("refused") for name in REFUSALS}
+    processes: dict[str, fork_server.Process] = {}
+    _wait_for_coordinator(broker)
+    try:
+        for name, refusal in REFUSALS.items():
+            processes[name] = _start(refusal, folders[name], broker, guarded_broker)
+        yield {
+            name: Left(process.wait(DEADLINE_S), (folders[name] / "said").read_text())
+            for name, process in processes.items()
+        }
+    finally:
+        TAKEN.close()
+        for each in processes.values():
+            each.kill()
+            each.wait()
+        for holder in HOLDERS:
+            holder.kill()
+            holder.communicate()
 
 
 def _start(refusal: Refusal, folder: Path, broker: SessionBroker, guarded: Guarded) -> fork_server.Process:

@@ -93,7 +93,8 @@ async def test_a_scan_of_a_global_is_of_all_partitions_in_the_order_of_keys(page
 
 
 @scenario
-async def test_pages_and_answers_are_bounded_in_bytes() -> None:
+async def test_pages_and_answers_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.clients.tables.query_router.ATTEMPT_S", 60.0)  # none is asked for twice
     texts: Global[str] = Global("texts", Source("texts", Json(str)), FoldWith(set_rate, ("key",)), row=str)
     wide: Processor[Any, float] = Processor(
         name="wide", on={Source("orders", Json(str)): convert}, row=float, reads=(texts,)
@@ -102,8 +103,8 @@ async def test_pages_and_answers_are_bounded_in_bytes() -> None:
         for at in range(3):
             worker.globals["texts"].put(f"k{at}", "x" * (LIMIT_REPLY_BYTES * 2 // 5), offset=at)
         async with TableClient(Settings(app="shop"), [wide], directory=worker.directory()) as tables:
-            assert len([each async for each in tables.scan(texts)]) == 3
-            assert len(await tables.get_many(texts, ["k0", "k1", "k2"])) == 3
+            assert len([each async for each in tables.scan(texts, timeout_s=600)]) == 3
+            assert len(await tables.get_many(texts, ["k0", "k1", "k2"], timeout_s=600)) == 3
         assert sum(worker.metrics.queries.values()) == 4
 
 

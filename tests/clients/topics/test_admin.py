@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,12 +21,11 @@ from holdfast.clients.claims.logs.reset_log import ResetLog
 from holdfast.clients.topics.admin import Admin, _refuses
 from holdfast.clients.topics.application import check_topics, create_topics, require_topics
 from holdfast.clients.topics.specs import topic_names
-from holdfast.clients.topics.types import AlterConfig, CreateTopic, Severity, TopicRole, TopicSpec, TopicState
+from holdfast.clients.topics.types import AlterConfig, CreateTopic, Severity, TopicRole, TopicSpec
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.rows import Rows
-from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError, TopicError
 from tests.support.harness import wait_for
@@ -391,33 +389,6 @@ def test_a_topic_that_one_broker_has_not_heard_of_is_not_ready(
     known = admin._configs([orders.source], answering, DEADLINE_S)
     monkeypatch.setattr(admin, "_configs", lambda names, broker, wait_s: known if broker == answering else {})
     assert admin._unready({orders.source: 1}, metadata, DEADLINE_S) == [orders.source]
-
-
-@pytest.mark.broker
-def test_with_three_replicas_the_loss_of_a_node_is_a_warning_and_nothing_stops(tmp_path: Path) -> None:
-    processor = Processor(name="totals", source="orders", decode=bytes, fold=fold, row=Total)
-    with Cluster(tmp_path, nodes=3) as nodes:
-        settings = Settings(app="shop", replication_factor=3, kafka=nodes.client_config())
-        create_topics(settings, [processor], partitions=3)
-        assert check_topics(settings, [processor]) == []
-        nodes.kill(3)
-        admin = Admin(settings, timeout_s=DEADLINE_S)
-        names = topic_names(settings, [processor])
-        admin._await(
-            "in-sync sets",
-            lambda *_: [
-                name for name, state in admin.cluster(names).topics.items() if _has_not_seen_the_loss(state)
-            ],
-        )
-        findings = check_topics(settings, [processor])
-        assert {finding.severity for finding in findings} == {Severity.WARNING}
-        assert all("not in sync" in finding.message for finding in findings)
-        (created,) = create_topics(settings, [replace(processor, version=2)])
-        assert isinstance(created, CreateTopic), "two nodes of three still create topics with three replicas"
-
-
-def _has_not_seen_the_loss(state: TopicState) -> bool:
-    return any(len(partition.in_sync) == 3 or partition.leader in (None, 3) for partition in state.partitions)
 
 
 def test_a_leader_that_does_not_know_its_offsets_yet_is_asked_again(

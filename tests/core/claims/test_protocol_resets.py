@@ -127,7 +127,7 @@ def test_what_a_reset_gave_back_is_taken_by_claiming_alone() -> None:
         assert (after.heartbeat_at_s, after.current_offset) == (None, 0)
     after = fold(given_back, frame("ClaimingPartition", "worker-8", "i8"))
     assert (after.client_id, after.current_offset) == ("worker-8", 0)
-    assert "is taken by `ClaimingPartition` alone" in " ".join(PAGE.split())
+    assert "only `ClaimingPartition` takes a claim that a reset gave back" in " ".join(PAGE.split())
 
 
 class Log(ResetLog):

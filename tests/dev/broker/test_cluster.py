@@ -22,7 +22,7 @@ from holdfast.dev import ports, processes
 from holdfast.dev.broker import node, state
 from holdfast.dev.broker.cluster import Cluster, Credentials
 from holdfast.errors import DevBrokerError, JavaMissingError
-from tests.support.parts import part
+from tests.support.parts import QUICK_JAVA, part
 
 DEADLINE_S = 60.0
 
@@ -30,7 +30,7 @@ DEADLINE_S = 60.0
 def holdfast_dev(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-P", "-m", "holdfast.cli", "dev", *arguments, "--dir", str(folder)],
-        env={**os.environ, **env},
+        env={**os.environ, **QUICK_JAVA, **env},
         capture_output=True,
         text=True,
         timeout=2 * DEADLINE_S,

@@ -4,35 +4,25 @@ been ended as was decided.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
-from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
+from tests.support import own_broker
 from tests.support.harness import end_transactions, wait_for
 from tests.support.lost_markers import lose_markers
-from tests.support.parts import part
 
-
-@pytest.fixture
-@part("broker")
-def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
-    with Cluster(tmp_path_factory.mktemp("frail"), short_lived=True) as cluster:
-        yield SessionBroker(config=cluster.client_config(), cluster=cluster)
+holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
 
 def test_a_leader_waits_for_the_end_of_a_transaction_and_then_goes_on(
-    frail: SessionBroker, postgres_outbox: FreshOutbox
+    broker: SessionBroker, postgres_outbox: FreshOutbox
 ) -> None:
-    rig = Rig(frail, postgres_outbox, frail.create_topic("events", partitions=PARTITIONS))
+    rig = Rig(broker, postgres_outbox, broker.create_topic("events", partitions=PARTITIONS))
     progress = rig.settings().progress_topic
     rig.fill(50)
     with Alone(rig.settings()):
         rig.wait_empty()
-    lose_markers(frail, progress, 0)
+    lose_markers(broker, progress, 0)
     rig.fill(50)
     with Alone(rig.settings(commit_timeout_s=2)) as leader:
         wait_for(
@@ -42,7 +32,7 @@ def test_a_leader_waits_for_the_end_of_a_transaction_and_then_goes_on(
             lambda: str(leader.stats),
         )
         assert rig.left() == 50
-    end_transactions(frail.bootstrap)
+    end_transactions(broker.bootstrap)
     with Alone(rig.settings()):
         rig.wait_empty()
     rig.prove()
