@@ -92,6 +92,16 @@ class Worker(faust.Worker):
             handler.addFilter(shortened)
             handler.addFilter(outages.filter)
 
+    def stop_and_shutdown(self) -> None:
+        """End everything. What fails at that is told: mode would leave with 1 and without a word."""
+        try:
+            super().stop_and_shutdown()
+        except Exception as error:
+            if not self._told:
+                logger.error("the worker did not end in good order", exc_info=error)
+                self._tell(error)
+            raise
+
     def _shutdown_loop(self) -> None:
         if self._told:
             self.crash_reason = None  # stock raises it once more, for its traceback

@@ -357,7 +357,10 @@ OVERRIDDEN: dict[type, tuple[type, set[str]]] = {
     parts.DerivedStream: (Stream, {"_enable_passive"}),
     parts.LeaderOnDemand: (LeaderAssignor, {"on_start"}),
     stock_tables.StockTable: (faust.Table, {"send_changelog", "on_key_set"}),
-    leaving.Worker: (faust.Worker, {"start", "_crash", "on_setup_root_logger", "_shutdown_loop"}),
+    leaving.Worker: (
+        faust.Worker,
+        {"start", "_crash", "on_setup_root_logger", "stop_and_shutdown", "_shutdown_loop"},
+    ),
     recovery.ManagedTables: (
         TableManager,
         {"__init__", "recovery", "add", "on_start", "on_partitions_revoked"},
