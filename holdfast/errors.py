@@ -15,7 +15,7 @@ HoldfastError
 ├── Later                    what a fold needs is not there yet; its record is folded again, and nothing is lost
 ├── StillWaitingError        what a fold needs did not come within later_timeout_s
 ├── StoppedError             a record would be refused, and its processor is declared with on_error="stop"
-├── ImpureFoldError          in a test, a fold gave something else after a restart or on replay
+├── ImpureFoldError          a fold gave something else after a restart or on replay
 ├── TopologyError            a test of a topology asks for what it does not have, or processors feed themselves
 ├── SchemaError              a schema is not registered, is refused, or does not fit what was registered before it
 ├── StateError               local or logged state is not what it must be
@@ -184,7 +184,7 @@ class SchemaError(HoldfastError):
 
 
 class ImpureFoldError(HoldfastError):
-    """In a test, a fold gave something else after a restart or on replay: it uses more than its arguments."""
+    """A fold gave something else after a restart or on replay: it uses more than its arguments."""
 
 
 class TopologyError(HoldfastError):

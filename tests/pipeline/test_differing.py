@@ -12,13 +12,15 @@ import pyarrow as pa
 import pytest
 
 from holdfast.config import Settings
-from holdfast.errors import HoldfastError
+from holdfast.core.engine.merge.positions import position_format
+from holdfast.errors import HoldfastError, ImpureFoldError
 from holdfast.pipeline import differing
 from holdfast.pipeline.folds.folding import REFUSED, RESULT, states
 from holdfast.pipeline.folds.results import gather
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.live_rows import LiveRows, apart
 from holdfast.pipeline.replay import ReplayOptions
+from holdfast.pipeline.verify import LivePartition, first_difference
 from holdfast.pipeline.verify_store import CHANGELOG, REPLAY, STORE, first_odd, odd
 from tests.pipeline.folds import accounts
 
@@ -72,6 +74,24 @@ class Replays:
             for batch in states(store, 7):
                 yield batch.slice(0, batch.num_rows // 2)
                 yield batch.slice(batch.num_rows // 2)
+
+
+@pytest.mark.parametrize("range_rows", [3, 100])
+def test_a_replay_that_does_not_differ_again_is_told(
+    monkeypatch: pytest.MonkeyPatch, range_rows: int
+) -> None:
+    """It was asked for because the digest of another one differed."""
+    monkeypatch.setattr(differing, "RANGE_ROWS", range_rows)
+    state = some_state(random.Random(1))
+    monkeypatch.setattr(differing, "replay", Replays(state))
+    with closing(SpillingStore()) as store:
+        live = LiveRows(store, 7)
+        live.apply(state)
+        partition = LivePartition(partition=7, marker=position_format(PROCESSOR).start, stored=live)
+        with pytest.raises(
+            ImpureFoldError, match=r"accounts v1 partition 7: .* uses more than its arguments"
+        ):
+            first_difference(PROCESSOR, Settings(), ReplayOptions(), partition)
 
 
 def first_of(*them: State) -> bytes | None:
