@@ -71,6 +71,8 @@ class PartitionLog:
         self._firsts: list[int] = []
         self._batches: list[LogBatch] = []
         self._aborted: list[AbortedTransaction] = []
+        self._changes = 0
+        """How often batches that were there have gone, or have become others."""
         self._waiting: set[Callable[[], None]] = set()
         if files is not None:
             self._load(files)
@@ -259,6 +261,7 @@ class PartitionLog:
 
     def delete_before(self, offset: int) -> None:
         """Delete the records before *offset*; batches that reach beyond it stay, but are not read from their start."""
+        self._changes += 1
         self.start_offset = max(self.start_offset, offset)
         gone = bisect_right(
             [each.last_offset for each in self._batches[: _few(self._firsts, offset)]], offset - 1
@@ -295,17 +298,23 @@ class PartitionLog:
         clean = sum(each.size for each in self._batches[:dirty])
         if not is_due(clean, self._batches[dirty:end], rules):
             return False
-        before, aborted = self._batches[:end], self._aborted.copy()
-        left = yield from compacting(before, aborted, self._is_last_of_producer, rules)
-        if self._batches[:end] != before or self._aborted[: len(aborted)] != aborted:
-            return False
-        self._replace(before, left, aborted)
-        return True
+        before, aborted, changes = self._batches[:end], self._aborted.copy(), self._changes
+        turns = compacting(before, aborted, self._is_last_of_producer, rules)
+        while True:
+            try:
+                next(turns)
+            except StopIteration as ended:
+                self._replace(before, ended.value, aborted)
+                return True
+            yield
+            if self._changes != changes:  # the files of what would be read next may be gone
+                return False
 
     def _replace(
         self, before: Sequence[LogBatch], left: Compacted, aborted: Sequence[AbortedTransaction]
     ) -> None:
         """Put what is left where the log has *before*, its first batches, and *aborted*, its first aborted transactions."""
+        self._changes += 1
         upper, batches = before[-1].last_offset + 1, left.batches
         later = self._aborted[len(aborted) :]
         if self._files is not None:
@@ -345,6 +354,7 @@ class PartitionLog:
         if at < 0 or self._batches[at].last_offset < offset:
             return False
         batch = self._batches[at]
+        self._changes += 1
         if self._files is not None:
             self._files.damage(batch)
         else:

@@ -420,3 +420,24 @@ def test_a_broker_stops_whose_files_someone_has_changed(tmp_path: Path) -> None:
                 BrokerFolderError, match=r"ends at byte 10, though .* changed by another program"
             ):
                 ask()
+
+
+@pytest.mark.parametrize("meanwhile", ["deleted", "compacted"])
+def test_a_compaction_ends_where_segments_that_it_reads_go_meanwhile(tmp_path: Path, meanwhile: str) -> None:
+    """To read on would find other bytes or none, for which the disk refuses everything from then on."""
+    with cluster_in(tmp_path) as cluster:
+        make_topic(cluster, "orders", 1, segment_bytes="1048576")
+        log = partition(cluster, ORDERS).log
+        for number in range(8):
+            write(cluster, ORDERS, b"%d" % number * 400_000, key=b"key")
+        compaction = log.compaction(ALWAYS)
+        next(compaction)
+        if meanwhile == "deleted":
+            log.delete_before(6)
+        else:
+            assert log.compact(ALWAYS)
+        before = [each.data for each in log]
+        assert [*compaction] == []
+        assert [each.data for each in log] == before
+        write(cluster, ORDERS, b"later")
+        assert committed(cluster, ORDERS)[-1] == b"later"
