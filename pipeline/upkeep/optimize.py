@@ -52,10 +52,10 @@ def optimize_table(path: str, name: str, *, target_bytes: int = TARGET_BYTES) ->
     try:
         for lot in lots:
             written += _joined(table, lot)
-        version = _commit(table, written, lots)
     except BaseException:
         remove(table.filesystem, [each.path for each in written])
         raise
+    version = _commit(table, written, lots)
     return CompactReport(
         topic=name,
         table=path,
@@ -91,7 +91,10 @@ def _joined(table: FoldTable, lot: FileLot) -> list[AddedFile]:
 
 
 def _commit(table: FoldTable, written: Sequence[AddedFile], lots: Sequence[FileLot]) -> int:
-    """Make the next version of the table, and return it."""
+    """Make the next version of the table, and return it.
+
+    Only where it was surely not made is what was *written* removed: rows may be in these files alone.
+    """
     now_ms, commit, handle = system_clock.now_ms(), uuid.uuid4().hex, table.handle
     removed = [
         RemoveAction(file.path, False, now_ms, file.size_bytes, {**lot.values})
@@ -107,10 +110,17 @@ def _commit(table: FoldTable, written: Sequence[AddedFile], lots: Sequence[FileL
         handle.create_write_transaction(
             [*actions, *removed], "append", handle.schema(), table.partition_by, commit_properties=properties
         )
-    except DeltaError as error:
-        table.refresh()
-        if (version := version_of(commit, handle, read)) is not None:
+    except (DeltaError, OSError) as error:
+        try:
+            table.refresh()
+            version = version_of(commit, handle, read)
+        except (DeltaError, OSError) as unread:
+            raise LakeError(
+                f"{table.path}: whether files were joined is not known ({error}), since the table cannot be read: {unread}"
+            ) from error
+        if version is not None:
             return version  # only the answer was lost
+        remove(table.filesystem, [each.path for each in written])
         came = "another commit came first (a run, or another compaction): run this one again"
         raise LakeError(
             f"{table.path}: nothing was joined, {came if int(handle.version()) > read else error}"

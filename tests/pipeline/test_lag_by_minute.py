@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
@@ -306,6 +307,35 @@ def test_of_two_compactions_at_once_one_is_refused(monkeypatch: pytest.MonkeyPat
     stale.update_incremental()
     assert stale.version() == made.version
     assert stale.to_pyarrow_table().num_rows == rows, "no row came back"
+
+
+@pytest.mark.parametrize("failure", [CommitFailedError("lost"), OSError("lost"), KeyboardInterrupt()])
+def test_a_compaction_of_which_nobody_knows_whether_it_was_made_keeps_its_files(
+    monkeypatch: pytest.MonkeyPatch, lake: Path, failure: BaseException
+) -> None:
+    """The commit is made, its answer lost, and the store away when it is asked: the rows are in the new files alone."""
+    logs = TwoLogs(monkeypatch, lake, 7)
+    for minute in (0, 10, 20):
+        logs.write(iter(range(minute, minute + 3)))
+        logs.derive(COMMITS)
+    path = derived_path(str(lake), COMMITS)
+    before = DeltaTable(path)
+    rows, commit = before.to_pyarrow_table().num_rows, DeltaTable.create_write_transaction
+
+    def lost(*words: Any, **more: Any) -> None:
+        commit(*words, **more)
+        raise failure
+
+    def away(_: FoldTable) -> None:
+        raise OSError("the store does not answer")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", lost)
+    monkeypatch.setattr(FoldTable, "refresh", away)
+    with pytest.raises((LakeError, KeyboardInterrupt), match=r"is not known|^$"):
+        optimize_table(path, COMMITS)
+    after = DeltaTable(path)
+    assert after.version() == before.version() + 1
+    assert after.to_pyarrow_table().num_rows == rows
 
 
 def test_where_a_partition_stood_is_found_in_files_that_overlap(
