@@ -327,7 +327,7 @@ def is_found_anew(module: str) -> bool:
     program = f"from importlib.util import find_spec; print(find_spec({module!r}).origin)"
     try:
         found = subprocess.run(
-            [sys.executable, "-P", "-c", program],
+            [sys.executable, "-c", program],  # no -P: Spark's `-m` looks in the working folder first, too
             capture_output=True,
             text=True,
             timeout=FOUND_DEADLINE_S,

@@ -115,6 +115,20 @@ def test_what_a_new_python_does_not_find_here_is_not_asked_of_workers(
     assert "spark.python.daemon.module" not in settings(local, None, tmp_path)
 
 
+def test_what_lies_in_the_working_folder_under_that_name_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark starts the daemon by `python -m`, which looks there first: workers would fold by other code."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    found = is_found_anew.__wrapped__
+    assert found(WORKER_DAEMON)
+    (tmp_path / "holdfast" / "pipeline").mkdir(parents=True)
+    for name in ("__init__.py", "pipeline/__init__.py", "pipeline/worker_daemon.py"):
+        (tmp_path / "holdfast" / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert not found(WORKER_DAEMON)
+
+
 def test_an_archive_of_classes_belongs_to_local_masters_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
