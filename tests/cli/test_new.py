@@ -83,6 +83,21 @@ def test_its_order_goes_to_the_partition_that_its_table_looks_in(project: Path) 
     assert ends == [int(number == by_key("ada", 4)) for number in range(4)]
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("arguments", [(), ("ada",), ("ada", "19.99"), ("ada", "-1"), ("ada", "1", "2")])
+def test_its_order_tells_how_it_is_used(project: Path, arguments: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "order.py", *arguments],
+        cwd=project,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "usage: python order.py CUSTOMER CENTS\n")
+
+
 def test_its_application_and_settings_load(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     monkeypatch.syspath_prepend(str(project))
