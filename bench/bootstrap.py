@@ -27,7 +27,7 @@ from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.spark.session import SparkOptions
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 
 PARTITIONS = 4
 

@@ -68,7 +68,7 @@ from holdfast.outbox.grants import harvester_grants
 from holdfast.outbox.harvest.harvester import Harvester
 from holdfast.outbox.settings import HarvestSettings, Strategy
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from holdfast.streams import Filter
 from tests.agents.clerks import clerks_app
 from tests.chaos.counting import processors

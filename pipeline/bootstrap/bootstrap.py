@@ -31,7 +31,7 @@ from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.folds.folding import FoldSummary, all_emits
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog
-from holdfast.pipeline.verify import LivePartition, kept_live
+from holdfast.pipeline.verify.table import LivePartition, kept_live
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from holdfast.pipeline.bootstrap.sink import (
     has_state,
     nothing,
 )
-from holdfast.pipeline.verify import LivePartition, read_live
+from holdfast.pipeline.verify.table import LivePartition, read_live
 from holdfast.tables.changelog import ChangelogPart
 
 PART_ROWS = 4_000

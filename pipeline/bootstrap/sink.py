@@ -31,7 +31,7 @@ from holdfast.pipeline.folds.folding import RESULT, SUMMARY, FoldSummary
 from holdfast.pipeline.folds.positions import position_of
 from holdfast.pipeline.folds.results import decode_summary
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
-from holdfast.pipeline.verify import read_live
+from holdfast.pipeline.verify.table import read_live
 from holdfast.tables.changelog import ChangelogPart
 
 OUTCOME = "outcome"

@@ -17,7 +17,7 @@ from holdfast.clients.topics.application import create_topics
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.replay import ReplayOptions
-from holdfast.pipeline.verify import read_live, verify
+from holdfast.pipeline.verify.table import read_live, verify
 from tests.agents.countdown import Folded, declared
 from tests.agents.fleet import Writer
 from tests.support.harness import Application, running, wait_for

@@ -15,7 +15,7 @@ from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from tests.agents.fleet import Fleet, Writer
 from tests.support import fork_server
 from tests.support.harness import wait_for

@@ -24,8 +24,8 @@ from holdfast.core.engine.state.codec import APPLIED, WAKE, row_key, wake_key
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import NoSuchTableError
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.verify import verify
-from holdfast.pipeline.verify_store import verify_store
+from holdfast.pipeline.verify.store import verify_store
+from holdfast.pipeline.verify.table import verify
 from tests.agents.fleet import Fleet, Writer
 from tests.agents.reminders import Reminded, reminders
 from tests.support.harness import Worker, wait_for

@@ -12,7 +12,7 @@ import pytest
 from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.bootstrap.sink import BootstrapOutcome, BootstrapStep
 from holdfast.pipeline.replay import ReplayOptions
-from holdfast.pipeline.verify import read_live, verify
+from holdfast.pipeline.verify.table import read_live, verify
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application, wait_for
 from tests.support.places import ROOT

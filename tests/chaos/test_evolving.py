@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 
 from holdfast.clients.topics.application import create_topics
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from tests.chaos.evolving import TYPES, evolving
 from tests.support.harness import Application, running, wait_for
 

@@ -7,7 +7,7 @@ import json
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.verify import read_live
+from holdfast.pipeline.verify.table import read_live
 from tests.chaos.conftest import MakeJoin
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from tests.chaos.conftest import MakeJoin
 from tests.support.damage import one_batch
 from tests.support.harness import add_partitions, wait_for

@@ -21,7 +21,7 @@ from holdfast.core.engine.state.codec import APPLIED, ROW, text_key
 from holdfast.core.streams.windowing.rows import holds_windows, parse_window_key
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from holdfast.testing import Topology
 from tests.chaos.programs import all_processors
 from tests.support.harness import Application, running, wait_for

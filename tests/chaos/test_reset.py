@@ -18,7 +18,7 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.errors import GroupError, TopicError
 from holdfast.pipeline.replay import ReplayOptions
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application
 from tests.support.places import ROOT

@@ -18,8 +18,8 @@ from holdfast.clients.tables.inspecting import StoreInspector
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.codec import APPLIED, META, RowCodec, row_key
 from holdfast.pipeline.replay import ReplayOptions
-from holdfast.pipeline.verify import verify
-from holdfast.pipeline.verify_store import StoreVerdict, verify_store
+from holdfast.pipeline.verify.store import StoreVerdict, verify_store
+from holdfast.pipeline.verify.table import verify
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.counting import Count
 from tests.support.harness import Application, Worker, wait_for

@@ -17,7 +17,7 @@ from holdfast.clients.topics.application import create_topics
 from holdfast.core.engine.fold.skips import Skip, encode_skip
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.replay import ReplayOptions
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from tests.chaos.conftest import MakeApplication
 from tests.support.damage import one_batch
 from tests.support.harness import Application, Worker, wait_for

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from holdfast import BlockingTableClient
 from holdfast.clients.tables.directory import WorkersTopic
 from holdfast.pipeline.replay import ReplayOptions
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application, wait_for
 from tests.support.proof import last_offsets, prove, read_topic

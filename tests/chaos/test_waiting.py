@@ -13,7 +13,7 @@ from holdfast import BlockingTableClient
 from holdfast.clients.topics.application import create_topics
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import OffsetTimeoutError
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from tests.chaos.waiting import needy
 from tests.clients.tables.tabling import deadline_after
 from tests.support.harness import Application, Worker, running, wait_for

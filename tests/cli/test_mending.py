@@ -21,7 +21,7 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import PipelineError
 from holdfast.pipeline.bootstrap.bootstrap import bootstrap
 from holdfast.pipeline.bootstrap.fencing import fenced_writer
-from holdfast.pipeline.verify import read_live, verify
+from holdfast.pipeline.verify.table import read_live, verify
 from tests.pipeline.folds import Account, Op, doubled
 from tests.support.books_app import LOCAL, MIGRATE, SILENT, Books
 

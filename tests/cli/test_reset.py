@@ -22,7 +22,7 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.verify import read_live, verify
+from holdfast.pipeline.verify.table import read_live, verify
 
 ORDERS = 5
 AGENT = """

@@ -24,7 +24,7 @@ from holdfast.core.engine.state.codec import Marker
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ChangelogError, ConfigError, HoldfastError, TopicError
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.verify import read_live, verify
+from holdfast.pipeline.verify.table import read_live, verify
 
 PARTITIONS = 2
 DEADLINE_S = 60.0

@@ -26,7 +26,7 @@ from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ConfigError
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.verify import TableVerdict, read_live, verify
+from holdfast.pipeline.verify.table import TableVerdict, read_live, verify
 from tests.chaos.joining import Known
 from tests.support.harness import running
 from tests.support.joining_app import JoinApplication

@@ -38,8 +38,8 @@ from holdfast.pipeline.bootstrap.sink import BootstrapOutcome, BootstrapStep, Ch
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import replay
-from holdfast.pipeline.verify import read_live, verify
-from holdfast.pipeline.verify_emits import verify_emits
+from holdfast.pipeline.verify.emits import verify_emits
+from holdfast.pipeline.verify.table import read_live, verify
 from tests.pipeline.folds import Account, Op, accounts
 from tests.support.books_app import LOCAL, PARTITIONS, SEND, Books, Crash, outcomes
 

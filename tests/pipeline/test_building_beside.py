@@ -26,8 +26,8 @@ from holdfast.kafka.transactions.transactional_client import producers
 from holdfast.pipeline.bootstrap.bootstrap import bootstrap
 from holdfast.pipeline.bootstrap.fencing import fenced_writer
 from holdfast.pipeline.bootstrap.sink import BootstrapOutcome, BootstrapStep
-from holdfast.pipeline.verify import read_live, verify
-from holdfast.pipeline.verify_emits import verify_emits
+from holdfast.pipeline.verify.emits import verify_emits
+from holdfast.pipeline.verify.table import read_live, verify
 from holdfast.tables.partition import Environment, Partition
 from holdfast.tables.restore import restore
 from holdfast.tables.rocks import Budget

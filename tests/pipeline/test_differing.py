@@ -14,14 +14,14 @@ import pytest
 from holdfast.config import Settings
 from holdfast.core.engine.merge.positions import position_format
 from holdfast.errors import HoldfastError, ImpureFoldError
-from holdfast.pipeline import differing
 from holdfast.pipeline.folds.folding import REFUSED, RESULT, states
 from holdfast.pipeline.folds.results import gather
 from holdfast.pipeline.folds.spilling import SpillingStore
-from holdfast.pipeline.live_rows import LiveRows, apart
 from holdfast.pipeline.replay import ReplayOptions
-from holdfast.pipeline.verify import LivePartition, first_difference
-from holdfast.pipeline.verify_store import CHANGELOG, REPLAY, STORE, first_odd, odd
+from holdfast.pipeline.verify import differing
+from holdfast.pipeline.verify.live_rows import LiveRows, apart
+from holdfast.pipeline.verify.store import CHANGELOG, REPLAY, STORE, first_odd, odd
+from holdfast.pipeline.verify.table import LivePartition, first_difference
 from tests.pipeline.folds import accounts
 
 State = dict[bytes, bytes]

@@ -33,7 +33,7 @@ from holdfast.pipeline.landing.landing import Landing
 from holdfast.pipeline.landing.options import LandOptions
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from tests.support.harness import running
 from tests.support.joining_app import JoinApplication
 

@@ -29,7 +29,7 @@ from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.landing.options import LandOptions
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog, TopicReader
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from tests.pipeline.folds import Record
 from tests.pipeline.lakes import write_bronze
 from tests.support.books_app import LOCAL, PARTITIONS, SEND, Books

@@ -26,7 +26,7 @@ from holdfast.pipeline.landed_trimming import LandedTopics
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.trimming import PartitionTrim
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 
 ORDERS, WAIT_S = 7, 20.0
 SHOP = """

@@ -31,8 +31,8 @@ from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.bootstrap.migration import read_earlier
 from holdfast.pipeline.bootstrap.sink import BootstrapOutcome, BootstrapStep
 from holdfast.pipeline.replay import replay
-from holdfast.pipeline.verify import read_live, verify
-from holdfast.pipeline.verify_emits import verify_emits
+from holdfast.pipeline.verify.emits import verify_emits
+from holdfast.pipeline.verify.table import read_live, verify
 from tests.pipeline.folds import Account, Op, doubled, failing_sums
 from tests.support.books_app import LOCAL, MIGRATE, PARTITIONS, Books, Crash, outcomes
 

@@ -21,8 +21,8 @@ from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.landing.land_several import land_processor
 from holdfast.pipeline.landing.options import LandOptions
 from holdfast.pipeline.replay import ReplayEngine, ReplayOptions, replay
-from holdfast.pipeline.verify import verify
-from holdfast.pipeline.verify_emits import verify_emits
+from holdfast.pipeline.verify.emits import verify_emits
+from holdfast.pipeline.verify.table import verify
 from tests.chaos.joining import Known
 from tests.support.harness import running
 from tests.support.joining_app import JoinApplication

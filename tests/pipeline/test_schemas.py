@@ -21,7 +21,7 @@ from holdfast.clients.topics.application import create_topics
 from holdfast.dev.databases.schema_registry import SchemaRegistryServer
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.replay import ReplayOptions
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from holdfast.schemas import registry
 from tests.agents.fleet import Fleet, Writer
 from tests.schemas import shop_pb2

@@ -23,7 +23,7 @@ from holdfast.pipeline.bootstrap.bootstrap import bootstrap
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import replay
 from holdfast.pipeline.trimming import LandedTrim, PartitionTrim
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from tests.support.books_app import LOCAL, PARTITIONS, SEND, Books
 
 

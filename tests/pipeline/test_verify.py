@@ -31,13 +31,13 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ChangelogError, PipelineError
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.transactions.transactional_client import producers
-from holdfast.pipeline import differing
-from holdfast.pipeline import verify as verifying
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import Span, TopicReader
-from holdfast.pipeline.verify import TableVerdict, verify
+from holdfast.pipeline.verify import differing
+from holdfast.pipeline.verify import table as verifying
+from holdfast.pipeline.verify.table import TableVerdict, verify
 from holdfast.tables.changelog import ChangelogWriter
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Account, Log, Op, Record, accounts

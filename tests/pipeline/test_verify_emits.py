@@ -27,8 +27,8 @@ from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.transactions.transactional_client import producers
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import Span, TopicReader
-from holdfast.pipeline.verify import verify
-from holdfast.pipeline.verify_emits import EmitDifference, EmitsVerdict, verify_emits
+from holdfast.pipeline.verify.emits import EmitDifference, EmitsVerdict, verify_emits
+from holdfast.pipeline.verify.table import verify
 from holdfast.tables.changelog import ChangelogWriter
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record

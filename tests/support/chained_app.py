@@ -19,8 +19,8 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import BrokerError, QueryError
 from holdfast.pipeline.replay import ReplayOptions
-from holdfast.pipeline.verify import verify
-from holdfast.pipeline.verify_emits import verify_emits
+from holdfast.pipeline.verify.emits import verify_emits
+from holdfast.pipeline.verify.table import verify
 from tests.agents.fleet import Fleet, Writer
 from tests.chaos.chained import Sum, chain
 from tests.support.harness import Worker, wait_for, wait_for_ends

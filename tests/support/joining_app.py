@@ -25,7 +25,7 @@ from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.fetching.records import Records
 from holdfast.pipeline.replay import replay
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from tests.chaos.joining import joined, windowed
 from tests.support.columns import take
 from tests.support.harness import Application, wait_for

@@ -17,7 +17,7 @@ from holdfast.core.engine.merge.positions import offsets_of, position_format
 from holdfast.core.engine.state.codec import APPLIED, ROW, RowCodec, text_key
 from holdfast.core.engine.state.source_ids import SOURCE_IDS
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 from tests.chaos.stepping import is_named, steps
 from tests.support.harness import Application, wait_for
 from tests.support.proof import State, read_topic

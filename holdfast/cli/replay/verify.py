@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from holdfast.core.engine.query_wire import InspectReply
     from holdfast.pipeline.replay import ReplayOptions
     from holdfast.pipeline.spark.session import SparkOptions
-    from holdfast.pipeline.verify import TableVerdict
-    from holdfast.pipeline.verify_store import StoreVerdict
+    from holdfast.pipeline.verify.store import StoreVerdict
+    from holdfast.pipeline.verify.table import TableVerdict
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -70,7 +70,7 @@ def verify(
     ] = 600.0,
     state_memory_mb: StateMemoryOption = 256,
 ) -> None:
-    from holdfast.pipeline.verify import verify as run
+    from holdfast.pipeline.verify.table import verify as run
 
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
@@ -135,7 +135,7 @@ def _report(
 def _of_emits(
     context: typer.Context, processor: Processor[Any, Any], settings: Settings, options: ReplayOptions
 ) -> None:
-    from holdfast.pipeline.verify_emits import verify_emits
+    from holdfast.pipeline.verify.emits import verify_emits
 
     with shown_progress():
         verdict = verify_emits(processor, settings, options)
@@ -182,7 +182,7 @@ def _of_stores(
     strict: bool,
 ) -> None:
     from holdfast.clients.tables.inspecting import StoreInspector
-    from holdfast.pipeline.verify_store import verify_store
+    from holdfast.pipeline.verify.store import verify_store
 
     with StoreInspector(settings) as inspector:
         verdict = verify_store(processor, settings, _Stores(inspector, timeout_s), options)

@@ -20,7 +20,7 @@ from holdfast.core.engine.state.codec import NOTHING_APPLIED, Marker, RowCodec, 
 from holdfast.errors import ChangelogError, ConfigError
 from holdfast.pipeline.bootstrap.beginnings import beginning, write_beginning
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
-from holdfast.pipeline.verify import LivePartition, read_live
+from holdfast.pipeline.verify.table import LivePartition, read_live
 
 RowOf: TypeAlias = Callable[[Any, Any], "tuple[str, Any] | None"]
 """Makes of a key and a value of the old table the key and the row of the new one; None for one that is left out."""

@@ -32,7 +32,7 @@ from holdfast.dev.waits import wait_until
 from holdfast.errors import DemoError
 from holdfast.kafka.clients import make_reader, make_writer, reader_options
 from holdfast.kafka.reading.log_reader import LogReader
-from holdfast.pipeline.verify import verify
+from holdfast.pipeline.verify.table import verify
 
 PARTITIONS = 2
 SHOWN_A_SECOND = 200

@@ -18,12 +18,12 @@ from holdfast.core.engine.merge.positions import Position, position_format
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, Marker, combine_digests, place_of_row
 from holdfast.core.engine.state.lost_heads import LostHeads
 from holdfast.errors import HoldfastError
-from holdfast.pipeline.differing import first_apart
 from holdfast.pipeline.folds.folding import FoldSummary, other_event_time
 from holdfast.pipeline.folds.results import Replayed, told_bases
-from holdfast.pipeline.live_rows import apart
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.verify import (
+from holdfast.pipeline.verify.differing import first_apart
+from holdfast.pipeline.verify.live_rows import apart
+from holdfast.pipeline.verify.table import (
     LivePartition,
     kept_live,
     kind_of,

@@ -22,7 +22,7 @@ from holdfast.errors import ConfigError, LostRecordsError
 from holdfast.pipeline.folds.folding import EmitsWanted
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog, TopicReader
-from holdfast.pipeline.verify import LivePartition, read_live, refused_by, upto
+from holdfast.pipeline.verify.table import LivePartition, read_live, refused_by, upto
 
 ANYWHERE = -1
 """The partition of an emit without key and partition: any."""

@@ -18,8 +18,8 @@ import pyarrow as pa
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.pipeline.folds.folding import RESULT, STATE
-from holdfast.pipeline.live_rows import LiveRows, apart
 from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.verify.live_rows import LiveRows, apart
 
 RANGE_ROWS = 20_000
 """How many live rows a digest is of."""

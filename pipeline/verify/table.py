@@ -34,14 +34,14 @@ from holdfast.errors import ChangelogError, ConfigError, ImpureFoldError, TopicE
 from holdfast.kafka.fetching.records import Records
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bronze.extent import Until
-from holdfast.pipeline.differing import first_apart
 from holdfast.pipeline.folds.bases import check_bases
 from holdfast.pipeline.folds.folding import TRANSITION, FoldSummary, other_event_time, readable
 from holdfast.pipeline.folds.results import Replayed, told_bases
 from holdfast.pipeline.folds.spilling import SpillingStore
-from holdfast.pipeline.live_rows import LiveRows
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog, TopicReader
+from holdfast.pipeline.verify.differing import first_apart
+from holdfast.pipeline.verify.live_rows import LiveRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
