@@ -54,6 +54,7 @@ HoldfastError
 │   ├── LostRecordsError     records that are needed are not in the topic any more
 │   ├── UnreadableError      a batch of the source is corrupt or unpacks to too much, and is not skipped
 │   ├── LakeError            a table of the lake does not continue where it must: overlap, hole, foreign rows
+│   │   ├── UnknownCommitError   whether a commit was made is not known; files that it may name are kept
 │   │   ├── LinkTakenError       another commit follows the one that a landing went on from
 │   │   └── RepeatedOffsetError  an offset is in a table of the lake twice
 │   └── OrderError           records of a partition came out of offset order; never folded
@@ -353,6 +354,10 @@ class UnreadableError(PipelineError):
 
 class LakeError(PipelineError):
     """A table of the lake does not continue where it must: overlap, hole, foreign rows."""
+
+
+class UnknownCommitError(LakeError):
+    """Whether a commit was made is not known, since the table cannot be read; files that it may name are kept."""
 
 
 class LinkTakenError(LakeError):

@@ -181,3 +181,12 @@ def is_s3(uri: str) -> bool:
     (True, True, False)
     """
     return uri.startswith(("s3://", "s3a://"))
+
+
+def remove(filesystem: Any, paths: Sequence[str]) -> None:
+    """Remove files that no commit names, as far as that is possible: a vacuum takes the others."""
+    for path in paths:
+        try:
+            filesystem.delete_file(path)
+        except OSError:
+            continue

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import compute
 
-from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
+from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of, remove
 from holdfast.pipeline.derived.lag_by_minute import (
     BY_MINUTE,
     LagMinute,
@@ -29,7 +29,6 @@ from holdfast.pipeline.histories.fold_commit import (
 from holdfast.pipeline.histories.fold_tables import (
     AddedFile,
     PartFile,
-    remove,
 )
 from holdfast.pipeline.histories.partition_fold import PART_SCHEMA, FoldedPart
 

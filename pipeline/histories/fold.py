@@ -24,7 +24,7 @@ from holdfast.core.engine.merge.positions import Position, counted, offsets_of, 
 from holdfast.core.engine.state.codec import combine_digests, digest
 from holdfast.errors import ConfigError, LakeError
 from holdfast.pipeline.bronze.extent import check_holes
-from holdfast.pipeline.bronze.files import File
+from holdfast.pipeline.bronze.files import File, remove
 from holdfast.pipeline.bronze.lake import share
 from holdfast.pipeline.folds.bases import read_bases
 from holdfast.pipeline.folds.folding import FoldPlan, all_emits
@@ -45,7 +45,6 @@ from holdfast.pipeline.histories.fold_tables import (
     FoldTableColumns,
     folds_path,
     is_table,
-    remove,
 )
 from holdfast.pipeline.histories.landed_history import HistoryParts, landed_history
 from holdfast.pipeline.histories.output_table import HistoryOutput, OutputTable

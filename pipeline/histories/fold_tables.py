@@ -17,7 +17,7 @@ from holdfast.clock import system_clock
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import LakeError
 from holdfast.pipeline.bronze.commits import files_in, history_of, newest_first
-from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
+from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of, remove
 from holdfast.pipeline.bronze.lake import LAST_TIME_MS, LEAST_TIME_MS, open_table, table_uri
 from holdfast.pipeline.histories.fold_commit import FoldCommit, fold_in, last_fold
 from holdfast.pipeline.histories.row_columns import RowColumn, row_column
@@ -181,15 +181,6 @@ class PartFile(BronzeFile):
 def _is_searched(field: pa.Field) -> bool:
     """Tell whether files are searched by a column: by their times, and by the offset of a change."""
     return pa.types.is_timestamp(field.type) or field.name in ("offset", "valid_from_ms")
-
-
-def remove(filesystem: Any, paths: Sequence[str]) -> None:
-    """Remove files that no commit names, as far as that is possible: a vacuum takes the others."""
-    for path in paths:
-        try:
-            filesystem.delete_file(path)
-        except OSError:
-            continue
 
 
 @dataclass(slots=True)

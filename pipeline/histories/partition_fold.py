@@ -23,7 +23,7 @@ from holdfast.core.engine.state.codec import (
     place_of_row,
 )
 from holdfast.errors import LakeError
-from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
+from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of, remove
 from holdfast.pipeline.folds.folding import (
     OUT_ROWS,
     RESULT,
@@ -38,7 +38,7 @@ from holdfast.pipeline.folds.results import decode_summary
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.histories.changes import Change, change_of, noted_change
 from holdfast.pipeline.histories.fold_commit import PartitionCommit, told_position
-from holdfast.pipeline.histories.fold_tables import AddedFile, FoldTableColumns, PartFile, remove
+from holdfast.pipeline.histories.fold_tables import AddedFile, FoldTableColumns, PartFile
 from holdfast.pipeline.histories.landed_history import HistoryPart, HistoryParts
 from holdfast.pipeline.histories.output_table import OutputTable, ToldRows
 

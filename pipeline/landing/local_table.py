@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -29,7 +28,7 @@ from holdfast.pipeline.bronze.commits import (
     landed_in,
     transaction_name,
 )
-from holdfast.pipeline.bronze.files import filesystem_of
+from holdfast.pipeline.bronze.files import filesystem_of, remove
 from holdfast.pipeline.bronze.lake import ADDED_COLUMNS, PROPERTIES, Landed, open_table, table_uri
 from holdfast.pipeline.landing.bronze_file import BronzeFile
 from holdfast.pipeline.landing.columns import PARTITIONED_BY, SCHEMA, columns_of
@@ -187,8 +186,7 @@ class LocalTable:
                     made = write_partition(reader, self._filesystem, topic, partition, span, landed_at_ms)
                     files += [] if made is None else [made]
         except BaseException:
-            for file in files:
-                _remove(self._filesystem, file)
+            remove(self._filesystem, [file.path for file in files])
             raise
         return files
 
@@ -204,24 +202,19 @@ def write_partition(
             return None
         file.write(filesystem, _columns(file, chain((first,), lots), landed_at_ms))
     except LostRecordsError as error:
-        _remove(filesystem, file)
+        remove(filesystem, [file.path])
         raise LostRecordsError(
             f"{topic}: records were deleted while they were read: {error.__cause__}. Raise retention.ms; `land --accept-loss` goes on without"
         ) from error
     except OSError as error:
-        _remove(filesystem, file)
+        remove(filesystem, [file.path])
         raise LakeError(
             f"{topic} partition {partition}: file {file.path} cannot be written: {error}"
         ) from error
     except BaseException:
-        _remove(filesystem, file)
+        remove(filesystem, [file.path])
         raise
     return file
-
-
-def _remove(filesystem: Any, file: BronzeFile) -> None:
-    with contextlib.suppress(OSError):
-        filesystem.delete_file(file.path)
 
 
 def _columns(file: BronzeFile, lots: Iterable[Records], landed_at_ms: int) -> Iterator[pa.RecordBatch]:

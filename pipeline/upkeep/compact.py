@@ -7,7 +7,6 @@ are there no more.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +21,12 @@ from deltalake.transaction import RemoveAction
 from holdfast.clock import system_clock
 from holdfast.errors import LakeError
 from holdfast.pipeline.bronze.commits import UPKEEP_MARK
-from holdfast.pipeline.bronze.files import File, filesystem_of
+from holdfast.pipeline.bronze.files import File, filesystem_of, remove
 from holdfast.pipeline.bronze.lake import bronze_path
 from holdfast.pipeline.bronze.ordered import in_order
 from holdfast.pipeline.landing.bronze_file import BronzeFile
 from holdfast.pipeline.landing.columns import PARTITIONED_BY
-from holdfast.pipeline.upkeep.sound import check_there, open_sound, version_of
+from holdfast.pipeline.upkeep.sound import check_there, open_sound, removed_unless_named, version_after
 from holdfast.pipeline.upkeep.whole_rows import WholeRows, schema_of
 
 TARGET_BYTES = 128 << 20
@@ -92,12 +91,11 @@ def _joined(
             for lot in each:
                 written.append(BronzeFile.new(topic, partition))
                 _write(written[-1], reader, lot, schema)
-        version = _commit(table, topic, path, written, taken)
     except BaseException:
-        for made in written:
-            with contextlib.suppress(OSError):
-                filesystem.delete_file(made.path)
+        remove(filesystem, [each.path for each in written])
         raise
+    with removed_unless_named(filesystem, [each.path for each in written]):
+        version = _commit(table, topic, path, written, taken)
     return CompactReport(
         topic=topic,
         table=path,
@@ -130,17 +128,16 @@ def _commit(
         max_commit_retries=0,
     )
     actions = [*(each.action(topic, new_rows=False) for each in written), *removed]
-    failure: DeltaError | None = None
+    failure: Exception | None = None
     for _ in range(ATTEMPTS):
         read = int(table.version())
         try:
             table.create_write_transaction(
                 actions, "append", table.schema(), PARTITIONED_BY, commit_properties=properties
             )
-        except DeltaError as error:
+        except (DeltaError, OSError) as error:
             failure = error
-        table.update_incremental()
-        if (version := version_of(commit, table, read)) is not None:
+        if (version := version_after(commit, path, table, read, failure)) is not None:
             return version
         check_there(path, table, [file for _, file in taken], "joined")
     raise LakeError(f"{path}: nothing was joined: {failure}") from failure

@@ -7,7 +7,6 @@ goes on from there; an expiry that comes after a landing is made anew at once, s
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,14 +31,20 @@ from holdfast.pipeline.bronze.commits import (
     sound_chain,
     transaction_name,
 )
-from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
+from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of, remove
 from holdfast.pipeline.bronze.lake import LAST_TIME_MS, Expired, Landed, bronze_path
 from holdfast.pipeline.bronze.layout import Segment, segments
 from holdfast.pipeline.bronze.ordered import in_order, overlapping
 from holdfast.pipeline.bronze.segment_rows import rows_of_segments
 from holdfast.pipeline.landing.bronze_file import BronzeFile
 from holdfast.pipeline.landing.columns import PARTITIONED_BY
-from holdfast.pipeline.upkeep.sound import SoundTable, check_there, open_sound, version_of
+from holdfast.pipeline.upkeep.sound import (
+    SoundTable,
+    check_there,
+    open_sound,
+    removed_unless_named,
+    version_after,
+)
 from holdfast.pipeline.upkeep.whole_rows import WholeRows, schema_of
 
 ATTEMPTS = 50
@@ -211,7 +216,7 @@ def _cut(segment: Segment, end: int) -> Segment:
 
 
 def _removed(topic: str, path: str, sound: SoundTable, goes: Mapping[int, _Beginning], before_ms: int) -> int:
-    """Write again what stays of split files, and commit; where that fails, no file is left."""
+    """Write again what stays of split files, and commit; where that was surely not done, no file is left."""
     table, written = sound.table, list[BronzeFile]()
     filesystem, schema = filesystem_of(str(table.table_uri)), schema_of(table)
     try:
@@ -223,12 +228,11 @@ def _removed(topic: str, path: str, sound: SoundTable, goes: Mapping[int, _Begin
                 written.append(BronzeFile.new(topic, partition))
                 written[-1].write(filesystem, _from(each.begins, reader, each.split), schema)
         _allow_removal(path, table)
-        return _commit(topic, path, table, goes, written, before_ms)
     except BaseException:
-        for made in written:
-            with contextlib.suppress(OSError):
-                filesystem.delete_file(made.path)
+        remove(filesystem, [each.path for each in written])
         raise
+    with removed_unless_named(filesystem, [each.path for each in written]):
+        return _commit(topic, path, table, goes, written, before_ms)
 
 
 def _from(begins: int, reader: WholeRows, files: Sequence[File]) -> Iterator[pa.RecordBatch]:
@@ -266,7 +270,7 @@ def _commit(
         for p, file in taken
     ]
     actions = [*(each.action(topic) for each in written), *removed]
-    failure: DeltaError | None = None
+    failure: Exception | None = None
     for _ in range(ATTEMPTS):
         read = int(table.version())
         check_there(path, table, [file for _, file in taken], "removed")
@@ -281,10 +285,9 @@ def _commit(
             table.create_write_transaction(
                 actions, "append", table.schema(), PARTITIONED_BY, commit_properties=properties
             )
-        except DeltaError as error:
+        except (DeltaError, OSError) as error:
             failure = error
-        table.update_incremental()
-        if (version := version_of(commit, table, read)) is not None:
+        if (version := version_after(commit, path, table, read, failure)) is not None:
             return version
     raise LakeError(f"{path}: nothing was removed, since others commit all the time: {failure}") from failure
 

@@ -21,11 +21,11 @@ from deltalake.transaction import RemoveAction
 from holdfast.clock import system_clock
 from holdfast.errors import LakeError
 from holdfast.pipeline.bronze.commits import UPKEEP_MARK, files_in
-from holdfast.pipeline.bronze.files import File
+from holdfast.pipeline.bronze.files import File, remove
 from holdfast.pipeline.bronze.lake import open_table
-from holdfast.pipeline.histories.fold_tables import AddedFile, FoldTable, PartFile, remove
+from holdfast.pipeline.histories.fold_tables import AddedFile, FoldTable, PartFile
 from holdfast.pipeline.upkeep.compact import TARGET_BYTES, CompactReport
-from holdfast.pipeline.upkeep.sound import refuse_features, version_of
+from holdfast.pipeline.upkeep.sound import refuse_features, removed_unless_named, version_after
 from holdfast.pipeline.upkeep.whole_rows import WholeRows
 
 
@@ -55,7 +55,8 @@ def optimize_table(path: str, name: str, *, target_bytes: int = TARGET_BYTES) ->
     except BaseException:
         remove(table.filesystem, [each.path for each in written])
         raise
-    version = _commit(table, written, lots)
+    with removed_unless_named(table.filesystem, [each.path for each in written]):
+        version = _commit(table, written, lots)
     return CompactReport(
         topic=name,
         table=path,
@@ -91,10 +92,7 @@ def _joined(table: FoldTable, lot: FileLot) -> list[AddedFile]:
 
 
 def _commit(table: FoldTable, written: Sequence[AddedFile], lots: Sequence[FileLot]) -> int:
-    """Make the next version of the table, and return it.
-
-    Only where it was surely not made is what was *written* removed: rows may be in these files alone.
-    """
+    """Make the next version of the table, and return it."""
     now_ms, commit, handle = system_clock.now_ms(), uuid.uuid4().hex, table.handle
     removed = [
         RemoveAction(file.path, False, now_ms, file.size_bytes, {**lot.values})
@@ -111,16 +109,8 @@ def _commit(table: FoldTable, written: Sequence[AddedFile], lots: Sequence[FileL
             [*actions, *removed], "append", handle.schema(), table.partition_by, commit_properties=properties
         )
     except (DeltaError, OSError) as error:
-        try:
-            table.refresh()
-            version = version_of(commit, handle, read)
-        except (DeltaError, OSError) as unread:
-            raise LakeError(
-                f"{table.path}: whether files were joined is not known ({error}), since the table cannot be read: {unread}"
-            ) from error
-        if version is not None:
+        if (version := version_after(commit, table.path, handle, read, error)) is not None:
             return version  # only the answer was lost
-        remove(table.filesystem, [each.path for each in written])
         came = "another commit came first (a run, or another compaction): run this one again"
         raise LakeError(
             f"{table.path}: nothing was joined, {came if int(handle.version()) > read else error}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from holdfast.errors import LakeError
+from deltalake.exceptions import DeltaError
+
+from holdfast.errors import LakeError, UnknownCommitError
 from holdfast.pipeline.bronze.commits import LastLanding, history_of, listed_files, sound_chain
-from holdfast.pipeline.bronze.files import File
+from holdfast.pipeline.bronze.files import File, remove
 from holdfast.pipeline.bronze.lake import open_table
 from holdfast.pipeline.bronze.layout import layout_faults
 
@@ -42,6 +45,33 @@ def version_of(commit: str, table: Any, read: int) -> int | None:
     """Return the version of a commit that was made after version *read*, None when there is none."""
     newer = history_of(table, int(table.version()) - read) if int(table.version()) > read else ()
     return next((each.version for each in newer if f'"{commit}"' in (each.metadata or "")), None)
+
+
+@contextmanager
+def removed_unless_named(filesystem: Any, paths: Sequence[str]) -> Iterator[None]:
+    """Remove the files at *paths* where the commit of them, which is made meanwhile, surely was not: else rows may be in them alone."""
+    try:
+        yield
+    except UnknownCommitError:
+        raise
+    except LakeError:
+        remove(filesystem, paths)
+        raise
+
+
+def version_after(commit: str, path: str, table: Any, read: int, failure: Exception | None) -> int | None:
+    """Return the version of a commit of which *failure* is known at most; None where it was surely not made.
+
+    UnknownCommitError where the table cannot be read.
+    """
+    try:
+        table.update_incremental()
+        return version_of(commit, table, read)
+    except (DeltaError, OSError) as unread:
+        raise UnknownCommitError(
+            f"{path}: whether the commit was made is not known ({failure or 'no failure was told'}), since the table cannot be read: {unread}. "
+            "Run this again; if it was not, a vacuum takes the files that were written for it"
+        ) from failure or unread
 
 
 def check_there(path: str, table: Any, taken: Sequence[File], verb: str) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from pyarrow import parquet
 from holdfast.cli.__main__ import main
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.errors import ConfigError, LakeError, LinkTakenError
+from holdfast.errors import ConfigError, LakeError, LinkTakenError, UnknownCommitError
 from holdfast.pipeline.bronze.commits import history_of, last_landed
 from holdfast.pipeline.bronze.extent import extent_of_bronze
 from holdfast.pipeline.bronze.lake import open_table
@@ -82,6 +83,62 @@ def test_the_beginning_goes_up_to_the_first_young_record(
     assert (rows(path), faults(tmp_path)) == (left(topic, 30), [])
     expire("t", str(tmp_path), before_ms=at(45))
     assert (rows(path), faults(tmp_path)) == (left(topic, 45), [])
+
+
+@pytest.mark.parametrize("failure", [DeltaError("lost"), OSError("lost"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda lake: expire("t", lake, before_ms=at(30)),
+        lambda lake: compact("t", lake),
+    ],
+    ids=["expire", "compact"],
+)
+def test_files_of_a_commit_of_which_nobody_knows_whether_it_was_made_are_kept(
+    topic: TopicInMemory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: Callable[[str], object],
+    failure: BaseException,
+) -> None:
+    """The commit is made, its answer lost, and the store away when it is asked: the rows are in the new files alone."""
+    path = some_commits(topic, tmp_path, 12)
+    compact("t", str(tmp_path))  # so that files are split
+    some_commits(topic, tmp_path, 3, seed=2)
+    before, commit = DeltaTable(path).version(), DeltaTable.create_write_transaction
+
+    def lost(*words: Any, **more: Any) -> None:
+        commit(*words, **more)
+        monkeypatch.setattr(DeltaTable, "update_incremental", away)
+        raise failure
+
+    def away(_: DeltaTable) -> None:
+        raise OSError("the store does not answer")
+
+    with monkeypatch.context() as during:
+        during.setattr(DeltaTable, "create_write_transaction", lost)
+        with pytest.raises((UnknownCommitError, KeyboardInterrupt)):
+            verb(str(tmp_path))
+    monkeypatch.undo()
+    assert DeltaTable(path).version() > before
+    assert sum(len(each) for each in rows(path).values()) > 0
+    assert faults(tmp_path) == []
+
+
+def test_of_a_commit_that_was_surely_not_made_no_file_is_left(
+    topic: TopicInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = some_commits(topic, tmp_path, 12)
+    there = files(path)
+
+    def refused(*words: Any, **more: Any) -> None:
+        raise OSError("the store does not answer")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", refused)
+    for verb in (lambda: compact("t", str(tmp_path)), lambda: expire("t", str(tmp_path), before_ms=at(30))):
+        with pytest.raises(LakeError, match="the store does not answer"):
+            verb()
+        assert files(path) == there
 
 
 def test_a_record_that_is_old_behind_a_young_one_stays(topic: TopicInMemory, tmp_path: Path) -> None:
@@ -296,7 +353,7 @@ expiring.expire("t", lake, before_ms=int(before_ms))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("step", ["_allow_removal", "_after", "version_of"])
+@pytest.mark.parametrize("step", ["_allow_removal", "_after", "version_after"])
 def test_an_expiry_that_is_killed_halfway_is_whole_or_not_at_all(
     topic: TopicInMemory, tmp_path: Path, step: str
 ) -> None:
@@ -306,7 +363,7 @@ def test_an_expiry_that_is_killed_halfway_is_whole_or_not_at_all(
         [sys.executable, "-P", "-c", _DIES, str(tmp_path), step, str(at(30))], check=False, timeout=60
     )
     assert ended.returncode == -signal.SIGKILL
-    made = step == "version_of"
+    made = step == "version_after"
     assert (rows(path), faults(tmp_path)) == (left(topic, 30 if made else 0), [])
     some_commits(topic, tmp_path, 2, seed=3)
     expire("t", str(tmp_path), before_ms=at(30))

@@ -326,11 +326,11 @@ def test_a_compaction_of_which_nobody_knows_whether_it_was_made_keeps_its_files(
         commit(*words, **more)
         raise failure
 
-    def away(_: FoldTable) -> None:
+    def away(_: DeltaTable) -> None:
         raise OSError("the store does not answer")
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", lost)
-    monkeypatch.setattr(FoldTable, "refresh", away)
+    monkeypatch.setattr(DeltaTable, "update_incremental", away)
     with pytest.raises((LakeError, KeyboardInterrupt), match=r"is not known|^$"):
         optimize_table(path, COMMITS)
     after = DeltaTable(path)
