@@ -86,11 +86,8 @@ def shop(broker: SessionBroker, tmp_path: Path) -> Iterator[Shop]:
 
 def test_named_tables_are_the_same_restored_live_and_replayed(shop: Shop) -> None:
     worker = shop.worker().start(CHAOS_FAULT="produced:4").wait_ready()
-    for at in range(60):
-        ends = shop.write(40, first=40 * at)
-        if not worker.running:
-            break
-    assert worker.wait_exit(DEADLINE_S) == -9, "it dies between its records and its commit"
+    code = worker.wait_exit_under(lambda at: shop.write(40, first=40 * at))
+    assert code == -9, "it dies between its records and its commit"
     worker.wipe()
     worker.start().wait_ready()
     ends = shop.write(300, first=7)

@@ -19,7 +19,8 @@ from tests.support import fork_server
 from tests.support.harness import wait_for
 from tests.support.places import ROOT
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
+"""More than a page may take that a process of its own answers, behind all others of a busy machine."""
 PARTITIONS = 4
 
 

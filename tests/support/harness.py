@@ -8,6 +8,7 @@ workers last logged.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -42,6 +43,7 @@ not to do little else.
 COUNTING = "tests.chaos.worker"
 READY_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 60.0
+DEATH_DEADLINE_S, REST_OF_WRITES_S = 120.0, 0.05
 COMMAND_DEADLINE_S = 120.0
 
 T = TypeVar("T")
@@ -195,6 +197,20 @@ class Worker:
             raise AssertionError(
                 f"{self.name} did not end within {deadline_s:.0f} s\n{self.tail()}"
             ) from None
+
+    def wait_exit_under(self, write: Callable[[int], object], deadline_s: float = DEATH_DEADLINE_S) -> int:
+        """Call *write* with 0, 1, 2, ... until the process ends; return its exit code. A busy machine makes few transactions, and
+        large ones, so that no count of writes is certain to reach the transaction in which it dies.
+        """
+        began_s = time.monotonic()
+        for at in itertools.count():
+            write(at)
+            try:
+                return self.process.wait(REST_OF_WRITES_S)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() - began_s > deadline_s:
+                    break
+        return self.wait_exit(0)
 
     def close(self) -> None:
         """Leave nothing behind, paused or not."""

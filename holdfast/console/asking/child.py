@@ -14,8 +14,10 @@ from typing import Any, BinaryIO
 from holdfast.errors import HoldfastError
 
 LENGTH_BYTES = 8
-NICER = 10
-"""By so much the process steps back behind the console and the workers of its machine."""
+NICER = 5
+"""By so much the process steps back behind the console and the workers of its machine. By 10 it had too little of two busy
+cores to answer within half a minute.
+"""
 
 
 def framed(content: bytes) -> bytes:
