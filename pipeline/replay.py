@@ -35,7 +35,7 @@ from holdfast.pipeline.folds.folding import RESULT, RESULT_DDL, EmitsWanted, Fol
 from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
 from holdfast.pipeline.folds.paired import VersionBeside
-from holdfast.pipeline.folds.results import Replayed, gather
+from holdfast.pipeline.folds.results import Replayed, gather, given
 from holdfast.pipeline.folds.spilling import STATE_MEMORY_BYTES
 from holdfast.pipeline.output import Format, Writer, written_by_spark
 from holdfast.pipeline.progress import begin
@@ -64,7 +64,8 @@ class ReplayOptions:
     noted. *positions* stand in for *until* where there are several sources. *emits* has what is emitted told. *refused* are records, by topic and offset, that are refused unread.
     With *beside* another version is folded over the same records, and only where the two differ is told (holdfast/pipeline/folds/paired.py).
     About *memory_bytes* of a partition's state are in memory while it is folded, and all of it in a temporary file where there is more.
-    Results go *through* something where they are made: here, or in Spark's tasks, so that it can be pickled.
+    Results go *through* something where they are made: here, or in Spark's tasks, so that it can be pickled. All but summaries go *into* something here, a part at a time and
+    those of a partition in order, in place of being returned.
     """
 
     engine: ReplayEngine = "auto"
@@ -83,6 +84,7 @@ class ReplayOptions:
     emits: EmitsWanted | None = None
     refused: Mapping[int, frozenset[tuple[str, int]]] = field(default_factory=dict)
     through: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None
+    into: Callable[[pa.RecordBatch], None] | None = None
     beside: VersionBeside | None = None
     memory_bytes: int = STATE_MEMORY_BYTES
     spark: SparkOptions = field(default_factory=SparkOptions)
@@ -92,6 +94,8 @@ class ReplayOptions:
             raise ConfigError(f"replay from {self.source} needs the lake: --lake DIR")
         if self.until is not None and self.positions is not None:
             raise ConfigError("until and positions both say where to stop: give one")
+        if self.into is not None and self.out is not None:
+            raise ConfigError("into and out both say where results go: give one")
 
 
 SPARK_START_S = 8.0
@@ -404,7 +408,7 @@ def _told(
     results: pa.Table | None = None
     batches = batches if options.through is None else options.through(batches)
     if options.out is None:
-        summaries, results = gather(batches, partitions)
+        summaries, results = gather(_given(options, batches), partitions)
     else:
         with Writer(options.out, options.format, plan) as writer:
             summaries = writer.write(batches, partitions)
@@ -419,6 +423,10 @@ def _told(
         holes=holes,
         bases={at: each.base for at, each in plan.bases.items()},
     )
+
+
+def _given(options: ReplayOptions, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    return batches if options.into is None else given(options.into, batches)
 
 
 def _skipped(plan: FoldPlan, extent: Extent) -> int:
@@ -445,7 +453,11 @@ def _take(
     processor, table = plan.processor, None
     if options.through is not None:
         results = results.mapInArrow(options.through, RESULT_DDL)
-    if options.out is None:
+    if options.into is not None:
+        from holdfast.pipeline.folds.on_spark import taken_in_parts
+
+        summaries, table = gather(_given(options, taken_in_parts(results)), partitions)
+    elif options.out is None:
         summaries, table = gather(_no_chunks(results.toArrow()), partitions)
     else:
         summaries = written_by_spark(results, options.out, options.format, plan, partitions)

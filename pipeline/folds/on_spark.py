@@ -14,7 +14,7 @@ from holdfast.errors import LakeError, PipelineError
 from holdfast.pipeline.bronze.commits import HISTORY_LIMIT, check_rows, commit_of, last_landing
 from holdfast.pipeline.bronze.extent import Extent, Until, extent_of_bronze
 from holdfast.pipeline.bronze.lake import COLUMNS, bronze_path
-from holdfast.pipeline.folds.folding import RESULT_DDL, FoldPlan, columns_needed, fold_batches
+from holdfast.pipeline.folds.folding import RESULT, RESULT_DDL, FoldPlan, columns_needed, fold_batches
 from holdfast.pipeline.folds.joined import JoinedLog
 from holdfast.pipeline.folds.local import BronzeFiles, fold_named
 from holdfast.pipeline.spark.errors import causes, explained, failed
@@ -247,6 +247,36 @@ def fold_each(
         f"element_at(array({numbers}), int(id) + 1)"
     )
     return named.mapInArrow(fold, columns)
+
+
+def taken_in_parts(results: DataFrame) -> Iterator[pa.RecordBatch]:
+    """Yield results (schema RESULT) here, never more at once than one task has, in the order of the tasks.
+
+    They are kept on the executors' disks meanwhile, so that all tasks run at once and each of them once.
+    """
+    import pyarrow as pa
+    from pyspark import StorageLevel
+
+    packed = results.mapInArrow(_packed, "batch binary").persist(StorageLevel.DISK_ONLY)
+    try:
+        packed.count()  # what fails does so before anything is taken
+        for row in packed.toLocalIterator():
+            with pa.ipc.open_stream(row[0]) as reader:
+                yield from reader
+    finally:
+        packed.unpersist()
+
+
+def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield each batch of results as one binary value, which Spark hands on as it is; runs on executors."""
+    import pyarrow as pa
+
+    for batch in batches:
+        table = pa.Table.from_batches([batch]).cast(RESULT)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, RESULT) as writer:
+            writer.write_table(table)
+        yield pa.RecordBatch.from_pydict({"batch": [sink.getvalue().to_pybytes()]})
 
 
 def run(

@@ -4,7 +4,7 @@ folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,15 +160,6 @@ class Replayed:
             for row in rows
         ]
 
-    def emitted(self, partition: int) -> Iterator[tuple[bool, Emit]]:
-        """Yield what a partition emits in the order of the log, as far as that was asked for, and whether it is due."""
-        found = self._of(EMITTED, partition).select(["offset", "at_ms", "name", "after", "key", "value"])
-        for batch in found.to_batches():
-            for due, asked, topic, headers, key, value in zip(
-                *(column.to_pylist() for column in batch.columns), strict=True
-            ):
-                yield bool(due), Emit(topic, key, value, decode_headers(headers), asked)
-
     def table(self, name: str, processor: Processor[Any, Any]) -> pa.Table:
         """Return one of TABLES: "rows", "timers", "transitions" or "refused"."""
         assert self.results is not None, "the results were written to a folder: read them there"
@@ -215,6 +206,31 @@ def gather(
     rest = whole.filter(pc.invert(is_summary))
     order = np.argsort(rest["partition"].to_numpy(), kind="stable")
     return summaries_of(found, partitions), rest.take(order)
+
+
+def given(
+    into: Callable[[pa.RecordBatch], None], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the summaries alone, and give all other results *into* something as they come."""
+    import pyarrow.compute as pc
+
+    for batch in batches:
+        is_summary = pc.equal(batch.column("kind"), SUMMARY)
+        rest = batch.filter(pc.invert(is_summary))
+        if rest.num_rows:
+            into(rest)
+        yield batch.filter(is_summary)
+
+
+def emits_in(results: pa.RecordBatch) -> Iterator[tuple[int, bool, Emit]]:
+    """Yield what partitions emit in the order of the log, each with its partition and whether it is due."""
+    import pyarrow.compute as pc
+
+    found = results.filter(pc.equal(results.column("kind"), EMITTED))
+    names = ("partition", "offset", "at_ms", "name", "after", "key", "value")
+    columns = (found.column(name).to_pylist() for name in names)
+    for partition, due, asked, topic, headers, key, value in zip(*columns, strict=True):
+        yield partition, bool(due), Emit(topic, key, value, decode_headers(headers), asked)
 
 
 def decode_summary(text: str) -> FoldSummary:

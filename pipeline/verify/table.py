@@ -297,13 +297,15 @@ def read_live(
     *,
     partitions: Iterable[int] | None = None,
     into: SpillingStore | None = None,
+    rows: bool = True,
 ) -> list[LivePartition]:
     """Return the state that the changelog holds now, by partition: committed records only, the last of each
     key. *partitions* None means all of them.
 
     With *upto* only records before these offsets count, each of which follows a marker. Of a row that changed
     after that, a compacted log may not hold any more what it was: who compares such a state and finds it
-    different looks again later. The rows lie *into* a store of the caller's, else all in memory.
+    different looks again later. The rows lie *into* a store of the caller's, else all in memory; *rows* False tells
+    of none, and only of what else there is.
     """
     store = SpillingStore(sys.maxsize) if into is None else into
     changelog = processor.changelog(settings.app)
@@ -318,6 +320,7 @@ def read_live(
                 partition,
                 reader.records(partition, span),
                 (upto or {}).get(partition),
+                keeps_rows=rows,
             )
             for partition, span in sorted(spans.items())
             if (upto is None or partition in upto) and (partitions is None or partition in partitions)
@@ -343,6 +346,8 @@ def _live_partition(
     partition: int,
     read: Iterator[tuple[Records, int]],
     upto: int | None,
+    *,
+    keeps_rows: bool,
 ) -> LivePartition:
     positions = position_format(processor)
     marker, notes = positions.start, dict[bytes, bytes | None]()
@@ -367,7 +372,8 @@ def _live_partition(
                     notes[key] = value
                 else:
                     changes[key] = value
-        stored.apply(changes)
+        if keeps_rows:
+            stored.apply(changes)
     where = f"{changelog} partition {partition}"
     if objection is not None and upto is None:
         raise objection

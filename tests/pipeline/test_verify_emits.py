@@ -25,8 +25,11 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, LostRecordsError
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.transactions.transactional_client import producers
-from holdfast.pipeline.replay import ReplayOptions
+from holdfast.pipeline.folds.results import Replayed
+from holdfast.pipeline.folds.spilling import SpillingStore
+from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import Span, TopicReader
+from holdfast.pipeline.verify import emits as verifying
 from holdfast.pipeline.verify.emits import EmitDifference, EmitsVerdict, verify_emits
 from holdfast.pipeline.verify.table import verify
 from holdfast.tables.changelog import ChangelogWriter
@@ -150,6 +153,35 @@ def test_what_was_emitted_is_what_a_replay_emits(live: Live) -> None:
     assert (topic.expected, topic.found, topic.earlier, verdict.records) == (72, 72, 0, 24)
 
 
+@pytest.mark.parametrize("memory_bytes", [256 << 20, 1])
+def test_what_is_compared_lies_in_a_file_where_it_is_more_than_may_be_in_memory(
+    live: Live, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NotedStore(SpillingStore):
+        def close(self) -> None:
+            spilled.append(self.has_spilled)
+            super().close()
+
+    def noted(*arguments: Any) -> Replayed:
+        replayed = replay(*arguments)
+        assert replayed.results is not None
+        held.append(replayed.results.num_rows)
+        return replayed
+
+    spilled, held = list[bool](), list[int]()
+    monkeypatch.setattr(verifying, "SpillingStore", NotedStore)
+    monkeypatch.setattr(verifying, "replay", noted)
+    processor, options = live.folded(), ReplayOptions(memory_bytes=memory_bytes)
+    live.write(b"k0-1", b"forged")
+    live.write(None, b"nobody's")
+    (topic,) = verify_emits(processor, live.settings, options).topics
+    assert (topic.expected, topic.found, topic.earlier) == (72, 74, 1)
+    assert topic.difference is not None
+    assert (topic.difference.key, topic.difference.found) in (("k0-1", "b'forged'"), (None, 'b"nobody\'s"'))
+    assert spilled == [memory_bytes == 1]
+    assert held == [0], "what a replay emits is taken as it comes"
+
+
 def test_a_record_that_nobody_emits_is_named(live: Live) -> None:
     processor = live.folded()
     live.write(b"k0-1", b"forged")
@@ -252,7 +284,8 @@ def test_spark_tells_the_same(spark: SparkSession, live: Live, handed_over: Join
     assert_emits(handed_over, "spark")
     live.folded(1, upto=5)
     second = live.folded(2, handover=Handover(HANDOVER_FORMAT, (5,)))
-    told = [verify_emits(second, live.settings, ReplayOptions(engine=engine)) for engine in ENGINES]
+    options = [ReplayOptions(engine=engine, memory_bytes=1) for engine in ENGINES]
+    told = [verify_emits(second, live.settings, each) for each in options]
     assert [each.engine for each in told] == ["local", "spark"]
     assert told[0].topics == told[1].topics
     assert told[0].equal

@@ -57,7 +57,7 @@ StateMemoryOption = Annotated[
     typer.Option(
         "--state-memory-mb",
         min=1,
-        help="Memory for the rows of a partition, about; a larger state goes to a temporary file.",
+        help="Memory for the rows of a partition, and for what verify compares, about; what is larger goes to a temporary file.",
     ),
 ]
 
