@@ -14,7 +14,7 @@ from holdfast.embedded.logs.partition_log import PartitionLog
 from holdfast.embedded.settings import EmbeddedSettings
 from holdfast.embedded.topics.partition import EmbeddedPartition, EmbeddedTopic
 from holdfast.embedded.topics.registry import TopicRegistry
-from holdfast.errors import WireError
+from holdfast.errors import BrokerFolderError, WireError
 
 _logger = logging.getLogger(__name__)
 
@@ -36,11 +36,25 @@ class Upkeep:
             await asyncio.sleep(self._settings.retention_check_ms / 1000)
             for topic, partition in self._all():
                 if self._has(partition):
-                    for _ in _keep_up(partition, topic.configs, self._now_ms()):
-                        await asyncio.sleep(0)
-                        if not self._has(partition):
-                            break
+                    await self._turns(topic, partition)
                 await asyncio.sleep(0)
+
+    async def _turns(self, topic: EmbeddedTopic, partition: EmbeddedPartition) -> None:
+        """Do what is due for a partition. One that fails is told and looked at again the next time, as Kafka does: others have
+        their upkeep.
+        """
+        try:
+            for _ in _keep_up(partition, topic.configs, self._now_ms()):
+                await asyncio.sleep(0)
+                if not self._has(partition):
+                    break
+        except BrokerFolderError:
+            return  # the disk has told it, and the broker stops
+        except Exception:
+            _logger.exception(
+                "upkeep of %(partition)s failed: it is tried again in %(wait_s)g s",
+                {"partition": partition.name, "wait_s": self._settings.retention_check_ms / 1000},
+            )
 
     def _has(self, partition: EmbeddedPartition) -> bool:
         """Return whether a partition is still there: its topic may be deleted, or made anew, while others have their turn."""

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from holdfast.clock import Clock, system_clock
+from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.kafka.clients import make_admin
 from holdfast.kafka.codes import code_of, retriable
 
@@ -24,6 +25,11 @@ ATTEMPT_S = 3.0
 was one waits for it in vain.
 """
 AGAIN_S = 0.05
+LIMIT_ASKED = 200
+"""Groups asked about at once."""
+NAMING_S = 2.0
+"""How long the brokers may take to tell who coordinates a group, where that one was silent."""
+_OFFSETS_TOPIC = "__consumer_offsets"
 
 NEVER_S = 3_600.0
 """The `request_timeout` of questions to a coordinator: longer than anybody here waits."""
@@ -55,37 +61,66 @@ class CoordinatorAdmin:
         question: Callable[[AdminClient, list[str]], Mapping[str, Future[T]]],
         groups: Sequence[str],
         timeout_s: float,
-    ) -> dict[str, T | KafkaException]:
-        """Return what *question* brings for each of *groups*, which may be asked twice: the answer, or the
-        last refusal.
+    ) -> dict[str, T | KafkaException | FutureTimeoutError]:
+        """Return what *question* brings for each of *groups*, which may be asked twice: the answer, the last
+        refusal, or the timeout where nothing was answered.
 
         A group whose coordinator moves, still loads its log or does not answer is asked for again, until
-        *timeout_s* is over; concurrent.futures.TimeoutError where there was no answer by then.
+        *timeout_s* is over. A silent coordinator hides no answers of others: each lot of LIMIT_ASKED groups has
+        its share of the time.
         """
         until_s = self._clock.monotonic_s() + timeout_s
-        found: dict[str, T | KafkaException] = {}
+        found: dict[str, T | KafkaException | FutureTimeoutError] = {}
         left = list(groups)
         while left:
-            attempt_until_s = min(until_s, self._clock.monotonic_s() + ATTEMPT_S)
-            silence: FutureTimeoutError | None = None
-            try:
-                for group, future in question(self.client, left).items():
-                    try:
-                        found[group] = self.result(
-                            future, max(0.0, attempt_until_s - self._clock.monotonic_s())
-                        )
-                    except KafkaException as error:
-                        found[group] = error
-            except FutureTimeoutError as error:
-                silence = error  # the client has gone, and with it what it was still asked
-            left = [group for group in left if group not in found or _passes(found[group])]
+            lots = [left[at : at + LIMIT_ASKED] for at in range(0, len(left), LIMIT_ASKED)]
+            for number, lot in enumerate(lots):
+                share_s = max(0.0, until_s - self._clock.monotonic_s()) / (len(lots) - number)
+                answers = self._answers(question, lot, min(ATTEMPT_S, share_s))
+                for group, answer in answers.items():
+                    if not isinstance(answer, FutureTimeoutError) or group not in found:
+                        found[group] = answer  # a refusal says more than a last attempt without an answer
+            left = [group for group in left if _passes(found[group])]
             if left and self._clock.monotonic_s() + AGAIN_S >= until_s:
-                if silence is not None:
-                    raise silence
                 break
             if left:
                 time.sleep(AGAIN_S)
         return found
+
+    def _answers(
+        self,
+        question: Callable[[AdminClient, list[str]], Mapping[str, Future[T]]],
+        groups: Sequence[str],
+        wait_s: float,
+    ) -> dict[str, T | KafkaException | FutureTimeoutError]:
+        until_s = self._clock.monotonic_s() + wait_s
+        found: dict[str, T | KafkaException | FutureTimeoutError] = {}
+        # Each for itself: librdkafka gives the answers to a question about several groups once it has all of them.
+        # It sends a request for each group either way.
+        asked = {group: future for each in groups for group, future in question(self.client, [each]).items()}
+        for group, future in asked.items():
+            try:
+                found[group] = self.result(future, max(0.0, until_s - self._clock.monotonic_s()))
+            except (KafkaException, FutureTimeoutError) as error:
+                found[group] = error  # after a timeout the client has gone: what is done by then counts
+        return found
+
+    def coordinators(self, groups: Sequence[str]) -> dict[str, str]:
+        """Return which broker coordinates each of *groups*, "host:port (id)"; without those of which the brokers do
+        not tell it within NAMING_S.
+        """
+        try:
+            found = self.client.list_topics(_OFFSETS_TOPIC, NAMING_S)
+        except KafkaException:
+            return {}
+        partitions = found.topics[_OFFSETS_TOPIC].partitions if _OFFSETS_TOPIC in found.topics else {}
+        out: dict[str, str] = {}
+        for group in groups if partitions else ():
+            home = partitions.get(coordinator_partition(group, len(partitions)))
+            broker = None if home is None else found.brokers.get(home.leader)
+            if broker is not None:
+                out[group] = f"{broker.host}:{broker.port} ({broker.id})"
+        return out
 
     def result(self, future: Future[T], timeout_s: float) -> T:
         """Return the answer; raises KafkaException, and concurrent.futures.TimeoutError when there is none
@@ -103,4 +138,6 @@ class CoordinatorAdmin:
 
 
 def _passes(answer: object) -> bool:
+    if isinstance(answer, FutureTimeoutError):
+        return True
     return isinstance(answer, KafkaException) and retriable(code_of(answer))

@@ -13,7 +13,7 @@ from pyarrow import compute
 
 from holdfast.config import Settings
 from holdfast.core.engine.merge.positions import stored_format
-from holdfast.errors import LakeError
+from holdfast.errors import LakeError, UnknownCommitError
 from holdfast.pipeline.bronze.commits import files_in, newest_first
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
 from holdfast.pipeline.bronze.lake import LAST_TIME_MS, LEAST_TIME_MS, open_table
@@ -118,11 +118,12 @@ class _LagJoin:
             for partition, file, values in self._table.files()
             if self._before is None or (partition in done and values["is_current"] == "true")
         ]
-        if not self._table.commit(told, [file for part in parts for file in part.output], gone):
-            drop(str(self._table.handle.table_uri), parts)
-            raise LakeError(
-                f"{self._table.path}: another run, or something else, has changed the table meanwhile; nothing was written to it by this one. Run this one again"
-            )
+        try:
+            self._table.commit(told, [file for part in parts for file in part.output], gone)
+        except LakeError as error:
+            if not isinstance(error, UnknownCommitError):  # else the table may name them
+                drop(str(self._table.handle.table_uri), parts)
+            raise
         report.commits, report.records = 1, sum(part.records for part in parts)
         report.changes = sum(part.changes for part in parts)
         return report

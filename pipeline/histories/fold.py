@@ -22,7 +22,7 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.core.engine.merge.positions import Position, counted, offsets_of, stored_format
 from holdfast.core.engine.state.codec import combine_digests, digest
-from holdfast.errors import ConfigError, LakeError
+from holdfast.errors import ConfigError, LakeError, UnknownCommitError
 from holdfast.pipeline.bronze.extent import check_holes
 from holdfast.pipeline.bronze.files import File, remove
 from holdfast.pipeline.bronze.lake import share
@@ -278,12 +278,12 @@ class _TableFold:
             for partition, file, values in table.files()
             if base is None or (partition in done and (is_state or values["is_current"] == "true"))
         ]
-        if not table.commit(told, added, gone):
-            self._drop(parts, state_alone=is_state)
-            raise LakeError(
-                f"{table.path}: another fold, or something else, has changed the table meanwhile; nothing was written to it by this one. Run one fold of a "
-                "processor at a time; run this one again"
-            )
+        try:
+            table.commit(told, added, gone)
+        except LakeError as error:
+            if not isinstance(error, UnknownCommitError):  # else the table may name them
+                self._drop(parts, state_alone=is_state)
+            raise
 
     def _drop(self, parts: Sequence[FoldedPart], *, state_alone: bool = False) -> None:
         """Remove the files that no commit names."""

@@ -15,7 +15,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from holdfast.clock import system_clock
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.errors import LakeError
+from holdfast.errors import LakeError, UnknownCommitError
 from holdfast.pipeline.bronze.commits import files_in, history_of, newest_first
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of, remove
 from holdfast.pipeline.bronze.lake import LAST_TIME_MS, LEAST_TIME_MS, open_table, table_uri
@@ -268,8 +268,11 @@ class FoldTable:
 
     def commit(
         self, told: FoldCommit, added: Sequence[AddedFile], removed: Sequence[tuple[File, dict[str, str]]]
-    ) -> bool:
-        """Make the next version of the table; return whether it was made, rather than another one by something else."""
+    ) -> None:
+        """Make the next version of the table.
+
+        UnknownCommitError where the table cannot be read after a failure: it may name *added*. After any other LakeError it does not.
+        """
         now_ms = system_clock.now_ms()
         actions = [each.action() for each in added]
         gone = [
@@ -288,20 +291,34 @@ class FoldTable:
                 self.partition_by,
                 commit_properties=properties,
             )
-        except DeltaError as error:
             self.handle.update_incremental()
-            newer = int(self.handle.version()) - read
-            made = (fold_in(each) for each in (history_of(self.handle, newer) if newer else ()))
-            if any(each is not None and each.batch == told.batch for each in made):
+        except (DeltaError, OSError) as error:
+            if self._has(told, read, error):
                 # It is there, and only the answer was lost; or another fold has finished this one, with files of its own.
                 there = {file.path for _, file, _ in self.files()}
                 remove(self.filesystem, [each.path for each in added if each.path not in there])
-                return True
-            if newer:
-                return False
-            raise LakeError(f"{self.path}: the commit failed, nothing was written by it: {error}") from error
-        self.handle.update_incremental()
-        return True
+                return
+            if int(self.handle.version()) > read:
+                raise LakeError(
+                    f"{self.path}: another run, or something else, has changed the table meanwhile; nothing was written to it by this one. Run this one again, "
+                    "and one at a time"
+                ) from error
+            raise LakeError(
+                f"{self.path}: the commit failed, nothing was written by it: {error}. Mend that, then run this one again"
+            ) from error
+
+    def _has(self, told: FoldCommit, read: int, failure: Exception) -> bool:
+        """Tell whether a commit of which *failure* is known was made after version *read*."""
+        try:
+            self.handle.update_incremental()
+            newer = int(self.handle.version()) - read
+            made = [fold_in(each) for each in (history_of(self.handle, newer) if newer else ())]
+        except (DeltaError, OSError, LakeError) as unread:
+            raise UnknownCommitError(
+                f"{self.path}: whether the commit was made is not known ({failure}), since the table cannot be read: {unread}. Run this one again, it goes on "
+                "from what is there; if the commit was not made, a vacuum takes the files that were written for it"
+            ) from failure
+        return any(each is not None and each.batch == told.batch for each in made)
 
 
 def _whole(schema: pa.Schema, partition_by: Sequence[str]) -> pa.Schema:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.rows import Rows
-from holdfast.errors import ConfigError, LakeError, LostRecordsError
+from holdfast.errors import ConfigError, LakeError, LostRecordsError, UnknownCommitError
 from holdfast.pipeline.bronze import commits
 from holdfast.pipeline.histories.fold import FoldOptions, FoldReport, FoldStep, fold
 from holdfast.pipeline.histories.fold_tables import STATE_BY, FoldTable, FoldTableColumns
@@ -499,7 +500,7 @@ def test_of_two_folds_of_one_state_one_wins(topic: TopicInMemory, lake: Path) ->
             raced.append(run(lake))
 
     before = {each for each in lake.rglob("folds/**/*.parquet")}
-    with pytest.raises(LakeError, match="another fold, or something else, has changed the table meanwhile"):
+    with pytest.raises(LakeError, match="another run, or something else, has changed the table meanwhile"):
         fold(accounts("t"), NO_KAFKA, FoldOptions(lake=str(lake), engine="local"), told=other)
     check(lake, raced[0])
     check(lake, run(lake))
@@ -583,6 +584,99 @@ def test_what_cannot_be_written_leaves_nothing(
             run(lake)
     assert not list(lake.rglob("folds/**/*.parquet"))
     check(lake, run(lake))
+
+
+@pytest.mark.parametrize("failure", [CommitFailedError("lost"), OSError("lost")])
+@pytest.mark.parametrize("number", [1, 2], ids=["output", "state"])
+def test_of_a_commit_that_was_surely_not_made_no_file_is_left(
+    topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception, number: int
+) -> None:
+    some(topic, 40, seed=1)
+    land(topic, lake)
+    commits = Commits(monkeypatch, number, failure, made=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTable, "create_write_transaction", commits)
+        with pytest.raises(
+            LakeError, match=r"folds/accounts/\w+: the commit failed, .*: lost\. Mend"
+        ) as raised:
+            run(lake)
+    assert not isinstance(raised.value, UnknownCommitError)
+    named = set[str]()
+    for name in ("state", "history"):
+        named |= {Path(each).name for each in DeltaTable(str(lake / "folds/accounts" / name)).file_uris()}
+    assert {each.name for each in lake.rglob("folds/**/*.parquet")} == named
+    check(lake, run(lake))
+
+
+@pytest.mark.parametrize("failure", [CommitFailedError("lost"), OSError("lost")])
+@pytest.mark.parametrize("made", [True, False], ids=["made", "not made"])
+@pytest.mark.parametrize("number", [1, 2], ids=["output", "state"])
+def test_files_of_a_commit_of_which_nobody_knows_whether_it_was_made_are_kept(
+    topic: TopicInMemory,
+    lake: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+    made: bool,
+    number: int,
+) -> None:
+    """The store goes away with the commit's answer: the next fold goes on from what is there."""
+    some(topic, 40, seed=1)
+    land(topic, lake)
+    commits = Commits(monkeypatch, number, failure, made=made, away=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTable, "create_write_transaction", commits)
+        with pytest.raises(
+            UnknownCommitError, match=r"is not known \(lost\).*store does not answer.* a vacuum"
+        ):
+            run(lake)
+    monkeypatch.undo()
+    check(lake, run(lake))
+
+
+def test_a_commit_of_which_only_the_answer_was_lost_is_made(
+    topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some(topic, 40, seed=1)
+    land(topic, lake)
+    commits = Commits(monkeypatch, 1, OSError("lost"), made=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTable, "create_write_transaction", commits)
+        report = run(lake)
+    assert (report.commits, commits.left) == (1, -1)
+    check(lake, report)
+
+
+class Commits:
+    """Commits of which the one that is *number* fails, *made* or not; the store is *away* from then on."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        number: int,
+        failure: Exception,
+        *,
+        made: bool,
+        away: bool = False,
+    ) -> None:
+        self._monkeypatch, self.left, self._failure = monkeypatch, number, failure
+        self._made, self._away, self._commit = made, away, DeltaTable.create_write_transaction
+
+    def __get__(self, table: DeltaTable, _: object) -> Any:
+        return lambda *words, **more: self._next(table, *words, **more)
+
+    def _next(self, table: DeltaTable, *words: Any, **more: Any) -> None:
+        self.left -= 1
+        if self.left != 0:
+            return self._commit(table, *words, **more)
+        if self._made:
+            self._commit(table, *words, **more)
+        if self._away:
+            self._monkeypatch.setattr(DeltaTable, "update_incremental", away)
+        raise self._failure
+
+
+def away(_: DeltaTable) -> None:
+    raise OSError("the store does not answer")
 
 
 # -- from the command line

@@ -188,10 +188,10 @@ def test_a_killed_or_beaten_run_leaves_the_table_as_it_was(
     logs.derive(COMMITS, ENDS)
     made = FoldTable.commit
 
-    def beaten(table: FoldTable, *words: Any) -> bool:
+    def beaten(table: FoldTable, *words: Any) -> None:
         monkeypatch.setattr(FoldTable, "commit", made)
         logs.derive(BY_MINUTE)
-        return made(table, *words)
+        made(table, *words)
 
     monkeypatch.setattr(FoldTable, "commit", beaten)
     with pytest.raises(LakeError, match="Run this one again"):
@@ -201,7 +201,7 @@ def test_a_killed_or_beaten_run_leaves_the_table_as_it_was(
     logs.write(iter(range(60, 70)))
     logs.derive(COMMITS, ENDS)
 
-    def killed(table: FoldTable, *words: Any) -> bool:
+    def killed(table: FoldTable, *words: Any) -> None:
         raise KeyboardInterrupt
 
     after = logs.told()

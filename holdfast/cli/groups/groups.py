@@ -24,11 +24,12 @@ from holdfast.clients.groups.records import (
     Position,
     ResetProgress,
     ResetStep,
+    ShownState,
 )
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.resets import Aim, Where, parse_datetime_ms, parse_duration_ms, parse_scope
-from holdfast.errors import ConfigError
+from holdfast.errors import BrokerError, ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 broker_logs.register_committed(app)
@@ -104,6 +105,18 @@ def list_groups(
     _show([_group(group) for group in groups], LIST_COLUMNS, output_of(context))
     if not groups:
         note("there are no groups")
+    _refuse_silence(groups, timeout)
+
+
+def _refuse_silence(groups: Sequence[GroupDescription], timeout_s: float) -> None:
+    """Raise BrokerError where coordinators were silent: the list is not whole."""
+    silent = [group for group in groups if group.state == ShownState.NO_ANSWER]
+    if silent:
+        who = sorted({group.coordinator or "one that no broker names" for group in silent})
+        raise BrokerError(
+            f"of {len(groups)} groups {len(silent)} are in state {ShownState.NO_ANSWER}: no answer within {timeout_s:g} s from the coordinator "
+            f"{', '.join(who)}; check that broker"
+        )
 
 
 @app.command(

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from holdfast.clients.groups.records import GroupDescription, GroupKind, MemberDescription
+from holdfast.clients.groups.records import GroupDescription, GroupKind, MemberDescription, ShownState
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, GroupError
@@ -27,8 +27,7 @@ from holdfast.loop_thread import LoopThread
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-LIMIT_ASKED = 200
-"""Groups asked about at once."""
+GroupWithMembers: TypeAlias = tuple[GroupDescription, tuple[MemberDescription, ...]]
 LIMIT_NAMED = 3
 """Groups that an error names where none of them was answered for."""
 _STATES = {
@@ -65,27 +64,40 @@ class BrokerGroups:
                 raise refused
             time.sleep(AGAIN_S)
 
-    def describe(self, group: str) -> tuple[GroupDescription, tuple[MemberDescription, ...]] | None:
+    def describe(self, group: str) -> GroupWithMembers | None:
         """Return a group with its members; None where the broker has none of that name."""
         return self.describe_all([group]).get(group)
 
-    def describe_all(
-        self, groups: Sequence[str]
-    ) -> dict[str, tuple[GroupDescription, tuple[MemberDescription, ...]]]:
-        """Return those of *groups* that the broker has, with their members."""
-        found: dict[str, tuple[GroupDescription, tuple[MemberDescription, ...]]] = {}
-        for start in range(0, len(groups), LIMIT_ASKED):
-            answers = self._asked(
-                "description",
-                groups[start : start + LIMIT_ASKED],
-                lambda admin, asked: admin.describe_consumer_groups(asked, request_timeout=NEVER_S),
+    def describe_all(self, groups: Sequence[str]) -> dict[str, GroupWithMembers]:
+        """Return those of *groups* that the broker has, with their members.
+
+        Those of a silent coordinator are in state NO_ANSWER, and name it; BrokerError where nobody answers.
+        """
+        found: dict[str, GroupWithMembers] = {}
+        answers, silent = self._asked(
+            "description",
+            groups,
+            lambda admin, asked: admin.describe_consumer_groups(asked, request_timeout=NEVER_S),
+        )
+        for group, described in answers.items():
+            if described.state is not ConsumerGroupState.DEAD:
+                found[group] = self._described(group, described)
+        for group, coordinator in silent.items():
+            found[group] = (
+                GroupDescription(
+                    group=group,
+                    kind=GroupKind.CONSUMER,
+                    state=ShownState.NO_ANSWER,
+                    members=0,
+                    partitions_held=0,
+                    partitions=0,
+                    coordinator=coordinator,
+                ),
+                (),
             )
-            for group, described in answers.items():
-                if described.state is not ConsumerGroupState.DEAD:
-                    found[group] = self._described(group, described)
         return found
 
-    def _described(self, group: str, found: Any) -> tuple[GroupDescription, tuple[MemberDescription, ...]]:
+    def _described(self, group: str, found: Any) -> GroupWithMembers:
         members = tuple(
             MemberDescription(
                 group=group,
@@ -151,19 +163,24 @@ class BrokerGroups:
         what: str,
         groups: Sequence[str],
         question: Callable[[AdminClient, list[str]], Mapping[str, Future[Any]]],
-    ) -> dict[str, Any]:
-        """Return what the coordinators of *groups* answer, without the groups that do not exist."""
-        try:
-            answers = self._admin.ask(question, groups, self._timeout_s)
-        except FutureTimeoutError as error:
-            raise self._silent(f"{what} of group {', '.join(groups[:LIMIT_NAMED])}") from error
+    ) -> tuple[dict[str, Any], dict[str, str | None]]:
+        """Return what the coordinators of *groups* answer, without the groups that do not exist; and which are silent, of
+        which groups. BrokerError where all are.
+        """
+        answers = self._admin.ask(question, groups, self._timeout_s)
         found: dict[str, Any] = {}
+        silent: list[str] = []
         for group, answer in answers.items():
-            if not isinstance(answer, KafkaException):
+            if isinstance(answer, FutureTimeoutError):
+                silent.append(group)
+            elif not isinstance(answer, KafkaException):
                 found[group] = answer
             elif code_of(answer) not in NO_GROUP:
                 raise self._refused(f"{what} of group {group}", answer) from answer
-        return found
+        named = self._admin.coordinators(silent) if silent else {}
+        if silent and len(silent) == len(answers):
+            raise self._silent(f"{what} of group {', '.join(silent[:LIMIT_NAMED])}", named.get(silent[0]))
+        return found, {group: named.get(group) for group in silent}
 
     def _result(self, future: Future[T], what: str) -> Any:
         try:
@@ -173,8 +190,9 @@ class BrokerGroups:
         except KafkaException as error:
             raise self._refused(what, error) from error
 
-    def _silent(self, what: str) -> BrokerError:
-        return BrokerError(f"{what}: no answer within {self._timeout_s:g} s from {self._servers}")
+    def _silent(self, what: str, coordinator: str | None = None) -> BrokerError:
+        who = self._servers if coordinator is None else f"the coordinator {coordinator}"
+        return BrokerError(f"{what}: no answer within {self._timeout_s:g} s from {who}")
 
     def _refused(self, what: str, error: KafkaException) -> BrokerError | GroupError:
         cause: KafkaError = error.args[0]

@@ -22,20 +22,22 @@ class GroupKind(StrEnum):
 class ShownState(StrEnum):
     """States of a claim group, in Kafka's words where it has one.
 
-    The broker's groups have the broker's own.
+    The broker's groups have the broker's own, or NO_ANSWER where their coordinator was silent.
     """
 
     STABLE = "Stable"
     EMPTY = "Empty"
     PAUSED = "Paused"
     RESETTING = "Resetting"
+    NO_ANSWER = "NoAnswer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDescription:
     """One group.
 
-    *members* are those that hold something; *partitions* what they hold of how many are known.
+    *members* are those that hold something; *partitions* what they hold of how many are known. All are 0 in state
+    NO_ANSWER, where nobody knows.
     """
 
     group: str

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -9,10 +12,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from holdfast.cli.__main__ import main
 from holdfast.clients.groups.broker import BrokerGroups
-from holdfast.clients.groups.records import GroupDescription
+from holdfast.clients.groups.records import GroupDescription, ShownState
 from holdfast.config import Settings
 from holdfast.embedded.apis import handlers
+from holdfast.embedded.internal_log import OFFSETS, home_of
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.errors import BrokerError, GroupError
@@ -122,3 +127,65 @@ def test_what_no_patience_mends_is_told_at_once(groups: BrokerGroups, refuse: Re
         with pytest.raises(GroupError, match=r"(?i)authorization"):
             question()
         assert len(refused) == 1
+
+
+class SilentBroker:
+    """One of three brokers that answers no DescribeGroups; "loud" lives at another one than "silent"."""
+
+    def __init__(self, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+        answer: Callable[[Any], Any] = handlers.HANDLERS["DescribeGroups"]
+        at = {name: home_of(kafka.cluster.topics, OFFSETS, name).leader for name in ("loud", "silent")}
+        assert at["loud"] != at["silent"]
+        node = kafka.cluster.nodes[at["silent"]]
+        self.name = f"127.0.0.1:{node.port} ({node.node_id})"
+
+        async def never() -> None:
+            await asyncio.Event().wait()
+
+        def answered(call: Any) -> Any:
+            return never() if call.node_id == node.node_id else answer(call)
+
+        monkeypatch.setitem(handlers.HANDLERS, "DescribeGroups", answered)
+
+
+@pytest.fixture
+def silent_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, str]]:
+    with EmbeddedKafka(nodes=3, seed=1) as kafka:
+        kafka.create_topic("orders")
+        for group in ("loud", "silent"):
+            consumer = Consumer(kafka.client_config(**{"group.id": group}))
+            consumer.commit(offsets=[TopicPartition("orders", 0, 7)], asynchronous=False)
+            consumer.close()
+        yield (
+            Settings(kafka={"bootstrap.servers": kafka.bootstrap}),
+            SilentBroker(kafka, monkeypatch).name,
+        )
+
+
+def test_a_silent_coordinator_is_named_and_hides_no_other_groups(silent_broker: tuple[Settings, str]) -> None:
+    settings, name = silent_broker
+    found = BrokerGroups(settings, timeout_s=1.0).describe_all(["silent", "loud"])
+    assert {group: (each.state, each.members) for group, (each, _) in found.items()} == {
+        "loud": ("Empty", 0),
+        "silent": (ShownState.NO_ANSWER, 0),
+    }
+    assert found["silent"][0].coordinator == name
+    with pytest.raises(BrokerError, match=rf"group silent: no answer .* coordinator {re.escape(name)}"):
+        BrokerGroups(settings, timeout_s=0.3).describe("silent")
+
+
+def test_a_list_that_lacks_a_coordinator_shows_the_others_and_fails(
+    silent_broker: tuple[Settings, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, name = silent_broker
+    with pytest.raises(SystemExit) as ended:
+        main(f"--bootstrap {settings.bootstrap_servers} groups list --timeout 1 --output json".split())
+    told = capsys.readouterr()
+    assert told.out, told.err
+    assert (ended.value.code, {each["group"]: each["state"] for each in json.loads(told.out)}) == (
+        1,
+        {"loud": "Empty", "silent": "NoAnswer"},
+    )
+    assert (
+        f"of 2 groups 1 are in state NoAnswer: no answer within 1 s from the coordinator {name}" in told.err
+    )

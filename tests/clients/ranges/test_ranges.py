@@ -279,7 +279,7 @@ async def test_an_error_of_the_callers_own_is_raised_also_where_no_broker_takes_
     field.fill(10)
 
     async def work() -> None:
-        async with field.consumer("one", request_timeout_s=2.0) as consumer:
+        async with field.consumer("one", request_timeout_s=5.0) as consumer:
             await anext(consumer)
             cluster.pause(1)
             raise ZeroDivisionError

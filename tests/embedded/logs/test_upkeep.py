@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.logs.partition_log import PartitionLog
+from holdfast.embedded.storage.folder import FolderStorage
 from holdfast.embedded.topics.partition import EmbeddedPartition
+from holdfast.errors import BrokerFolderError
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.transcripts.asking import batch
 
@@ -132,3 +136,60 @@ def test_a_topic_that_is_deleted_between_two_turns_gets_no_further_one(
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
     assert turns == []
+
+
+@pytest.mark.parametrize("failure", [IndexError("a fault of its own"), ValueError("another")])
+def test_a_partition_whose_upkeep_fails_is_told_and_the_others_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception
+) -> None:
+    seen: list[str] = []
+
+    async def run() -> None:
+        twice = asyncio.Event()
+        async with EmbeddedKafka(retention_check_ms=1) as kafka:
+            for name in ("first", "second"):
+                kafka.create_topic(name)
+
+            def keep_up(partition: EmbeddedPartition, *_: object) -> Iterator[None]:
+                if partition.topic == "first":
+                    raise failure
+                seen.append(partition.topic)
+                if len(seen) == 2:
+                    twice.set()
+                yield
+
+            monkeypatch.setattr("holdfast.embedded.upkeep._keep_up", keep_up)
+            await twice.wait()
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    told = next(each for each in caplog.records if each.levelname == "ERROR")
+    assert told.getMessage() == "upkeep of first-0 failed: it is tried again in 0.001 s"
+    assert told.exc_info is not None
+    assert told.exc_info[1] is failure
+
+
+def test_a_folder_that_cannot_be_written_stops_the_broker_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    async def run() -> BrokerFolderError | None:
+        stopped = asyncio.Event()
+        kafka = EmbeddedKafka(retention_check_ms=1, folder=tmp_path)
+        kafka.on_failure(stopped.set)
+        async with kafka:
+            for name in ("first", "second"):
+                kafka.create_topic(name)
+            storage = kafka.cluster.storage
+            assert isinstance(storage, FolderStorage)
+            disk = storage.disk
+
+            def keep_up(partition: EmbeddedPartition, *_: object) -> Iterator[None]:
+                raise disk.fail(BrokerFolderError("the folder is gone"))
+                yield
+
+            monkeypatch.setattr("holdfast.embedded.upkeep._keep_up", keep_up)
+            await stopped.wait()
+        return kafka.failure
+
+    failure = asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    told = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
+    assert (str(failure), told) == ("the folder is gone", ["the folder is gone; it stops"])

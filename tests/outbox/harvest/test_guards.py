@@ -55,7 +55,7 @@ def test_a_leader_frozen_in_a_transaction_does_not_keep_its_successor_waiting(
     """
     outbox = written(FreshOutbox.make(url_of(kind, request, tmp_path)))
     with (
-        outbox.rows(database=Database(outbox.url, idle_transaction_s=1.0)) as frozen,
+        outbox.rows(database=Database(outbox.url, idle_transaction_s=3.0)) as frozen,
         outbox.rows() as successor,
     ):
         old = ShardEpoch(shard=0, epoch=frozen.epoch(0, "frozen"))

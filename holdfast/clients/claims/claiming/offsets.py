@@ -320,14 +320,13 @@ class OffsetFetcher:
         is not ready yet.
         """
         group = self._group_id
-        try:
-            found = admin.ask(
-                lambda client, asked: client.describe_consumer_groups(asked, request_timeout=NEVER_S),
-                [group],
-                self._timeout_s,
-            )[group]
-        except FutureTimeoutError:
-            raise self._no_answer(f"group {group}", "no answer") from None
+        found = admin.ask(
+            lambda client, asked: client.describe_consumer_groups(asked, request_timeout=NEVER_S),
+            [group],
+            self._timeout_s,
+        )[group]
+        if isinstance(found, FutureTimeoutError):
+            raise self._no_answer(f"group {group}", "no answer")
         if isinstance(found, KafkaException):
             if code_of(found) == KafkaError.GROUP_ID_NOT_FOUND:
                 return None
