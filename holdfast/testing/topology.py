@@ -27,6 +27,8 @@ from holdfast.testing.schemas import KitSchemas
 
 LIMIT_STEPS = 10_000
 """How many records one piped record may set off: more is a circle that feeds itself."""
+NOTED_REFUSALS = 5
+"""How many refused records a failed test is told of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,9 @@ class Topology:
     What a fold raises Later for is `waiting`, and all that follows it in its partition, until it is folded by `go_on`.
     Where a processor is declared with `on_error="stop"`, what would be refused is in `stopped` until `skip` has it
     refused.
+
+    An error that leaves the `with` block, such as a failed assertion, gets a note of the records that were refused: a row that
+    is missing is often one whose fold raised.
 
     ChainError, as when a worker starts, where a processor is of another version than one it depends on.
 
@@ -416,8 +421,19 @@ class Topology:
         try:
             if kind is None:
                 self.check()
+            elif error is not None and self.refused:
+                error.add_note(self._refused_note())
         finally:
             self._schemas.close()
+
+    def _refused_note(self) -> str:
+        """Return what a failed test is told: a row that it misses is often one whose record was refused."""
+        lines = [
+            f"  {each.record} by {each.processor}, at {each.stage}: {each.error}: {each.reason:.300}"
+            for each in self.refused[:NOTED_REFUSALS]
+        ]
+        more = len(self.refused) - len(lines)
+        return "\n".join(["holdfast refused in this topology:", *lines, *([f"  and {more} more"] if more else [])])
 
 
 def _waiting(name: str, what: TopicRecord | int, cause: Later) -> WaitingRecord:

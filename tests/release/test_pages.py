@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from release.pages import page_text, with_examples
+from release.pages import BESIDE, ROOT, page_text, with_examples
 
 HOME = "https://git.example/x"
 
@@ -37,3 +37,10 @@ def test_examples_become_code() -> None:
     assert with_examples("A.\n\n>>> f(\n...     [1]\n... )\n[1](2)\n\nB.") == (
         "A.\n\n```pycon\n>>> f(\n...     [1]\n... )\n[1](2)\n```\n\nB."
     )
+
+
+def test_no_page_has_a_drawing_whose_script_is_on_another_host() -> None:
+    """The theme draws mermaid by a script of another host; without that the page shows the drawing's source."""
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / place for place in BESIDE)]
+    assert [str(each) for each in pages if "```mermaid" in each.read_text("utf-8")] == []
+    assert "mermaid" not in (ROOT / "mkdocs.yml").read_text("utf-8")

@@ -435,3 +435,26 @@ def test_what_answers_only_now_and_then_is_folded_by_all_or_none() -> None:
         assert (len(topology.waiting), topology.table("flaky")) in [(0, {"a": 1}), (1, {})]
         topology.go_on()
         assert topology.table("flaky") == {"a": 1}
+
+
+def test_a_failed_test_is_told_what_was_refused() -> None:
+    def need(rows: Rows[int], name: str, at_ms: int) -> None:
+        rows[name] = rows[name] + 1  # KeyError: no row was there before
+
+    needing = Processor(name="needing", source="names", decode=bytes.decode, fold=need, row=int)
+    with pytest.raises(KeyError) as caught, Topology([needing]) as topology:
+        for _ in range(7):
+            topology.pipe("names", "ada", key="ada")
+        assert topology.table("needing")["ada"] == 7
+    (note,) = caught.value.__notes__
+    first, *lines = note.split("\n")
+    assert first == "holdfast refused in this topology:"
+    assert lines[0] == f"  {topology.refused[0].record} by needing, at fold: KeyError: 'ada'"
+    assert (len(lines), lines[-1]) == (6, "  and 2 more")
+
+
+def test_a_failed_test_without_refusals_gets_no_note() -> None:
+    with pytest.raises(KeyError) as caught, Topology([SPENT]) as topology:
+        topology.pipe("sales", Sale("ada", 1), key="ada")
+        assert topology.table("spent")["ben"]
+    assert not hasattr(caught.value, "__notes__")
