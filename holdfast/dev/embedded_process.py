@@ -28,12 +28,12 @@ from holdfast.embedded.security.acl_rules import AclRule
 from holdfast.embedded.security.tls import EmbeddedTls
 from holdfast.errors import DevBrokerError, HoldfastError
 
-START_DEADLINE_S = 30.0
+START_DEADLINE_S = 120.0  # for machines under load; a process that ends is noticed at once
 STOP_GRACE_S = 5.0
 _POLL_S = 0.02
 _STATE, _LOG = "embedded.json", "embedded.log"
 _ASKED, _ANSWERED = "embedded-fault-{}.json", ".answer"
-CALL_DEADLINE_S = 15.0
+CALL_DEADLINE_S = 60.0
 
 
 class _State(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ from holdfast.kafka.clients import make_admin
 __all__ = ["FreshTopic", "SessionBroker", "fresh_topic", "holdfast_broker"]
 
 EMBEDDED = "embedded"
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 _POLL_S = 0.02
 
 

@@ -5,7 +5,7 @@ order they were folded.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,12 +98,7 @@ def merged_extent(
         raise PipelineError(
             f"processor {processor.name} has no partition {unknown[0]}; its sources have {len(choices)}"
         )
-    for partition in sorted(partitions):
-        if choices[partition].first > 0:
-            raise LostRecordsError(
-                f"choices in {processor.choices(settings.app)} partition {partition} were deleted before offset {choices[partition].first}: "
-                "in which order the sources were folded is not known any more"
-            )
+    _require_choices(choices, partitions, processor.choices(settings.app))
     tables: dict[str, dict[int, Span]] = {}
     for topic in dict.fromkeys(each.topic for each in processor.reads):
         with TopicLog(settings, topic) as log:
@@ -121,19 +116,37 @@ def merged_extent(
         choices={partition: span for partition, span in choices.items() if partition in partitions},
         upto=upto,
         stops=replay_ends(plan, until, spans),
-        holes=tuple(
-            f"topic {topic} partition {partition} begins at offset {span.first}: earlier records were deleted"
-            for number, (topic, found) in enumerate(spans.items())
-            for partition, span in found.items()
-            if partition in partitions and span.first > first_behind(plan.bases, number).get(partition, 0)
-        )
-        + tuple(
-            f"topic {topic} partition {partition} begins at offset {span.first}: earlier records were deleted, which the global folds"
-            for topic, found in tables.items()
-            for partition, span in found.items()
-            if span.first > 0
-        ),
+        holes=(*_holes_of_sources(plan, spans, partitions), *_holes_of_globals(tables)),
     )
+
+
+def _require_choices(choices: Mapping[int, Span], partitions: Iterable[int], topic: str) -> None:
+    for partition in sorted(partitions):
+        if choices[partition].first > 0:
+            raise LostRecordsError(
+                f"choices in {topic} partition {partition} were deleted before offset {choices[partition].first}: "
+                "in which order the sources were folded is not known any more"
+            )
+
+
+def _holes_of_sources(
+    plan: FoldPlan, spans: Mapping[str, Mapping[int, Span]], partitions: Container[int]
+) -> Iterator[str]:
+    for number, (topic, found) in enumerate(spans.items()):
+        begins = first_behind(plan.bases, number)
+        for partition, span in found.items():
+            if partition in partitions and span.first > begins.get(partition, 0):
+                yield f"topic {topic} partition {partition} begins at offset {span.first}: earlier records were deleted"
+
+
+def _holes_of_globals(tables: Mapping[str, Mapping[int, Span]]) -> Iterator[str]:
+    for topic, found in tables.items():
+        for partition, span in found.items():
+            if span.first > 0:
+                yield (
+                    f"topic {topic} partition {partition} begins at offset {span.first}: earlier records were deleted, "
+                    "which the global folds"
+                )
 
 
 def source_span(

@@ -157,18 +157,7 @@ def row_as_of(
         through=LastChanges(options.limit),
     )
     replayed = replay(processor, settings, asked)
-    totals = _totals(replayed)
-    found: dict[int, list[MadeChange]] = {}
-    for each in replayed.table("transitions", processor).to_pylist():
-        topic = each["topic"] if processor.on is not None else str(processor.topics[0])
-        change = MadeChange(
-            topic=topic,
-            offset=each["offset"],
-            at_ms=each["at_ms"],
-            before=each["before"],
-            after=each["after"],
-        )
-        found.setdefault(each["partition"], []).append(change)
+    totals, found = _totals(replayed), _changes(replayed, processor)
     finder = _Finder(settings, options.replay)
     begun = _begun(
         processor, settings, replayed, [at for at in replayed.applied if at not in found], table, key
@@ -192,6 +181,22 @@ def row_as_of(
             for partition in sorted({*found, *begun})
         ),
     )
+
+
+def _changes(replayed: Replayed, processor: Processor[Any, Any]) -> dict[int, list[MadeChange]]:
+    """Return the changes that the replay told of, by partition, in their order."""
+    found: dict[int, list[MadeChange]] = {}
+    for each in replayed.table("transitions", processor).to_pylist():
+        topic = each["topic"] if processor.on is not None else str(processor.topics[0])
+        change = MadeChange(
+            topic=topic,
+            offset=each["offset"],
+            at_ms=each["at_ms"],
+            before=each["before"],
+            after=each["after"],
+        )
+        found.setdefault(each["partition"], []).append(change)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 A row holds a digest of all that its key has met, in order, so that two orders never give the same row. A record
 is `op key number`. `JOIN_LIE=1` reports to the worker that every source has ended, and hands over what comes
-of the customers half a second late: each guess is wrong. With `JOIN_WINDOWS` it is sessions of the orders.
+of the customers half a second late, or `JOIN_LATE_S`: each guess is wrong. With `JOIN_WINDOWS` it is sessions of the orders.
 `CHAOS_FAULT` is as for `tests.chaos.worker`.
 """
 
@@ -31,7 +31,6 @@ from holdfast.kafka.transactions.transactional_client import TransactionalClient
 from holdfast.streams import Session, Windowed, final
 from tests.chaos.faults import Doom, plant
 
-LATE_S = 0.5
 TICK_MS = 300
 
 
@@ -132,7 +131,7 @@ def from_environment() -> Processor[Any, Any]:
 
 def lie(customers: str) -> None:
     """Report that every source has ended, and have the customers come late."""
-    hand = MergingIntake.hand
+    hand, late_s = MergingIntake.hand, float(os.environ.get("JOIN_LATE_S", "0.5"))
 
     def late(self: MergingIntake, event: Any) -> None:
         if event.value.topic != customers:
@@ -142,7 +141,7 @@ def lie(customers: str) -> None:
         def arrive() -> None:
             hand(self, event)
 
-        asyncio.get_running_loop().call_later(LATE_S, arrive)
+        asyncio.get_running_loop().call_later(late_s, arrive)
 
     async def ended(self: SourceEnds, client: object, places: Iterable[Place]) -> dict[Place, int]:
         return dict.fromkeys(places, 0)

@@ -288,7 +288,7 @@ def handed_over(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory)
     app = JoinApplication(broker, tmp_path_factory.mktemp("join"), partitions=1, instance_id="only")
     try:
         app.create_topics()
-        old = app.worker("old").start(JOIN_LIE="1")
+        old = app.worker("old").start(JOIN_LIE="1", JOIN_LATE_S="600")  # not while it runs
         for at in range(300):  # without timers, whose ticks would be choices
             app.send(app.joined.topics[at % 2], f"add k{at % 20} {at}")
         app.flush()

@@ -108,90 +108,132 @@ def specs_for(
     Sources that exist keep their partition count; *partitions* is for those (and for emit topics) that must
     be created.
     """
-    specs: dict[str, TopicSpec] = {}
-    between = _between(settings, processors, cluster, partitions)
-    for processor in processors:
-        counts = [
-            between[name].partitions if name in between else cluster.partitions(name) or _planned(specs, name)
-            for name in processor.topics
-        ]
-        # Sources of one table that are made now get as many partitions as those that exist.
-        known = next((count for count in counts if count), partitions)
-        for name, count in zip(processor.topics, counts, strict=True):
-            others = dict.fromkeys((each for each in processor.topics if each != name), processor.name)
-            beside = {**(specs[name].beside if name in specs else {}), **others}
-            found = between.get(name) or _source(settings, name, count or known)
-            specs[name] = replace(found, beside=beside)
-    for name in sorted({each.topic for processor in processors for each in processor.reads}):
-        if name in specs:  # folded as a source as well: it is kept all the same
-            specs[name] = replace(specs[name], config={**specs[name].config, "retention.ms": "-1"})
-        else:
-            count = cluster.partitions(name) or partitions
-            specs[name] = _spec(settings, name, TopicRole.GLOBAL, count, _FOREVER | _ROOM)
-    if settings.ranges:
-        # No table is folded from it here: its readers are the range consumers, each for itself.
-        name = settings.ranges_topic
-        specs.setdefault(name, _source(settings, name, cluster.partitions(name) or partitions))
-    for processor in processors:
-        first = processor.topics[0]
-        count = specs[first].partitions
-        changelog = processor.changelog(settings.app)
-        specs[changelog] = _spec(
-            settings,
-            changelog,
-            TopicRole.CHANGELOG,
-            count,
-            _CHANGELOG | _ROOM,
-            takes_bytes=ROW_BYTES,
-            source=first,
-        )
-        if processor.migrate:
-            base = base_spec(settings, processor, count)
-            specs[base.name] = base
-        if processor.on is not None:
-            choices = processor.choices(settings.app)
-            specs[choices] = _spec(settings, choices, TopicRole.CHOICES, count, _CHOICES, source=first)
-    for processor in processors:
-        first = processor.topics[0]
-        count = partitions or specs[first].partitions
-        for name in map(str, processor.emits):
-            if name in between:
-                specs.setdefault(name, between[name])
-            elif name in specs and specs[name].role is TopicRole.GLOBAL:
-                if processor.in_place:
-                    specs[name] = replace(specs[name], partitions=specs[first].partitions)
-            elif processor.in_place:
-                wide = specs[first].partitions
-                specs[name] = _spec(settings, name, TopicRole.EMIT, wide, _LOG | _ROOM, source=first)
+    plan = _Plan(settings, processors, cluster, partitions)
+    plan.add_sources()
+    plan.add_globals()
+    plan.add_tables()
+    plan.add_emits()
+    plan.add_own()
+    plan.keep_as_declared()
+    return list(plan.specs.values())
+
+
+class _Plan:
+    """The topics of an application, as they are found one after another: each step builds on those before it."""
+
+    def __init__(
+        self, settings: Settings, processors: Processors, cluster: ClusterTopics, partitions: int | None
+    ) -> None:
+        self._settings, self._processors = settings, processors
+        self._cluster, self._partitions = cluster, partitions
+        self._between = _between(settings, processors, cluster, partitions)
+        self.specs: dict[str, TopicSpec] = {}
+
+    def add_sources(self) -> None:
+        between = self._between
+        for processor in self._processors:
+            counts = [
+                between[name].partitions
+                if name in between
+                else self._cluster.partitions(name) or self._planned(name)
+                for name in processor.topics
+            ]
+            # Sources of one table that are made now get as many partitions as those that exist.
+            known = next((count for count in counts if count), self._partitions)
+            for name, count in zip(processor.topics, counts, strict=True):
+                others = dict.fromkeys((each for each in processor.topics if each != name), processor.name)
+                beside = {**(self.specs[name].beside if name in self.specs else {}), **others}
+                found = between.get(name) or _source(self._settings, name, count or known)
+                self.specs[name] = replace(found, beside=beside)
+
+    def add_globals(self) -> None:
+        specs, settings = self.specs, self._settings
+        for name in sorted({each.topic for processor in self._processors for each in processor.reads}):
+            if name in specs:  # folded as a source as well: it is kept all the same
+                specs[name] = replace(specs[name], config={**specs[name].config, "retention.ms": "-1"})
             else:
-                specs.setdefault(
-                    name,
-                    _spec(settings, name, TopicRole.EMIT, cluster.partitions(name) or count, _LOG | _ROOM),
+                specs[name] = _spec(settings, name, TopicRole.GLOBAL, self._count(name), _FOREVER | _ROOM)
+        if settings.ranges:
+            # No table is folded from it here: its readers are the range consumers, each for itself.
+            name = settings.ranges_topic
+            specs.setdefault(name, _source(settings, name, self._count(name)))
+
+    def add_tables(self) -> None:
+        """Add what each table's state is kept in: its changelog, and what it began with and chose."""
+        settings = self._settings
+        for processor in self._processors:
+            first = processor.topics[0]
+            count = self.specs[first].partitions
+            changelog = processor.changelog(settings.app)
+            self.specs[changelog] = _spec(
+                settings,
+                changelog,
+                TopicRole.CHANGELOG,
+                count,
+                _CHANGELOG | _ROOM,
+                takes_bytes=ROW_BYTES,
+                source=first,
+            )
+            if processor.migrate:
+                base = base_spec(settings, processor, count)
+                self.specs[base.name] = base
+            if processor.on is not None:
+                choices = processor.choices(settings.app)
+                self.specs[choices] = _spec(
+                    settings, choices, TopicRole.CHOICES, count, _CHOICES, source=first
                 )
-            specs[name] = replace(specs[name], takes_bytes=EMIT_BYTES)
-    widest = max(
-        (
-            spec.partitions or 0
-            for spec in specs.values()
-            if spec.role in (TopicRole.SOURCE, TopicRole.COORDINATION, TopicRole.BETWEEN)
-        ),
-        default=0,
-    )
-    quarantine, workers = settings.quarantine_topic, settings.workers_topic
-    # An application of agents alone has no source of holdfast's.
-    count = cluster.partitions(quarantine) or widest or (None if processors else partitions or 1)
-    specs[quarantine] = _spec(settings, quarantine, TopicRole.QUARANTINE, count, _QUARANTINE)
-    specs[workers] = _spec(settings, workers, TopicRole.WORKERS, 1, _LATEST)
-    specs[settings.skips_topic] = _spec(settings, settings.skips_topic, TopicRole.SKIPS, 1, _LATEST)
-    declared = retentions(processors)
-    for name, kept_ms in declared.items():
-        specs[name] = _kept(specs[name], kept_ms)
-    own = {settings.coordination_topic, settings.groups_topic, settings.ranges_topic}
-    for name in (
-        {str(topic) for processor in processors for topic in processor.topics} - declared.keys() - own
-    ):
-        specs[name] = _whole(specs[name])
-    return list(specs.values())
+
+    def add_emits(self) -> None:
+        for processor in self._processors:
+            for name in map(str, processor.emits):
+                self.specs[name] = replace(self._emit(processor, name), takes_bytes=EMIT_BYTES)
+
+    def _emit(self, processor: Processor[Any, Any], name: str) -> TopicSpec:
+        """Return how a topic that *processor* emits to must be, which may be in the plan already as something else."""
+        known, first = self.specs.get(name), processor.topics[0]
+        wide = self.specs[first].partitions
+        if name in self._between:
+            return known or self._between[name]
+        if known is not None and known.role is TopicRole.GLOBAL:
+            return replace(known, partitions=wide) if processor.in_place else known
+        if processor.in_place:
+            return _spec(self._settings, name, TopicRole.EMIT, wide, _LOG | _ROOM, source=first)
+        count = self._cluster.partitions(name) or self._partitions or wide
+        return known or _spec(self._settings, name, TopicRole.EMIT, count, _LOG | _ROOM)
+
+    def add_own(self) -> None:
+        """Add the topics in which the application's workers keep what is no table's."""
+        settings = self._settings
+        folded = (TopicRole.SOURCE, TopicRole.COORDINATION, TopicRole.BETWEEN)
+        widest = max((each.partitions or 0 for each in self.specs.values() if each.role in folded), default=0)
+        quarantine, workers, skips = (
+            settings.quarantine_topic,
+            settings.workers_topic,
+            settings.skips_topic,
+        )
+        # An application of agents alone has no source of holdfast's.
+        alone = None if self._processors else self._partitions or 1
+        count = self._cluster.partitions(quarantine) or widest or alone
+        self.specs[quarantine] = _spec(settings, quarantine, TopicRole.QUARANTINE, count, _QUARANTINE)
+        self.specs[workers] = _spec(settings, workers, TopicRole.WORKERS, 1, _LATEST)
+        self.specs[skips] = _spec(settings, skips, TopicRole.SKIPS, 1, _LATEST)
+
+    def keep_as_declared(self) -> None:
+        """Have sources keep what is declared, or all of it."""
+        settings, declared = self._settings, retentions(self._processors)
+        for name, kept_ms in declared.items():
+            self.specs[name] = _kept(self.specs[name], kept_ms)
+        own = {settings.coordination_topic, settings.groups_topic, settings.ranges_topic}
+        sources = {str(topic) for processor in self._processors for topic in processor.topics}
+        for name in sources - declared.keys() - own:
+            self.specs[name] = _whole(self.specs[name])
+
+    def _count(self, name: str) -> int | None:
+        return self._cluster.partitions(name) or self._partitions
+
+    def _planned(self, name: str) -> int | None:
+        found = self.specs.get(name)
+        return None if found is None else found.partitions
 
 
 def _whole(spec: TopicSpec) -> TopicSpec:
@@ -260,11 +302,6 @@ def _between(
         )
         for name, writer in writers.items()
     }
-
-
-def _planned(specs: Mapping[str, TopicSpec], name: str) -> int | None:
-    found = specs.get(name)
-    return None if found is None else found.partitions
 
 
 def _source(settings: Settings, name: str, partitions: int | None) -> TopicSpec:
