@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -25,7 +25,6 @@ from holdfast.kafka.coordinator_admin import AGAIN_S, NEVER_S, CoordinatorAdmin
 from holdfast.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 GroupWithMembers: TypeAlias = tuple[GroupDescription, tuple[MemberDescription, ...]]
 LIMIT_NAMED = 3
@@ -54,8 +53,17 @@ class BrokerGroups:
     def states(self) -> dict[str, str]:
         """Return the state of every group."""
         what, until_s = "list of groups", self._clock.monotonic_s() + self._timeout_s
+        refused: BrokerError | GroupError | None = None
         while True:
-            listed = self._result(self._admin.client.list_consumer_groups(request_timeout=NEVER_S), what)
+            left_s = max(0.0, until_s - self._clock.monotonic_s())
+            try:
+                listed = self._admin.result(
+                    self._admin.client.list_consumer_groups(request_timeout=NEVER_S), left_s
+                )
+            except FutureTimeoutError as error:
+                raise refused or self._silent(what) from error
+            except KafkaException as error:
+                raise self._refused(what, error) from error
             if not listed.errors:
                 return {each.group_id: _STATES[each.state] for each in listed.valid}
             # One of the brokers still loads the groups that it coordinates: the list would lack them.
@@ -181,14 +189,6 @@ class BrokerGroups:
         if silent and len(silent) == len(answers):
             raise self._silent(f"{what} of group {', '.join(silent[:LIMIT_NAMED])}", named.get(silent[0]))
         return found, {group: named.get(group) for group in silent}
-
-    def _result(self, future: Future[T], what: str) -> Any:
-        try:
-            return self._admin.result(future, self._timeout_s)
-        except FutureTimeoutError as error:
-            raise self._silent(what) from error
-        except KafkaException as error:
-            raise self._refused(what, error) from error
 
     def _silent(self, what: str, coordinator: str | None = None) -> BrokerError:
         who = self._servers if coordinator is None else f"the coordinator {coordinator}"

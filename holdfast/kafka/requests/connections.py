@@ -5,9 +5,17 @@ its own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from ssl import SSLCertVerificationError
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import collect_hosts, create_conn
+from aiokafka.errors import (
+    AuthenticationFailedError,
+    KafkaError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+)
 
 from holdfast.config import Settings
 from holdfast.kafka.requests.oidc import OidcTokens
@@ -17,6 +25,30 @@ def connector(settings: Settings, *, timeout_s: float) -> Callable[[], AIOKafkaC
     """Return what makes clients that are not yet connected, each of whose requests waits up to
     *timeout_s*; reads the PEM files once.
     """
+    how = _connections(settings, timeout_s)
+    return lambda: AIOKafkaClient(bootstrap_servers=settings.bootstrap_servers.split(","), **how)
+
+
+async def log_in_refused(settings: Settings, *, timeout_s: float) -> str | None:
+    """Return why a broker does not let this client in, None where none says so: aiokafka's `bootstrap` tells only
+    that it cannot connect.
+    """
+    how = _connections(settings, timeout_s)
+    for host, port, _ in collect_hosts(settings.bootstrap_servers.split(",")):
+        try:
+            connection = await create_conn(host, port, **how)
+        except (AuthenticationFailedError, SaslAuthenticationFailed, UnsupportedSaslMechanismError) as error:
+            return str(error)
+        except SSLCertVerificationError as error:
+            return str(error)
+        except (KafkaError, OSError, TimeoutError):
+            continue
+        connection.close()
+    return None
+
+
+def _connections(settings: Settings, timeout_s: float) -> dict[str, Any]:
+    """Return how aiokafka is to connect."""
     sasl, more = settings.sasl(), dict[str, Any]()
     if sasl is not None:
         more = {
@@ -29,16 +61,10 @@ def connector(settings: Settings, *, timeout_s: float) -> Callable[[], AIOKafkaC
             more["sasl_oauth_token_provider"] = OidcTokens(
                 sasl.oidc, context=settings.token_ssl_context(), timeout_s=settings.request_timeout_s
             )
-    context = settings.ssl_context()
-
-    def connect() -> AIOKafkaClient:
-        return AIOKafkaClient(
-            bootstrap_servers=settings.bootstrap_servers.split(","),
-            client_id=settings.kafka.get("client.id", settings.app),
-            request_timeout_ms=int(timeout_s * 1000),
-            security_protocol=settings.kafka.get("security.protocol", "PLAINTEXT"),
-            ssl_context=context,
-            **more,
-        )
-
-    return connect
+    return {
+        "client_id": settings.kafka.get("client.id", settings.app),
+        "request_timeout_ms": int(timeout_s * 1000),
+        "security_protocol": settings.kafka.get("security.protocol", "PLAINTEXT"),
+        "ssl_context": settings.ssl_context(),
+        **more,
+    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aiokafka.errors import BrokerResponseError, KafkaError
+from aiokafka.errors import BrokerResponseError, KafkaConnectionError, KafkaError
 from aiokafka.protocol.commit import OffsetFetchRequest
 
 from holdfast.clock import Backoff, Clock, system_clock
@@ -16,7 +16,7 @@ from holdfast.config import Settings
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, GroupError
 from holdfast.kafka.codes import NO_GROUP, name_of, retriable
-from holdfast.kafka.requests.connections import connector
+from holdfast.kafka.requests.connections import connector, log_in_refused
 
 ATTEMPT_S = 3.0
 _GROUP_COORDINATOR = 0
@@ -28,8 +28,8 @@ async def committed_offsets(
 ) -> dict[Place, int]:
     """Return what *group* has committed, of the topics that this principal may see; nothing for one that does not exist.
 
-    Asked again while the coordinator moves, loads its log or does not answer. BrokerError at the deadline,
-    GroupError for what no patience mends.
+    Asked again while the coordinator moves, loads its log or does not answer. BrokerError at the deadline, and at
+    once for credentials that are refused; GroupError for what else no patience mends.
     """
     asked = f"offsets of group {group}"
     until_s, waits_s, why = clock.monotonic_s() + timeout_s, _BACKOFF.waits_s(), "no answer"
@@ -39,6 +39,8 @@ async def committed_offsets(
                 code, found = await _ask(settings, group)
         except (KafkaError, TimeoutError, OSError) as error:
             why = f"{type(error).__name__}: {error}"
+            if isinstance(error, KafkaConnectionError):
+                await _require_log_in(settings, until_s - clock.monotonic_s())
         else:
             if code == 0 or code in NO_GROUP:
                 return found
@@ -51,6 +53,19 @@ async def committed_offsets(
                 f"{asked}: {why}; asked {settings.bootstrap_servers} for {timeout_s:g} s, check the broker"
             )
         await asyncio.sleep(wait_s)
+
+
+async def _require_log_in(settings: Settings, wait_s: float) -> None:
+    """Raise BrokerError where the credentials are refused: no patience mends that."""
+    try:
+        async with asyncio.timeout(min(ATTEMPT_S, max(0.0, wait_s))):
+            refused = await log_in_refused(settings, timeout_s=ATTEMPT_S)
+    except TimeoutError:
+        return
+    if refused is not None:
+        raise BrokerError(
+            f"cannot log in to Kafka at {settings.bootstrap_servers}: {refused}; check the sasl.* and ssl.* properties"
+        )
 
 
 async def _ask(settings: Settings, group: str) -> tuple[int, dict[Place, int]]:

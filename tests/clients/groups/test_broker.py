@@ -6,15 +6,18 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from holdfast.cli.__main__ import main
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.groups.records import GroupDescription, ShownState
+from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.embedded.apis import handlers
 from holdfast.embedded.internal_log import OFFSETS, home_of
@@ -189,3 +192,30 @@ def test_a_list_that_lacks_a_coordinator_shows_the_others_and_fails(
     assert (
         f"of 2 groups 1 are in state NoAnswer: no answer within 1 s from the coordinator {name}" in told.err
     )
+
+
+def test_a_list_waits_for_its_time_once(groups: BrokerGroups, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers that load for 6 of 10 s, and are silent then, have 4 s left; what they refused is told."""
+    clock, waits = ManualClock(), list[float]()
+    loading = SimpleNamespace(errors=[KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)])
+
+    def result(future: object, timeout_s: float) -> object:
+        waits.append(timeout_s)
+        if len(waits) > 1:
+            raise FutureTimeoutError
+        clock.advance_ms(6_000)
+        return loading
+
+    monkeypatch.setattr(groups, "_clock", clock)
+    monkeypatch.setattr(groups._admin, "result", result)
+    with pytest.raises(BrokerError, match=r"(?i)load"):
+        groups.states()
+    assert waits == [10.0, 4.0]
+
+
+def test_a_wrong_password_is_told_at_once() -> None:
+    with EmbeddedKafka(users={"root": "secret"}) as kafka:
+        config = {key: str(value) for key, value in kafka.client_config().items()}
+        asked = BrokerGroups(Settings(kafka={**config, "sasl.password": "wrong"}), timeout_s=3_600.0)
+        with pytest.raises(BrokerError, match=r"cannot log in .*: .*; check the sasl"):
+            asked.committed("billing")
