@@ -433,7 +433,9 @@ class Topology:
             for each in self.refused[:NOTED_REFUSALS]
         ]
         more = len(self.refused) - len(lines)
-        return "\n".join(["holdfast refused in this topology:", *lines, *([f"  and {more} more"] if more else [])])
+        return "\n".join(
+            ["holdfast refused in this topology:", *lines, *([f"  and {more} more"] if more else [])]
+        )
 
 
 def _waiting(name: str, what: TopicRecord | int, cause: Later) -> WaitingRecord:
