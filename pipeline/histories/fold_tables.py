@@ -315,8 +315,8 @@ class FoldTable:
             made = [fold_in(each) for each in (history_of(self.handle, newer) if newer else ())]
         except (DeltaError, OSError, LakeError) as unread:
             raise UnknownCommitError(
-                f"{self.path}: whether the commit was made is not known ({failure}), since the table cannot be read: {unread}. Run this one again, it goes on "
-                "from what is there; if the commit was not made, a vacuum takes the files that were written for it"
+                f"{self.path}: whether the commit was made is not known ({failure}), since the table cannot be read: {unread}. Run this one again: it goes on "
+                "from what is there. If the commit was not made, a vacuum takes the files that were written for it"
             ) from failure
         return any(each is not None and each.batch == told.batch for each in made)
 

@@ -243,7 +243,7 @@ def _found(partition: int, records: Records) -> Iterator[tuple[EmitPlace, Stored
 
 def _order(each: EmitDifference) -> tuple[int, bool, int, str]:
     """Return by what the first difference of a topic is found."""
-    return each.partition, each.offset is None, each.offset or 1 << 62, each.key or ""
+    return each.partition, each.offset is None, each.offset or 0, each.key or ""
 
 
 __all__ = ["EmitDifference", "EmitsVerdict", "EmittedTopic", "verify_emits"]

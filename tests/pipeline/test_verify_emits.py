@@ -192,6 +192,14 @@ def test_a_record_that_nobody_emits_is_named(live: Live) -> None:
     assert live.verify(processor).document()["topics"][0]["difference"]["found"] == "b'forged'"
 
 
+def test_of_several_the_first_of_a_partition_is_named_also_where_it_is_at_its_beginning(live: Live) -> None:
+    live.write(b"first", b"forged", 0)
+    processor = live.folded()
+    live.write(b"last", b"forged", 0)
+    found = live.difference(processor)
+    assert (found.partition, found.offset, found.key) == (0, 0, "first")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
