@@ -758,7 +758,7 @@ def test_folds_that_race_change_nothing(topic: TopicInMemory, lake: Path) -> Non
         told = [process.communicate(timeout=120)[1] for process in folds]
         assert any(process.returncode == 0 for process in folds), told
         for process, said in zip(folds, told, strict=True):
-            assert process.returncode == 0 or "another fold, or something else" in said, said
+            assert process.returncode == 0 or "another run, or something else" in said, said
         check(lake, run(lake))
 
 
