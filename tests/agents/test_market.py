@@ -75,9 +75,16 @@ class Market(Application):
     def uncommitted(self, suffix: str) -> int:
         """Return how many records of topics of that name the group has not read."""
         committed = BrokerGroups(self.settings, timeout_s=DEADLINE_S).committed(self.name)
-        places = [place for place in committed if place[0].endswith(suffix)]
-        ends = Admin(self.settings).offsets(places)
-        return sum(ends[place][1] - committed[place] for place in places)
+        topics = Admin(self.settings).partition_counts()
+        own = [topic for topic in topics if self.name in topic and topic.endswith(suffix)]
+        ends = Admin(self.settings).offsets(
+            (topic, number) for topic in own for number in range(topics[topic])
+        )
+        return sum(end - committed.get(place, 0) for place, (_, end) in ends.items())
+
+    def wait_committed(self, suffix: str) -> None:
+        """Wait until the group has read all of topics of that name: a page shows rows before their commit."""
+        wait_for(f"all of {suffix} committed", lambda: self.uncommitted(suffix) == 0, DEADLINE_S, self.tails)
 
     def wait_page(self, worker: Worker, path: str, wanted: Any) -> None:
         """Wait until all pages of the live workers together show *wanted*."""
@@ -148,6 +155,7 @@ def _check_failure(market: Market) -> None:
     worker = market.worker().start(MARKET_CRASH="1")
     market.buy(20)
     market.wait_page(worker, "/totals/", dict(market.bought))
+    market.wait_committed("-repartition")
     market.buy(1, ("crash",))
     assert worker.wait_exit(DEADLINE_S) == 1, worker.tail()
     assert worker.said("no such customer")
