@@ -27,7 +27,9 @@ _OF_NONE = "without -A"
 
 
 def with_application(text: str, application: str | None) -> str:
-    """Return *text* with `-A` in the commands that it advises. What is known where an error is raised are topics, not how the command line named the application.
+    """Return *text* with `-A` in the commands that it advises.
+
+    Where an error is raised, the topics are known, and not how the command line named the application.
 
     >>> with_application("run `holdfast topics create`; see `holdfast dev up`", "shop:app")
     'run `holdfast -A shop:app topics create`; see `holdfast dev up`'
