@@ -31,6 +31,7 @@ from tests.choices.world import Log as SourceLog
 from tests.pipeline.folds import Log, Record
 from tests.pipeline.lakes import ends, write_bronze
 from tests.pipeline.test_merged import WIDTH, lived
+from tests.support.scale import scaled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,32 +39,42 @@ if TYPE_CHECKING:
 NO_KAFKA = Settings()
 PROCESSOR = processor_of(WIDTH)
 CHOICES = PROCESSOR.choices(NO_KAFKA.app)
-PARTITIONS = 3
+PARTITIONS, MANY = 3, 200
+
+
+Worlds = list[tuple[Journal, list[SourceLog]]]
+"""What a worker of each partition came to, and the logs up to there."""
 
 
 @cache
-def worlds() -> list[tuple[Journal, list[SourceLog]]]:
-    """Return what workers of three partitions came to, and the logs up to there."""
+def worlds() -> Worlds:
+    """Return three partitions in which much was chosen."""
     found = sorted((lived(seed) for seed in range(60)), key=lambda each: -len(each[0].choices))
     wanted = found[:PARTITIONS]
     assert all(len(live.choices) > 2 for live, _ in wanted)
     return [(live, logs_of(live, logs)) for live, logs in wanted]
 
 
-def sources() -> dict[str, Log]:
+@cache
+def many_worlds() -> Worlds:
+    """Return as many partitions as schedules, whatever was chosen in them."""
+    return [(live, logs_of(live, logs)) for live, logs in map(lived, range(1_000, 1_000 + scaled(MANY)))]
+
+
+def sources(found: Worlds) -> dict[str, Log]:
     return {
         TOPICS[source]: {
             partition: [
                 Record(each[0], each[1], None, each[2])
                 for each in zip(logs[source].offsets, logs[source].times_ms, logs[source].values, strict=True)
             ]
-            for partition, (_, logs) in enumerate(worlds())
+            for partition, (_, logs) in enumerate(found)
         }
         for source in range(WIDTH)
     }
 
 
-def choices(drop: int | None = None, last: int = 0) -> Log:
+def choices(drop: int | None = None, last: int = 0, found: Worlds | None = None) -> Log:
     """Return the choices, each in a transaction of its own; without number *drop*, or the *last* ones."""
     return {
         partition: [
@@ -71,29 +82,31 @@ def choices(drop: int | None = None, last: int = 0) -> Log:
             for number, value in enumerate(live.choices[: len(live.choices) - last])
             if number != drop
         ]
-        for partition, (live, _) in enumerate(worlds())
+        for partition, (live, _) in enumerate(found or worlds())
     }
 
 
-def numbers() -> dict[int, int]:
-    return {partition: len(live.choices) for partition, (live, _) in enumerate(worlds())}
+def numbers(found: Worlds) -> dict[int, int]:
+    return {partition: len(live.choices) for partition, (live, _) in enumerate(found)}
 
 
-def write(lake: Path, told: Log | None = None, **cut: Any) -> None:
+def write(lake: Path, told: Log | None = None, found: Worlds | None = None, **cut: Any) -> None:
     """Write the lake as a landing of the processor would."""
-    found = sources()
-    for topic, log in found.items():
+    found = worlds() if found is None else found
+    landed, chosen = sources(found), choices(found=found)
+    for topic, log in landed.items():
         write_bronze(lake, topic, log)
-    note = replace(Cut(sources={topic: ends(log) for topic, log in found.items()}, numbers=numbers()), **cut)
-    write_bronze(lake, CHOICES, told or choices(), commits=1, cut=note, end=ends(choices()))
+    told_of = {topic: ends(log) for topic, log in landed.items()}
+    note = replace(Cut(sources=told_of, numbers=numbers(found)), **cut)
+    write_bronze(lake, CHOICES, told or chosen, commits=1, cut=note, end=ends(chosen))
 
 
 def replayed(lake: Path, engine: Literal["local", "spark"] = "local", **more: Any) -> Replayed:
     return replay(PROCESSOR, NO_KAFKA, ReplayOptions(engine=engine, source="bronze", lake=str(lake), **more))
 
 
-def lives() -> list[str]:
-    return [live.store.digest() for live, _ in worlds()]
+def lives(found: Worlds | None = None) -> list[str]:
+    return [live.store.digest() for live, _ in found or worlds()]
 
 
 def marker(live: Journal) -> VectorMarker:
@@ -113,6 +126,19 @@ def test_both_engines_come_to_what_workers_did(spark: SparkSession, lake: Path) 
     assert local.partitions == on_cluster.partitions
     for name in ("rows", "timers", "transitions", "refused"):
         assert local.table(name, PROCESSOR).to_pylist() == on_cluster.table(name, PROCESSOR).to_pylist(), name
+
+
+@pytest.mark.slow
+def test_both_engines_come_to_what_workers_did_in_every_schedule(spark: SparkSession, lake: Path) -> None:
+    """Each schedule is a partition, so that one job of Spark folds all of them."""
+    found = many_worlds()
+    assert sum(map(len, (live.choices for live, _ in found))) > len(found), (
+        "what records nothing proves nothing"
+    )
+    write(lake, found=found)
+    local, on_cluster = replayed(lake), replayed(lake, "spark")
+    assert [each.digest for each in local.partitions] == lives(found)
+    assert local.partitions == on_cluster.partitions
 
 
 def test_spark_moves_no_record_between_tasks(spark: SparkSession, lake: Path) -> None:
@@ -151,11 +177,11 @@ def test_a_part_is_the_same_part_everywhere(spark: SparkSession, lake: Path, mor
 
 def test_files_that_optimize_has_mixed_are_sorted_first(lake: Path, tmp_path: Path) -> None:
     write(lake)
-    found = sources()
+    found = sources(worlds())
     mixed = tmp_path / "mixed"
     for topic, log in found.items():
         write_bronze(mixed, topic, log, shuffled=True)
-    cut = Cut(sources={topic: ends(log) for topic, log in found.items()}, numbers=numbers())
+    cut = Cut(sources={topic: ends(log) for topic, log in found.items()}, numbers=numbers(worlds()))
     write_bronze(mixed, CHOICES, choices(), shuffled=True, cut=cut)
     assert replayed(mixed).partitions == replayed(lake).partitions
 
@@ -165,7 +191,7 @@ def test_files_that_optimize_has_mixed_are_sorted_first(lake: Path, tmp_path: Pa
 
 def test_choices_whose_tail_is_missing_are_found(spark: SparkSession, lake: Path) -> None:
     write(lake, choices(last=1))
-    with pytest.raises(LakeError, match=f"though {numbers()[0]} were landed"):
+    with pytest.raises(LakeError, match=f"though {numbers(worlds())[0]} were landed"):
         replayed(lake)
     with pytest.raises(LakeError, match=r"though \d+ were landed"):
         replayed(lake, "spark")
@@ -195,7 +221,7 @@ def _beyond(position: VectorMarker) -> VectorMarker:
 
 
 def test_tables_landed_one_by_one_do_not_tell_enough(lake: Path) -> None:
-    for topic, log in sources().items():
+    for topic, log in sources(worlds()).items():
         write_bronze(lake, topic, log)
     write_bronze(lake, CHOICES, choices())
     with pytest.raises(LakeError, match="pipeline land --processor seen"):
@@ -203,7 +229,7 @@ def test_tables_landed_one_by_one_do_not_tell_enough(lake: Path) -> None:
 
 
 def test_a_source_that_was_put_back_is_found(lake: Path) -> None:
-    found = sources()
+    found = sources(worlds())
     write(
         lake, sources={topic: {at: end + 5 for at, end in ends(log).items()} for topic, log in found.items()}
     )
@@ -219,8 +245,8 @@ def test_choices_of_other_sources_are_found(lake: Path) -> None:
 
 def test_choices_that_were_lost_before_they_were_landed_are_missed(lake: Path) -> None:
     write(lake)
-    found = sources()
-    cut = Cut(sources={topic: ends(log) for topic, log in found.items()}, numbers=numbers())
+    found = sources(worlds())
+    cut = Cut(sources={topic: ends(log) for topic, log in found.items()}, numbers=numbers(worlds()))
     reached = ends(choices())
     write_bronze(lake, CHOICES, {0: []}, commits=1, cut=cut, start=reached, end=reached, lost={0: [(0, 2)]})
     with pytest.raises(LostRecordsError, match="in which order the sources were folded"):
@@ -228,7 +254,7 @@ def test_choices_that_were_lost_before_they_were_landed_are_missed(lake: Path) -
 
 
 def test_records_behind_the_cut_are_left_for_the_next_landing(lake: Path) -> None:
-    found = sources()
+    found = sources(worlds())
     behind = {topic: {at: end - 3 for at, end in ends(log).items()} for topic, log in found.items()}
     write(lake, sources=behind)
     for each, (live, _) in zip(replayed(lake).partitions, worlds(), strict=True):
