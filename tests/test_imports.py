@@ -98,15 +98,16 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "configs": frozenset({"settings"}),
         "faults": frozenset(),
         "fetch_sessions": frozenset({"protocol"}),
+        "recurring": frozenset(),
         "logs": frozenset({"configs", "protocol"}),
         "storage": frozenset({"configs", "logs"}),
         "topics": frozenset({"configs", "logs", "protocol", "settings", "storage"}),
         "internal_log": frozenset({"protocol", "topics"}),
-        "groups": frozenset({"internal_log", "protocol", "settings", "topics"}),
+        "groups": frozenset({"internal_log", "protocol", "recurring", "settings", "topics"}),
         "transactions": frozenset(
-            {"faults", "groups", "internal_log", "logs", "settings", "storage", "topics"}
+            {"faults", "groups", "internal_log", "logs", "recurring", "settings", "storage", "topics"}
         ),
-        "upkeep": frozenset({"configs", "logs", "settings", "topics"}),
+        "upkeep": frozenset({"configs", "logs", "recurring", "settings", "topics"}),
         "cluster": frozenset(
             {
                 "upkeep",
