@@ -178,7 +178,8 @@ class Database:
             )
             if is_lost:
                 self.close()
-            raise OutboxDatabaseError(f"{self.place}: {_message_of(error)}", is_lost=is_lost) from error
+            cure = "; `holdfast outbox init` makes the tables of an outbox" if lacks_table(error) else ""
+            raise OutboxDatabaseError(f"{self.place}: {_message_of(error)}{cure}", is_lost=is_lost) from error
 
     def interrupt(self) -> None:
         """Make a call that waits for the database fail now, and every later one: to stop while the
@@ -249,3 +250,18 @@ def raw_dialect(url: URL) -> Dialect:
 
 def _message_of(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+_UNDEFINED_TABLE, _NO_SUCH_TABLE = "42P01", 1146
+"""By which PostgreSQL, and MySQL and MariaDB, say that there is no such table; SQLite says it in words."""
+
+
+def lacks_table(error: Exception) -> bool:
+    """Return whether a driver's error, or SQLAlchemy's around it, is that of a missing table."""
+    driver = getattr(error, "orig", None) or error
+    state = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
+    return (
+        state == _UNDEFINED_TABLE
+        or driver.args[:1] == (_NO_SUCH_TABLE,)
+        or str(driver).startswith("no such table: ")
+    )

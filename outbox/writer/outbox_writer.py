@@ -21,6 +21,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.engine import Dialect
 
 from holdfast.errors import OutboxSchemaError
+from holdfast.outbox.schema.database import lacks_table
 from holdfast.outbox.schema.layouts import Layout, layout_named
 from holdfast.outbox.schema.tables import outbox_tables
 from holdfast.outbox.schema.wakeup import channel_of
@@ -120,7 +121,7 @@ class OutboxWriter:
         try:
             yield
         except Exception as error:
-            if not _lacks_table(error):
+            if not lacks_table(error):
                 raise
             raise OutboxSchemaError(
                 f"the database has no table {self.table}: run `holdfast outbox init` on it, or name the table that it has (table=...)"
@@ -240,18 +241,3 @@ def _marks(style: str, count: int) -> list[str]:
             return [f"${index + 1}" for index in range(count)]
         case _:
             return ["%s"] * count
-
-
-_UNDEFINED_TABLE, _NO_SUCH_TABLE = "42P01", 1146
-"""By which PostgreSQL, and MySQL and MariaDB, say that there is no such table; SQLite says it in words."""
-
-
-def _lacks_table(error: Exception) -> bool:
-    """Return whether a driver's error, or SQLAlchemy's around it, is that of a missing table."""
-    driver = getattr(error, "orig", None) or error
-    state = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
-    return (
-        state == _UNDEFINED_TABLE
-        or driver.args[:1] == (_NO_SUCH_TABLE,)
-        or str(driver).startswith("no such table: ")
-    )

@@ -8,7 +8,7 @@ import typer
 
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.lake.lakes import absolute, names_of, tables_in
-from holdfast.cli.output import Output, note, show, show_json
+from holdfast.cli.output import Output, note, number_of, show, show_json
 
 if TYPE_CHECKING:
     from holdfast.pipeline.checks.check import LakeVerdict
@@ -67,7 +67,8 @@ def _show(verdicts: list[LakeVerdict], output: Output) -> None:
         show(faults, COLUMNS, output)
     for each in verdicts:
         found = "sound" if each.sound else f"{len(each.faults)} FAULTS"
-        note(f"{each.topic}: {found}; {each.rows} rows in {each.files} files of {each.commits} landings")
+        rows, files = number_of(each.rows, "row"), number_of(each.files, "file")
+        note(f"{each.topic}: {found}; {rows} in {files} of {number_of(each.commits, 'landing')}")
         if each.deep and each.undigested:
             told = ", ".join(f"{p}:{at}" for p, at in each.undigested.items())
             note(f"{each.topic}: rows before these offsets have no digests, and were counted alone: {told}")

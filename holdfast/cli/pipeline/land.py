@@ -14,7 +14,7 @@ from holdfast.cli.asked import stopped_by_signals
 from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.lake.engines import ConfOption, EngineName, MasterOption, MemoryOption, spark_options
 from holdfast.cli.lake.lakes import absolute, names_of
-from holdfast.cli.output import Cell, Output, note, show
+from holdfast.cli.output import Cell, Output, note, number_of, show
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -218,4 +218,4 @@ def _show(reports: Sequence[LandReport], output: Output) -> None:
     ]
     show(rows, ("topic", "partition", "end_offset", "lost"), output)
     for report in reports:
-        note(f"{report.commits} commits to {report.path}")
+        note(f"{number_of(report.commits, 'commit')} to {report.path}")
