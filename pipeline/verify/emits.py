@@ -45,7 +45,7 @@ from holdfast.pipeline.verify.table import LivePartition, read_live, refused_by,
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmitDifference:
     """The first record at which an emitted topic is not what a replay emits. *expected* None: a replay emits no such record; *found* None: it
-    is missing, and *offset* with it. *key* is text as far as it is UTF-8.
+    is missing, and *offset* with it; *partition* is -1 then if it has no key, since it may be in any. *key* is text as far as it is UTF-8.
     """
 
     topic: str
@@ -57,7 +57,9 @@ class EmitDifference:
 
     def explain(self) -> str:
         """Return it in words."""
-        where = f"{self.topic} partition {self.partition}"
+        where = (
+            f"{self.topic} {'any partition' if self.partition == ANYWHERE else f'partition {self.partition}'}"
+        )
         place = where if self.offset is None else f"{where} offset {self.offset}"
         return f"{place}, key {self.key!r}: expected {self.expected or 'none'}, found {self.found or 'none'}"
 

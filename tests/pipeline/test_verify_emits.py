@@ -232,6 +232,7 @@ def test_a_record_that_is_missing_is_named(live: Live, key: str | None, value: b
     found = live.difference(live.folded(drop=drop))
     assert found.key == key
     assert expected in str(found.expected)
+    assert found.explain().startswith(f"{live.out} {'any ' if key is None else ''}partition")
 
 
 def test_a_version_after_a_handover_is_compared_with_what_it_was_to_emit_itself(live: Live) -> None:
