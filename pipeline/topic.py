@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
+from holdfast.clients.topics.admin import Admin
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Input
@@ -178,6 +179,12 @@ class TopicLog:
         futures = list_offsets(self._admin, asked, isolation=isolation, timeout_s=timeout_s)
         # The future's own wait has a deadline as well, past that of the request.
         return {place.partition: future.result(timeout_s + 5).offset for place, future in futures.items()}
+
+
+def is_compacted(settings: Settings, topic: str) -> bool:
+    """Tell whether records of *topic* may be gone since later ones have their keys."""
+    found = Admin(settings).cluster([topic]).topics.get(topic)
+    return found is not None and "compact" in found.config.get("cleanup.policy", "")
 
 
 class TopicReader:

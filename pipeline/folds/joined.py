@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Input
 from holdfast.core.engine.fold.folding import Batch
@@ -21,7 +20,7 @@ from holdfast.pipeline.bronze.lake import Landed, bronze_path, check_identity
 from holdfast.pipeline.checks.against_topic import differences
 from holdfast.pipeline.folds.folding import FoldPlan, fold_partition
 from holdfast.pipeline.folds.local import BronzeFiles, open_bronze
-from holdfast.pipeline.topic import Span, TopicLog, TopicReader
+from holdfast.pipeline.topic import Span, TopicLog, TopicReader, is_compacted
 
 PROVED_OFFSETS = 1_000
 """So many offsets of each partition, the last that the table and the topic both hold, are compared. A log that lost records and took
@@ -164,13 +163,8 @@ def _check_overlap(
                 path, partition, reader.records(partition, span), rows, files.files.get(partition, ()), span
             )
             for fault in told:
-                if fault.kind != "extra" or not _is_compacted(settings, landed.topic):
+                if fault.kind != "extra" or not is_compacted(settings, landed.topic):
                     raise _unequal(fault, landed.topic)
-
-
-def _is_compacted(settings: Settings, topic: str) -> bool:
-    found = Admin(settings).cluster([topic]).topics.get(topic)
-    return found is not None and "compact" in found.config.get("cleanup.policy", "")
 
 
 def _unequal(fault: LakeFault, topic: str) -> LakeError:

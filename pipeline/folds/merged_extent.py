@@ -176,10 +176,16 @@ def replay_ends(
 
 def settle_choices(settings: Settings, processor: Processor[Any, Any]) -> None:
     """Wait until all choices that are written now are committed or aborted; BrokerError where that takes too long."""
-    with TopicLog(settings, processor.choices(settings.app)) as log:
-        if not settled(log, settings.request_timeout_s):
+    settle(settings, processor.choices(settings.app), settings.request_timeout_s)
+
+
+def settle(settings: Settings, topic: str, timeout_s: float) -> None:
+    """Wait until all that is written in *topic* now is committed or aborted; BrokerError where that takes longer than *timeout_s*."""
+    with TopicLog(settings, topic) as log:
+        if not settled(log, timeout_s):
             raise BrokerError(
-                f"topic {log.topic}: a transaction is open for more than {settings.request_timeout_s:g} s"
+                f"topic {topic}: a transaction is open for more than {timeout_s:g} s, and what is behind it cannot be read. Wait until its producer or the "
+                "broker has ended it, or look for one that hangs (`holdfast producers hanging`)"
             )
 
 

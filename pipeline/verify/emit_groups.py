@@ -31,6 +31,31 @@ def compared(group: EmitGroup, *, exact: bool, is_cut: bool) -> tuple[list[Emits
     return _from_the_end(group, exact=exact, is_cut=is_cut)
 
 
+def compared_compacted(group: EmitGroup, *, exact: bool) -> tuple[list[EmitsApart], int]:
+    """Return where a group of a topic that is compacted differs, and how many found records were not compared.
+
+    Compaction may have taken all records of a key but the last, and that too if it has no value. What is left must be in the order of those expected.
+    """
+    if not group.has_order:
+        return _alone(group, exact=exact, is_cut=True)
+    last, left = len(group.found) - 1, enumerate(group.expected)
+    for at, have in enumerate(group.found) if exact else ():
+        least = group.due - 1 if at == last else 0
+        if not any(number >= least and have.body == want.body for number, want in left):
+            return [
+                EmitsApart(have, _at(group.expected, group.due - 1) if at == last and group.due else None)
+            ], 0
+    if (exact and last >= 0) or not group.due:
+        return [], 0 if exact else last + 1
+    newest = [*islice(group.expected, group.due - 1, None)]
+    if last < 0:
+        is_there = all(each.has_value for each in newest)
+        return ([EmitsApart(None, newest[0])] if is_there else []), 0
+    have = _at(group.found, last)
+    is_newest = any(have.body == want.body for want in newest)
+    return ([] if is_newest else [EmitsApart(have, newest[0])]), last
+
+
 def _in_order(group: EmitGroup) -> list[EmitsApart]:
     for at, (have, want) in enumerate(zip_longest(group.found, group.expected)):
         if have is None or want is None or have.body != want.body:

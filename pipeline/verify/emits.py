@@ -7,7 +7,7 @@ compared key by key, and those of a key that comes from several source partition
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -21,22 +21,31 @@ from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.merge.positions import Position, choices_of, offsets_of, stored_format
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
-from holdfast.errors import ConfigError, LostRecordsError
+from holdfast.errors import ConfigError, LostRecordsError, TopicError
 from holdfast.kafka.fetching.records import Records
 from holdfast.pipeline.folds.folding import EmitsWanted
+from holdfast.pipeline.folds.merged_extent import settle
 from holdfast.pipeline.folds.results import emits_in
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.topic import TopicLog, TopicReader
-from holdfast.pipeline.verify.emit_groups import EmitsApart, compared
-from holdfast.pipeline.verify.stored_emits import ANYWHERE, EmitPlace, StoredEmit, StoredEmits, body_of
+from holdfast.pipeline.topic import TopicLog, TopicReader, is_compacted
+from holdfast.pipeline.verify.emit_groups import EmitsApart, compared, compared_compacted
+from holdfast.pipeline.verify.stored_emits import (
+    ANYWHERE,
+    EmitGroup,
+    EmitPlace,
+    StoredEmit,
+    StoredEmits,
+    body_of,
+    told_apart,
+)
 from holdfast.pipeline.verify.table import LivePartition, read_live, refused_by, upto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmitDifference:
     """The first record at which an emitted topic is not what a replay emits. *expected* None: a replay emits no such record; *found* None: it
-    is missing, and *offset* with it. *key* is text as far as it is UTF-8.
+    is missing, and *offset* with it; *partition* is -1 then if it has no key, since it may be in any. *key* is text as far as it is UTF-8.
     """
 
     topic: str
@@ -48,7 +57,9 @@ class EmitDifference:
 
     def explain(self) -> str:
         """Return it in words."""
-        where = f"{self.topic} partition {self.partition}"
+        where = (
+            f"{self.topic} {'any partition' if self.partition == ANYWHERE else f'partition {self.partition}'}"
+        )
         place = where if self.offset is None else f"{where} offset {self.offset}"
         return f"{place}, key {self.key!r}: expected {self.expected or 'none'}, found {self.found or 'none'}"
 
@@ -70,8 +81,8 @@ class EmittedTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmitsVerdict:
-    """Whether what a live table has emitted is what its source makes it emit. *cut* names topics that have lost their heads, of which only the rest
-    was compared.
+    """Whether what a live table has emitted is what its source makes it emit. *cut* names topics that have lost their heads, and *compacted* those whose
+    records may be gone behind later ones: only what is left of either was compared.
     """
 
     processor: str
@@ -80,6 +91,7 @@ class EmitsVerdict:
     records: int
     topics: tuple[EmittedTopic, ...] = field(default_factory=tuple)
     cut: tuple[str, ...] = ()
+    compacted: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -89,7 +101,8 @@ class EmitsVerdict:
         """Return the verdict as JSON values."""
         topics = [{**asdict(each), "equal": each.equal} for each in self.topics]
         told = {"processor": self.processor, "version": self.version, "engine": self.engine}
-        return {**told, "records": self.records, "equal": self.equal, "cut": list(self.cut), "topics": topics}
+        left = {"cut": list(self.cut), "compacted": list(self.compacted)}
+        return {**told, "records": self.records, "equal": self.equal, **left, "topics": topics}
 
 
 def verify_emits(
@@ -98,7 +111,8 @@ def verify_emits(
     """Fold the sources of *processor* up to the position of its live table, and compare what that emits with what lies in its topics.
 
     Workers may go on meanwhile. Other writers of these topics are told as differences; earlier versions are not, whose records lie before. Of *options*, engine,
-    source, lake, memory_bytes and spark count: about so much of what is compared is in memory, and all of it in a temporary file where there is more. Raises ConfigError for a processor without emits, LostRecordsError for a source that has lost what the table was folded from.
+    source, lake, memory_bytes and spark count: about so much of what is compared is in memory, and all of it in a temporary file where there is more. Raises ConfigError for a processor without emits, LostRecordsError for a source that has lost what the table was folded from, BrokerError
+    where a transaction stays open.
     """
     if not processor.emits:
         raise ConfigError(
@@ -114,8 +128,14 @@ def _compared(
 ) -> EmitsVerdict:
     due = {each.partition: _place(each.marker) for each in read_live(processor, settings, rows=False)}
     names = [str(topic) for topic in processor.emits]
+    # A transaction is committed before its markers are written, to each partition in its own time. So the emits of those that the changelog shows may not be readable
+    # yet, and the changelog may not show those of which emits were read.
+    for name in names:
+        settle(settings, name, _settle_s(settings))
     topics = {name: _Topic(settings, name, StoredEmits(store, number)) for number, name in enumerate(names)}
+    settle(settings, processor.changelog(settings.app), _settle_s(settings))
     live = {each.partition: each for each in read_live(processor, settings, rows=False)}
+    _check_partitions(processor, settings, live, due)
     first = processor.version == 1 and not any(each.base for each in live.values())
     exact = {str(topic) for topic in processor.emits if isinstance(topic, Internal) or first}
     if options.source == "topic":
@@ -149,8 +169,32 @@ def _compared(
         engine=replayed.engine,
         records=replayed.records,
         topics=tuple(each.judge(exact=name in exact) for name, each in topics.items()),
-        cut=tuple(name for name, each in topics.items() if each.is_cut),
+        cut=tuple(name for name, each in topics.items() if each.cut),
+        compacted=tuple(name for name, each in topics.items() if each.is_compacted),
     )
+
+
+def _settle_s(settings: Settings) -> float:
+    """Return how long to wait for transactions that are open: brokers look every 10 s for those of a worker that died."""
+    return max(settings.request_timeout_s, settings.transaction_timeout_s + 15)
+
+
+def _check_partitions(
+    processor: Processor[Any, Any], settings: Settings, live: Collection[int], due: Collection[int]
+) -> None:
+    """Raise TopicError unless changelog and sources have the same partitions."""
+    changelog = processor.changelog(settings.app)
+    if set(live) != set(due):
+        raise TopicError(
+            f"{changelog} got partitions meanwhile: it had {len(due)}, and has {len(live)}. Run this again"
+        )
+    for topic in processor.topics:
+        with TopicLog(settings, topic) as log:
+            found = log.partitions()
+        if set(found) != set(live):
+            raise TopicError(
+                f"{changelog} has {len(live)} partitions, the source {topic} has {len(found)}: they must be equal; check with `holdfast topics check`"
+            )
 
 
 def _place(position: Position) -> Handover:
@@ -184,7 +228,8 @@ class _Topic:
         self._name, self._emits = name, emits
         with TopicLog(settings, name) as log:
             spans = log.spans()
-        self._count, self.is_cut = len(spans), any(span.first for span in spans.values())
+        self._count, self.is_compacted = len(spans), is_compacted(settings, name)
+        self.cut = {partition for partition, span in spans.items() if span.first}
         with TopicReader(settings, name) as reader:
             for partition, span in sorted(spans.items()):
                 for records, _ in reader.records(partition, span):
@@ -208,7 +253,7 @@ class _Topic:
         """Return the verdict; unless *exact*, what lies before may be from earlier versions."""
         first, earlier = None, 0
         for group in self._emits.groups():
-            apart, older = compared(group, exact=exact, is_cut=self.is_cut)
+            apart, older = self._compared(group, exact=exact)
             earlier += older
             for each in apart:
                 difference = self._difference(group.place, each)
@@ -222,15 +267,22 @@ class _Topic:
             difference=first,
         )
 
+    def _compared(self, group: EmitGroup, *, exact: bool) -> tuple[list[EmitsApart], int]:
+        if self.is_compacted:
+            return compared_compacted(group, exact=exact)
+        at = group.place.partition
+        return compared(group, exact=exact, is_cut=bool(self.cut) if at == ANYWHERE else at in self.cut)
+
     def _difference(self, place: EmitPlace, apart: EmitsApart) -> EmitDifference:
-        found, expected = apart
+        found = apart.found
+        told = told_apart(*(None if each is None else each.content(place.key) for each in apart))
         return EmitDifference(
             topic=self._name,
             partition=place.partition if found is None else found.part,
             offset=None if found is None else found.number,
             key=None if place.key is None else place.key.decode(errors="backslashreplace"),
-            expected=None if expected is None else str(expected.content(place.key)),
-            found=None if found is None else str(found.content(place.key)),
+            found=told[0],
+            expected=told[1],
         )
 
 

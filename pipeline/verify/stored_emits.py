@@ -40,8 +40,28 @@ class EmitContent(NamedTuple):
     headers: Headers
 
     def __str__(self) -> str:
-        headers = f", headers {dict(self.headers)}" if self.headers else ""
-        return f"{self.value!r:.200}{headers}"
+        names = [name for name, _ in self.headers]
+        # A header may come twice, and then their order is all that tells two records apart.
+        headers = dict(self.headers) if len({*names}) == len(names) else list(self.headers)
+        return f"{self.value!r:.200}{f', headers {headers}' if headers else ''}"
+
+
+def told_apart(one: EmitContent | None, other: EmitContent | None) -> tuple[str | None, str | None]:
+    """Return two records in words, with where their values differ if that is behind what the words show.
+
+    >>> told_apart(EmitContent(b"k", b"v" * 300, ()), EmitContent(b"k", b"v" * 301, ()))[0][-40:]
+    'vvvvvv (300 bytes, they differ from 300)'
+    """
+    texts = (None if one is None else str(one), None if other is None else str(other))
+    if one is None or other is None or texts[0] != texts[1]:
+        return texts
+    mine, theirs = one.value or b"", other.value or b""
+    pairs = enumerate(zip(mine, theirs, strict=False))
+    at = next((at for at, (left, right) in pairs if left != right), min(len(mine), len(theirs)))
+    return (
+        f"{texts[0]} ({len(mine)} bytes, they differ from {at})",
+        f"{texts[1]} ({len(theirs)} bytes, they differ from {at})",
+    )
 
 
 class EmitPlace(NamedTuple):
@@ -58,6 +78,10 @@ class StoredEmit(NamedTuple):
     number: int
     is_due: bool
     body: bytes
+
+    @property
+    def has_value(self) -> bool:
+        return _decode(self.body)[0] is not None
 
     def content(self, key: bytes | None) -> EmitContent:
         return EmitContent(key, *_decode(self.body))

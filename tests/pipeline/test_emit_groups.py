@@ -12,7 +12,7 @@ import pytest
 from holdfast.pipeline.folds import spilling
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.verify import stored_emits
-from holdfast.pipeline.verify.emit_groups import compared
+from holdfast.pipeline.verify.emit_groups import compared, compared_compacted
 from holdfast.pipeline.verify.stored_emits import (
     ANYWHERE,
     EmitContent,
@@ -100,6 +100,55 @@ def test_it_is_what_a_look_at_all_of_them_would_say(
                 }, (seed, exact, is_cut)
                 differing += any(apart for apart, _ in said.values())
     assert 40 < differing < 200, "some differ, and some do not"
+
+
+SAME, OTHER, GONE = body_of(b"same", ()), body_of(b"other", ()), body_of(None, ())
+
+
+@pytest.mark.parametrize("held_bytes", [0, 1 << 20])
+@pytest.mark.parametrize(
+    ("found", "expected", "due", "exact", "apart"),
+    [
+        ([OTHER], [SAME, OTHER], 2, True, None),
+        ([SAME, OTHER], [SAME, SAME, OTHER], 3, True, None),
+        ([], [SAME, GONE], 2, True, None),
+        ([], [SAME, SAME], 1, True, (None, 0)),
+        ([], [GONE, SAME], 2, True, (None, 1)),
+        ([], [SAME, OTHER], 0, True, None),
+        ([], [], 0, True, None),
+        ([SAME], [SAME, OTHER], 1, True, None),
+        ([OTHER], [SAME, OTHER], 1, True, None),
+        ([SAME], [SAME, OTHER], 2, True, (0, 1)),
+        ([OTHER, SAME], [SAME, OTHER], 1, True, (1, 0)),
+        ([OTHER, SAME, OTHER], [SAME, OTHER], 2, True, (1, None)),
+        ([GONE], [SAME], 1, True, (0, 0)),
+        ([OTHER, SAME], [SAME], 1, False, None),
+        ([SAME, OTHER], [SAME], 1, False, (1, 0)),
+        ([SAME, OTHER], [], 0, False, None),
+        ([], [SAME], 1, False, (None, 0)),
+    ],
+)
+def test_of_a_compacted_topic_what_is_left_is_in_order_and_the_last_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+    found: list[bytes],
+    expected: list[bytes],
+    due: int,
+    exact: bool,
+    apart: tuple[int | None, int | None] | None,
+    held_bytes: int,
+) -> None:
+    monkeypatch.setattr(stored_emits, "HELD_BYTES", held_bytes)
+    place = place_of(b"k", 0)
+    with closing(SpillingStore()) as store:
+        emits = StoredEmits(store, 0)
+        emits.find((place, StoredEmit(0, at, False, body)) for at, body in enumerate(found))
+        emits.expect((place, StoredEmit(0, at, at < due, body)) for at, body in enumerate(expected))
+        told = [
+            tuple(None if each is None else each.number for each in one)
+            for group in emits.groups()
+            for one in compared_compacted(group, exact=exact)[0]
+        ]
+    assert told == ([] if apart is None else [apart])
 
 
 COUNT, VALUE = 6_000, b"v" * 200

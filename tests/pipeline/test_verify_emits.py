@@ -6,31 +6,42 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package does not declare what it re-exports
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    ResourceType,
+)
 
 from holdfast.cli.__main__ import main
 from holdfast.clients.topics.chain_state import last_positions
 from holdfast.config import Settings
+from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.merge.choices import decode_vector_marker
 from holdfast.core.engine.state.handover import HANDOVER, HANDOVER_FORMAT, Handover, encode_handover
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.errors import ConfigError, LostRecordsError
+from holdfast.errors import BrokerError, ConfigError, LostRecordsError, TopicError
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.transactions.transactional_client import producers
+from holdfast.pipeline.folds.merged_extent import settle
 from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.topic import Span, TopicReader
+from holdfast.pipeline.topic import Span, TopicLog, TopicReader, is_compacted
 from holdfast.pipeline.verify import emits as verifying
 from holdfast.pipeline.verify.emits import EmitDifference, EmitsVerdict, verify_emits
+from holdfast.pipeline.verify.stored_emits import EmitContent, told_apart
 from holdfast.pipeline.verify.table import verify
 from holdfast.tables.changelog import ChangelogWriter
 from tests.pipeline.conftest import MakeTopic
@@ -221,6 +232,7 @@ def test_a_record_that_is_missing_is_named(live: Live, key: str | None, value: b
     found = live.difference(live.folded(drop=drop))
     assert found.key == key
     assert expected in str(found.expected)
+    assert found.explain().startswith(f"{live.out} {'any ' if key is None else ''}partition")
 
 
 def test_a_version_after_a_handover_is_compared_with_what_it_was_to_emit_itself(live: Live) -> None:
@@ -246,6 +258,119 @@ def test_a_topic_that_has_lost_its_head_is_compared_as_far_as_it_goes(live: Live
     live.cut(live.source, 2)
     with pytest.raises(LostRecordsError, match="begins at offset 2, and the table was folded from 0 on"):
         live.verify(processor)
+
+
+def test_of_a_topic_that_lost_the_head_of_one_partition_the_others_are_compared_whole(live: Live) -> None:
+    keys = [f"k{number}-{at}" for number in LOG for at in range(3)]
+    key = next(each for each in keys if of_key(each.encode(), 2) == 1)
+    processor = live.folded(drop=lambda emit: emit.key == key and emit.value == b"v1 0")
+    live.cut(live.out, 4)
+    found = live.difference(processor)
+    assert (found.partition, found.key, "v1 0" in str(found.expected)) == (1, key, True)
+
+
+def test_emits_that_cannot_be_read_yet_are_waited_for(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The markers of a transaction are written to each partition in its own time: here a stranger's is open in the topic alone."""
+    stranger = Producer(live.broker.client_config(**{"transactional.id": live.out}))
+    stranger.init_transactions(60)
+    stranger.begin_transaction()
+    for partition in (0, 1):
+        stranger.produce(live.out, b"open", b"k", partition)
+    assert stranger.flush(60) == 0
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "wait_for_ends", lambda settings, topic: None)
+        processor = live.folded()
+    wait_for_ends(live.settings, processor.changelog(live.settings.app))
+    with monkeypatch.context() as patch:
+        patch.setattr(verifying, "_settle_s", lambda settings: 0.2)
+        with pytest.raises(
+            BrokerError, match=rf"topic {live.out}: a transaction is open for more than 0.2 s"
+        ):
+            live.verify(processor)
+    stranger.abort_transaction(60)
+    settled = list[str]()
+
+    def noted(settings: Settings, topic: str, timeout_s: float) -> None:
+        settled.append(topic)
+        settle(settings, topic, timeout_s)
+
+    monkeypatch.setattr(verifying, "settle", noted)
+    verdict = live.verify(processor)
+    assert verdict.equal, verdict
+    assert settled == [live.out, processor.changelog(live.settings.app)]
+    assert [(each.expected, each.found) for each in verdict.topics] == [(72, 72)]
+
+
+def test_of_a_topic_that_is_compacted_what_is_left_of_each_key_is_compared(live: Live) -> None:
+    processor = live.folded(drop=lambda emit: emit.key == "k0-1" and emit.value in (b"v1 0", b"v1 2"))
+    assert live.difference(processor).expected == "b'v1 0', headers {'at': b'1001'}"
+    admin = AdminClient(live.broker.client_config())
+    compact = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
+    asked = ConfigResource(ResourceType.TOPIC, live.out, incremental_configs=[compact])
+    for future in admin.incremental_alter_configs([asked]).values():
+        future.result(60)
+    wait_for("it is compacted", lambda: is_compacted(live.settings, live.out), 60)
+    verdict = live.verify(processor)
+    assert (verdict.equal, verdict.compacted, verdict.cut) == (True, (live.out,), ()), verdict
+    live.write(b"k0-1", b"v1 3")
+    found = live.difference(processor)
+    assert (found.key, found.found) == ("k0-1", "b'v1 3'"), "its headers are others"
+
+
+def test_a_source_with_other_partitions_than_the_changelog_is_named(live: Live) -> None:
+    processor = live.folded()
+    admin = AdminClient(live.broker.client_config())
+    for future in admin.create_partitions([NewPartitions(live.source, 3)]).values():
+        future.result(60)
+    wait_for("partitions", lambda: partitions_of(live.settings, live.source) == 3, 60)
+    with pytest.raises(TopicError, match=rf"has 2 partitions, the source {live.source} has 3: they must be"):
+        live.verify(processor)
+
+
+def partitions_of(settings: Settings, topic: str) -> int:
+    with TopicLog(settings, topic) as log:
+        return len(log.partitions())
+
+
+def test_nothing_is_what_a_table_that_has_not_begun_emits(live: Live) -> None:
+    processor = live.processor()
+    with pytest.raises(TopicError, match=r"told.*changelog"):
+        live.verify(processor)
+    live.broker.create_topic(processor.changelog(live.settings.app), partitions=2, exact=True)
+    verdict = live.verify(processor)
+    assert (verdict.equal, [(each.expected, each.found) for each in verdict.topics]) == (True, [(0, 0)])
+    live.write(b"k", b"forged")
+    assert live.difference(processor).found == "b'forged'"
+
+
+def test_what_a_fold_emits_before_it_raises_is_not_expected_and_tombstones_are_told_from_empty_values(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = live.out
+
+    def fold(rows: Any, event: str, at_ms: int) -> Iterator[Emit]:
+        rows[event] = (rows.get(event) or 0) + 1
+        yield Emit(out, event, None if rows[event] % 2 else b"", (("h", b"1"), ("h", None), ("h", b"1")))
+        yield Emit(out, "both", b"same")
+        yield Emit(out, None, None)
+        if event.endswith("-2"):
+            raise ValueError(event)
+
+    monkeypatch.setattr(live, "processor", partial(live.processor, fold=fold))
+    processor = live.folded()
+    (topic,) = (verdict := live.verify(processor)).topics
+    assert (verdict.equal, topic.expected, topic.found) == (True, 48, 48), verdict
+    live.write(b"k0-0", b"")
+    assert live.difference(processor).found == "b''"
+
+
+def test_records_that_differ_behind_what_is_shown_of_them_are_told_apart() -> None:
+    one, other = (EmitContent(b"k", b"v" * 300 + each, (("h", b"1"), ("h", b"2"))) for each in (b"1", b"2"))
+    told = told_apart(one, other)
+    assert told[0] == told[1]
+    assert told[0] is not None
+    assert told[0].endswith("headers [('h', b'1'), ('h', b'2')] (301 bytes, they differ from 300)")
+    assert told_apart(one, None) == (str(one), None)
 
 
 def test_the_command_names_the_difference_and_exits_with_1(

@@ -146,6 +146,8 @@ def _of_emits(
         show(document["topics"], ("topic", "expected", "found", "earlier", "equal"), Output.TABLE)
         for topic in verdict.cut:
             note(f"{topic} has lost the head of its log: only what is left was compared")
+        for topic in verdict.compacted:
+            note(f"{topic} is compacted: only what that left of each key was compared")
         for each in verdict.topics:
             if each.difference is not None:
                 note(each.difference.explain())
