@@ -34,7 +34,7 @@ from holdfast.embedded.serving.sasl_gate import (
     GateState,
     SaslGate,
 )
-from holdfast.errors import WireError
+from holdfast.errors import BrokerFolderError, WireError
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +177,8 @@ class KafkaConnection(asyncio.Protocol):
             except HangUp as reason:
                 logger.info("%(reason)s: the connection is closed", {"reason": reason})
                 return self._hang_up()
+            except BrokerFolderError:
+                return self.close()  # the disk has told it, and the broker stops
             except Exception:
                 logger.exception("a request could not be answered: the connection is closed")
                 return self.close()
@@ -252,6 +254,8 @@ class KafkaConnection(asyncio.Protocol):
             fields = await answer
             if fields is not None:
                 self._write(asked, fields)
+        except BrokerFolderError:
+            self.close()
         except Exception:
             logger.exception("%(api)s could not be answered: the connection is closed", {"api": asked.api})
             self.close()
