@@ -27,6 +27,7 @@ from holdfast.embedded.protocol.table import apis
 from holdfast.embedded.security.distinguished_name import subject_of
 from holdfast.embedded.security.sasl import SaslRefusal
 from holdfast.embedded.security.tls import ANONYMOUS
+from holdfast.embedded.serving.descriptors import is_crowded
 from holdfast.embedded.serving.sasl_gate import (
     AUTHENTICATE,
     HANDSHAKE,
@@ -34,7 +35,7 @@ from holdfast.embedded.serving.sasl_gate import (
     GateState,
     SaslGate,
 )
-from holdfast.errors import WireError
+from holdfast.errors import BrokerFolderError, WireError
 
 logger = logging.getLogger(__name__)
 
@@ -92,11 +93,15 @@ class KafkaConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        if is_crowded(transport.get_extra_info("socket").fileno()):
+            logger.warning("so many files are open that a connection is refused: raise the limit (ulimit -n)")
+            return self.close()
         self._connections.add(self)
         secure = transport.get_extra_info("ssl_object")
         certificate = None if secure is None else secure.getpeercert(binary_form=True)
         if certificate is not None:
             self._principal = f"User:{subject_of(certificate)}"
+        return None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -177,6 +182,8 @@ class KafkaConnection(asyncio.Protocol):
             except HangUp as reason:
                 logger.info("%(reason)s: the connection is closed", {"reason": reason})
                 return self._hang_up()
+            except BrokerFolderError:
+                return self.close()  # the disk has told it, and the broker stops
             except Exception:
                 logger.exception("a request could not be answered: the connection is closed")
                 return self.close()
@@ -252,6 +259,8 @@ class KafkaConnection(asyncio.Protocol):
             fields = await answer
             if fields is not None:
                 self._write(asked, fields)
+        except BrokerFolderError:
+            self.close()
         except Exception:
             logger.exception("%(api)s could not be answered: the connection is closed", {"api": asked.api})
             self.close()

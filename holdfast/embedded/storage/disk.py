@@ -18,6 +18,8 @@ LIMIT_OPEN = 64
 _ADVICE = {
     errno.ENOSPC: "make room on the disk, then start it again",
     errno.EDQUOT: "make room in the user's quota, then start it again",
+    errno.EFBIG: "raise the limit on file sizes of this process (ulimit -f), then start it again",
+    errno.EMFILE: "raise the limit on open files of this process (ulimit -n), then start it again",
     errno.EACCES: "let this user write there, or take another folder",
     errno.EPERM: "let this user write there, or take another folder",
     errno.EROFS: "the disk is mounted to be read only; take another folder",

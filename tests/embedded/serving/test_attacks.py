@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +17,7 @@ from holdfast.embedded.apis.handlers import offered
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.protocol.codec import encode, is_flexible
 from holdfast.embedded.protocol.table import message
-from holdfast.embedded.serving import connection
+from holdfast.embedded.serving import connection, descriptors
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.serving.hostile_requests import HostileRequests
 from tests.embedded.transcripts.transaction_scenarios import hostile_frame
@@ -107,6 +109,29 @@ def test_half_requests_and_noise_hold_up_nobody(kafka: EmbeddedKafka) -> None:
                 noisy.send_frame(chance.randbytes(chance.randrange(200)))
                 noisy.settle()
         assert is_served(kafka)
+
+
+def test_more_connections_than_files_may_be_open_are_refused(
+    kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the broker could open none of its own files, and would stop."""
+    with RawClient(kafka.bootstrap) as client, ExitStack() as strangers:
+        client.ask("ApiVersions", 0)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        allowed = lowest_free + 50
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (allowed, allowed))
+        monkeypatch.setattr(descriptors, "RESERVED", 10)
+        for _ in range(60):
+            stranger = strangers.enter_context(
+                socket.create_connection(("127.0.0.1", kafka.cluster.nodes[1].port))
+            )
+            stranger.settimeout(DEADLINE_S)
+        with contextlib.suppress(ConnectionError):
+            assert stranger.recv(1) == b"", "the last one is closed"
+        assert client.ask("ApiVersions", 0)["error_code"] == 0
+        assert len(kafka._server._connections[1]) < 50
+    assert is_served(kafka)
 
 
 def test_who_never_reads_is_read_from_no_further(kafka: EmbeddedKafka) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 import time
@@ -376,7 +377,9 @@ class FullDisk(Disk):
         return super()._write(descriptor, data)
 
 
-def test_a_broker_whose_disk_is_full_stops_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_a_broker_whose_disk_is_full_stops_and_goes_on_when_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     kafka = EmbeddedKafka(folder=tmp_path)
     assert isinstance(kafka.cluster.storage, FolderStorage)
     kafka.cluster.storage.disk = FullDisk(fsync=False)
@@ -400,10 +403,25 @@ def test_a_broker_whose_disk_is_full_stops_and_goes_on_when_there_is_room(tmp_pa
         with pytest.raises(BrokerFolderError, match="No space left on device; make room on the disk"):
             kafka.create_topic("another")
     assert acknowledged > 3
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == [
+        f"{kafka.failure}; it stops"
+    ], "it is told once"
     with EmbeddedKafka(folder=tmp_path) as again:
         found = again.cluster.topics.partition("orders", 0)
         assert found is not None
         assert found.log.end_offset == acknowledged
+
+
+def test_a_limit_on_file_sizes_is_told_with_what_to_do(tmp_path: Path) -> None:
+    class LimitedDisk(Disk):
+        def _write(self, descriptor: int, data: memoryview) -> int:
+            raise OSError(errno.EFBIG, "File too large")
+
+    disk = LimitedDisk(fsync=False)
+    disk.create(tmp_path / "log")
+    with pytest.raises(BrokerFolderError, match=r"File too large; raise the limit .* \(ulimit -f\)"):
+        disk.append(tmp_path / "log", b"more")
+    disk.close()
 
 
 def test_a_broker_stops_whose_files_someone_has_changed(tmp_path: Path) -> None:
