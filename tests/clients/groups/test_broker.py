@@ -17,13 +17,15 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from holdfast.cli.__main__ import main
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.groups.records import GroupDescription, ShownState
-from holdfast.clock import ManualClock
+from holdfast.clock import ManualClock, SystemClock
 from holdfast.config import Settings
 from holdfast.embedded.apis import handlers
 from holdfast.embedded.internal_log import OFFSETS, home_of
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.errors import BrokerError, GroupError
+from holdfast.kafka import coordinator_admin
+from tests.support.limits import AwakeClock
 
 LOADING, MOVED, DENIED = (
     KafkaCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -32,7 +34,18 @@ LOADING, MOVED, DENIED = (
 )
 EACH_IN = {"DescribeGroups": "groups", "DeleteGroups": "results"}
 """Where an answer has an error code for each group; elsewhere it has one for all."""
+DEADLINE_S = 60.0
 Refuse = Callable[[str, KafkaCode, int], list[str]]
+
+
+class ClockOverWhen(SystemClock):
+    """The machine's clock, on which every deadline is over once *over* says so: however slow the machine is, that has happened."""
+
+    def __init__(self) -> None:
+        self.over: Callable[[], bool] = lambda: False
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + (1e6 if self.over() else 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +60,7 @@ def groups(kafka: EmbeddedKafka) -> BrokerGroups:
     consumer = Consumer(kafka.client_config(**{"group.id": "billing"}))
     consumer.commit(offsets=[TopicPartition("orders", 0, 7)], asynchronous=False)
     consumer.close()
-    return BrokerGroups(Settings(kafka={"bootstrap.servers": kafka.bootstrap}), timeout_s=10.0)
+    return BrokerGroups(Settings(kafka={"bootstrap.servers": kafka.bootstrap}), timeout_s=DEADLINE_S)
 
 
 @pytest.fixture
@@ -108,16 +121,23 @@ def test_a_group_that_does_not_exist_has_committed_nothing(groups: BrokerGroups)
 
 
 def test_one_that_is_never_ready_is_told_at_the_deadline(kafka: EmbeddedKafka, refuse: Refuse) -> None:
-    hasty = BrokerGroups(Settings(kafka={"bootstrap.servers": kafka.bootstrap}), timeout_s=0.3)
+    clock = ClockOverWhen()
+    settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap})
+    hasty = BrokerGroups(settings, timeout_s=DEADLINE_S, clock=clock)
     for api, question in (
         ("DescribeGroups", partial(hasty.describe, "billing")),
         ("ListGroups", hasty.states),
         ("OffsetFetch", partial(hasty.committed, "billing")),
     ):
         refused = refuse(api, LOADING, 1_000)
+        clock.over = partial(_have_two, refused)
         with pytest.raises(BrokerError, match=r"(?i)coordinator.load.in.progress"):
             question()
         assert len(refused) > 1
+
+
+def _have_two(found: list[str]) -> bool:
+    return len(found) > 1
 
 
 def test_what_no_patience_mends_is_told_at_once(groups: BrokerGroups, refuse: Refuse) -> None:
@@ -153,6 +173,8 @@ class SilentBroker:
 
 @pytest.fixture
 def silent_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, str]]:
+    monkeypatch.setattr(coordinator_admin, "ATTEMPT_S", 0.5)
+    monkeypatch.setattr(coordinator_admin, "NAMING_S", DEADLINE_S)
     with EmbeddedKafka(nodes=3, seed=1) as kafka:
         kafka.create_topic("orders")
         for group in ("loud", "silent"):
@@ -165,9 +187,21 @@ def silent_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, s
         )
 
 
-def test_a_silent_coordinator_is_named_and_hides_no_other_groups(silent_broker: tuple[Settings, str]) -> None:
+def test_a_silent_coordinator_is_named_and_hides_no_other_groups(
+    silent_broker: tuple[Settings, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings, name = silent_broker
-    found = BrokerGroups(settings, timeout_s=1.0).describe_all(["silent", "loud"])
+    clock = ClockOverWhen()
+    groups = BrokerGroups(settings, timeout_s=DEADLINE_S, clock=clock)
+    result, received = groups._admin.result, list[Any]()
+
+    def noting(future: Any, timeout_s: float) -> Any:
+        received.append(result(future, timeout_s))
+        return received[-1]
+
+    monkeypatch.setattr(groups._admin, "result", noting)
+    clock.over = lambda: bool(received)
+    found = groups.describe_all(["silent", "loud"])
     assert {group: (each.state, each.members) for group, (each, _) in found.items()} == {
         "loud": ("Empty", 0),
         "silent": (ShownState.NO_ANSWER, 0),
@@ -178,11 +212,16 @@ def test_a_silent_coordinator_is_named_and_hides_no_other_groups(silent_broker: 
 
 
 def test_a_list_that_lacks_a_coordinator_shows_the_others_and_fails(
-    silent_broker: tuple[Settings, str], capsys: pytest.CaptureFixture[str]
+    silent_broker: tuple[Settings, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, name = silent_broker
-    with pytest.raises(SystemExit) as ended:
-        main(f"--bootstrap {settings.bootstrap_servers} groups list --timeout 1 --output json".split())
+    defaults = BrokerGroups.__init__.__kwdefaults__
+    assert defaults is not None
+    command = f"--bootstrap {settings.bootstrap_servers} groups list --timeout 2 --output json".split()
+    with AwakeClock() as awake:
+        monkeypatch.setitem(defaults, "clock", awake)
+        with pytest.raises(SystemExit) as ended:
+            main(command)
     told = capsys.readouterr()
     assert told.out, told.err
     assert (ended.value.code, {each["group"]: each["state"] for each in json.loads(told.out)}) == (
@@ -190,7 +229,7 @@ def test_a_list_that_lacks_a_coordinator_shows_the_others_and_fails(
         {"loud": "Empty", "silent": "NoAnswer"},
     )
     assert (
-        f"of 2 groups 1 are in state NoAnswer: no answer within 1 s from the coordinator {name}" in told.err
+        f"of 2 groups 1 are in state NoAnswer: no answer within 2 s from the coordinator {name}" in told.err
     )
 
 
@@ -207,6 +246,7 @@ def test_a_list_waits_for_its_time_once(groups: BrokerGroups, monkeypatch: pytes
         return loading
 
     monkeypatch.setattr(groups, "_clock", clock)
+    monkeypatch.setattr(groups, "_timeout_s", 10.0)
     monkeypatch.setattr(groups._admin, "result", result)
     with pytest.raises(BrokerError, match=r"(?i)load"):
         groups.states()
