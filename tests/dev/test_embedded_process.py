@@ -185,9 +185,9 @@ def test_it_asks_who_comes_and_lets_each_do_what_rules_allow(run: Run, tmp_path:
         (("--sasl", "--users", "nowhere"), "nowhere cannot be read"),
         (("--sasl", "--users", "users"), "--users a line: write NAME=VALUE"),
         (("--sasl", "--acls", "rules"), "line 1 of the access rules cannot be read"),
-        (("--users", "users"), "are for --embedded --sasl"),
+        (("--users", "users"), "--users without --embedded --sasl: only the embedded Kafka has users"),
         (("--sasl", "--property", "a=b"), "the embedded Kafka has none"),
-        (("--fsync",), "--fsync without --folder: there is nothing to sync"),
+        (("--fsync",), "--fsync without --folder F: there is nothing to sync"),
         (("--folder", "users"), "cannot make"),
     ],
 )

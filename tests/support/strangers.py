@@ -12,19 +12,24 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from holdfast.kafka.codes import code_of, retriable
 from tests.support.harness import wait_for
 
+DEADLINE_S = 120.0
+OPEN_FOR_MS = 900_000
+"""No broker ends it before: longer than any test goes on meanwhile."""
+
 
 @contextmanager
 def open_transaction(config: Mapping[str, Any], topic: str, partitions: int) -> Iterator[None]:
     """Write a record to each partition in a transaction that does not end meanwhile."""
-    open_ms = 900_000  # the longest that brokers allow: what is tried meanwhile may take long
-    stranger = Producer({**config, "transactional.id": uuid.uuid4().hex, "transaction.timeout.ms": open_ms})
-    stranger.init_transactions(60)
+    stranger = Producer(
+        {**config, "transactional.id": uuid.uuid4().hex, "transaction.timeout.ms": OPEN_FOR_MS}
+    )
+    stranger.init_transactions(DEADLINE_S)
     stranger.begin_transaction()
     for partition in range(partitions):
         stranger.produce(topic, key=b"stranger", value=b"not ours", partition=partition)
-    assert stranger.flush(60) == 0
+    assert stranger.flush(DEADLINE_S) == 0
     yield
-    stranger.abort_transaction(60)
+    stranger.abort_transaction(DEADLINE_S)
 
 
 def leave_offsets(config: Mapping[str, Any], group: str, places: list[TopicPartition]) -> None:
@@ -41,6 +46,6 @@ def leave_offsets(config: Mapping[str, Any], group: str, places: list[TopicParti
 
     consumer = Consumer({**config, "group.id": group, "enable.auto.commit": False})
     try:
-        wait_for(f"the coordinator of {group}", committed, 120)
+        wait_for(f"the coordinator of {group}", committed, DEADLINE_S)
     finally:
         consumer.close()
