@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+from holdfast.kafka.codes import code_of, retriable
+from tests.support.harness import wait_for
 
 DEADLINE_S = 120.0
 OPEN_FOR_MS = 900_000
@@ -27,3 +30,22 @@ def open_transaction(config: Mapping[str, Any], topic: str, partitions: int) -> 
     assert stranger.flush(DEADLINE_S) == 0
     yield
     stranger.abort_transaction(DEADLINE_S)
+
+
+def leave_offsets(config: Mapping[str, Any], group: str, places: list[TopicPartition]) -> None:
+    """Commit *places* for a consumer group that has no members; its coordinator may load its log, or have moved."""
+
+    def committed() -> bool:
+        try:
+            consumer.commit(offsets=places, asynchronous=False)
+        except KafkaException as error:
+            if not retriable(code_of(error)):
+                raise
+            return False
+        return True
+
+    consumer = Consumer({**config, "group.id": group, "enable.auto.commit": False})
+    try:
+        wait_for(f"the coordinator of {group}", committed, DEADLINE_S)
+    finally:
+        consumer.close()

@@ -19,6 +19,7 @@ from holdfast.errors import BrokerError, ConfigError
 from tests.clients.claims.claiming import DEADLINE_S, Ground, scenario, until
 from tests.support import own_broker
 from tests.support.harness import wait_for
+from tests.support.strangers import leave_offsets
 
 holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
@@ -34,9 +35,7 @@ def lookups(ground: Ground) -> closing[OffsetFetcher]:
 
 
 def book(ground: Ground, partition: int, offset: int) -> None:
-    consumer = Consumer({**ground.config, "group.id": ground.group})
-    consumer.commit(offsets=[TopicPartition(ground.topic, partition, offset)], asynchronous=False)
-    consumer.close()
+    leave_offsets(ground.config, ground.group, [TopicPartition(ground.topic, partition, offset)])
 
 
 async def answered(asked: OffsetFetcher, count: int, within_s: float = DEADLINE_S) -> list[Watermarks]:

@@ -19,6 +19,7 @@ from holdfast.core.claims.resets import Aim, ResetCommit, Scope, Where, parse_sc
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, GroupError, TopicError
 from tests.support.group_desk import DEADLINE_S, EndingClock, GroupDesk, LaterClock
+from tests.support.strangers import leave_offsets
 
 
 @pytest.fixture
@@ -30,12 +31,8 @@ def desk(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[GroupDesk]:
 
 def committed_group(broker: SessionBroker, topic: str, group: str, offsets: dict[int, int]) -> None:
     """Leave an empty consumer group with these committed offsets."""
-    consumer = Consumer(broker.client_config(**{"group.id": group, "enable.auto.commit": False}))
-    consumer.commit(
-        offsets=[TopicPartition(topic, partition, offset) for partition, offset in offsets.items()],
-        asynchronous=False,
-    )
-    consumer.close()
+    places = [TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
+    leave_offsets(broker.client_config(), group, places)
 
 
 # -- looking

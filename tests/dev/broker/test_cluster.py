@@ -33,7 +33,7 @@ def holdfast_dev(*arguments: str, folder: Path, **env: str) -> subprocess.Comple
         env={**os.environ, **QUICK_JAVA, **env},
         capture_output=True,
         text=True,
-        timeout=2 * DEADLINE_S,
+        timeout=5 * DEADLINE_S,
         check=False,
     )
 
@@ -375,7 +375,7 @@ def test_a_lock_file_that_a_purge_removed_keeps_nobody_out(tmp_path: Path) -> No
         ):
             pass
         (tmp_path / state.LOCK_FILE).unlink()
-        with state.exclusive(tmp_path, deadline_s=5.0):
+        with state.exclusive(tmp_path, deadline_s=DEADLINE_S):
             pass
 
 

@@ -81,7 +81,7 @@ def test_a_server_ends_with_the_process_that_started_it_even_by_sigkill(tmp_path
         "server = Postgres().start(); print(server._child.pid, server.folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     pid, folder = done.stdout.split()

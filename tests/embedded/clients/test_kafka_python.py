@@ -143,7 +143,7 @@ def test_a_group_shares_a_topic_and_goes_on_where_it_was(
     broker: SessionBroker, topic: str, admin: KafkaAdminClient
 ) -> None:
     group = f"{topic}-readers"
-    told = {"group_id": group, "heartbeat_interval_ms": 100, "session_timeout_ms": 10_000}
+    told = {"group_id": group, "heartbeat_interval_ms": 100, "session_timeout_ms": 60_000}
     filled(broker, topic, 30)
     with reads(broker, topic, **told) as one:
         assert taken(one, 30) == list(range(30))

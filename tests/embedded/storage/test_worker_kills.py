@@ -39,4 +39,4 @@ def progressed(app: Application, worker: Worker) -> None:
         now = worker.applied()
         return bool(before) and all(now.get(place, -1) > at for place, at in before.items())
 
-    wait_for("progress", condition, 60, app.tails)
+    wait_for("progress", condition, 120, app.tails)

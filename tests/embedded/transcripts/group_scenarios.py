@@ -15,15 +15,15 @@ from holdfast.core.kafka.record_batch import (
 from holdfast.embedded.internal_log import KINDS
 from holdfast.embedded.protocol.codec import decode, encode
 from tests.embedded.transcripts.asking import scenario
-from tests.embedded.transcripts.talk import Talk
+from tests.embedded.transcripts.talk import DEADLINE_S, Talk
 
 # -- groups
 
 
 def join(talk: Talk, group: str, member: str = "", version: int = 9, *, by: str = "one", **more: Any) -> None:
     told: dict[str, Any] = {
-        "session_timeout_ms": 10_000,
-        "rebalance_timeout_ms": 10_000,
+        "session_timeout_ms": 60_000,
+        "rebalance_timeout_ms": 60_000,
         "protocol_type": "consumer",
         "protocols": [{"name": "range", "metadata": b"\x00\x00"}],
         **more,
@@ -137,7 +137,7 @@ def members_of_the_new_protocol_that_are_refused(talk: Talk) -> None:
     talk.coordinated(group)
 
     def beat(member: str, epoch: int, *, quiet: bool = False, **more: Any) -> int:
-        joins = {"rebalance_timeout_ms": 30_000, "topic_partitions": [], "subscribed_topic_names": [topic]}
+        joins = {"rebalance_timeout_ms": 60_000, "topic_partitions": [], "subscribed_topic_names": [topic]}
         usual = {"rebalance_timeout_ms": -1, "topic_partitions": None, "subscribed_topic_names": None}
         told = {**(joins if epoch == 0 else usual), **more}
         ask = talk.quietly if quiet else talk.ask
@@ -192,7 +192,7 @@ def group_of_two(talk: Talk) -> None:
     join(talk, group, by="two")
     two = joined(talk, by="two")
     join(talk, group, two["member_id"], by="two")
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + DEADLINE_S
     while talk.client().ask("Heartbeat", 4, **told)["error_code"] == 0:  # until the second has been heard of
         assert time.monotonic() < until_s
     talk.ask("Heartbeat", 4, **told)
@@ -213,7 +213,7 @@ def group_of_two(talk: Talk) -> None:
         "JoinGroup",
         9,
         group_id=group,
-        session_timeout_ms=10_000,
+        session_timeout_ms=60_000,
         protocol_type="connect",
         protocols=[{"name": "range", "metadata": b""}],
     )
@@ -221,7 +221,7 @@ def group_of_two(talk: Talk) -> None:
         "JoinGroup",
         9,
         group_id=group,
-        session_timeout_ms=10_000,
+        session_timeout_ms=60_000,
         protocol_type="consumer",
         protocols=[{"name": "other", "metadata": b""}],
     )
@@ -234,14 +234,14 @@ def group_of_two(talk: Talk) -> None:
         protocols=[{"name": "range", "metadata": b""}],
     )
     talk.ask(
-        "JoinGroup", 9, group_id=group, session_timeout_ms=10_000, protocol_type="consumer", protocols=[]
+        "JoinGroup", 9, group_id=group, session_timeout_ms=60_000, protocol_type="consumer", protocols=[]
     )
     talk.ask(
         "JoinGroup",
         9,
         group_id=group,
         member_id="nobody",
-        session_timeout_ms=10_000,
+        session_timeout_ms=60_000,
         protocol_type="consumer",
         protocols=[{"name": "range", "metadata": b""}],
     )
@@ -249,7 +249,7 @@ def group_of_two(talk: Talk) -> None:
         "JoinGroup",
         9,
         group_id="",
-        session_timeout_ms=10_000,
+        session_timeout_ms=60_000,
         protocol_type="consumer",
         protocols=[{"name": "range", "metadata": b""}],
     )
@@ -311,7 +311,7 @@ def group_of_the_new_protocol(talk: Talk) -> None:
 
     def settled(member: str, epoch: int) -> int:
         """Beat until the member has what it is to have."""
-        until_s = time.monotonic() + 20
+        until_s = time.monotonic() + DEADLINE_S
         held: list[Any] | None = None
         while True:
             told = {"group_id": group, "member_id": member, "member_epoch": epoch, "topic_partitions": held}
@@ -325,7 +325,7 @@ def group_of_the_new_protocol(talk: Talk) -> None:
             time.sleep(0.1)
 
     first: dict[str, Any] = {
-        "rebalance_timeout_ms": 10_000,
+        "rebalance_timeout_ms": 60_000,
         "subscribed_topic_names": [topic],
         "topic_partitions": [],
     }
@@ -421,7 +421,7 @@ def log_of_the_new_protocol(talk: Talk) -> None:
 
     def settle(*members: str) -> None:
         """Beat until all partitions are with somebody, and nothing changes any more."""
-        until_s = time.monotonic() + 30
+        until_s = time.monotonic() + DEADLINE_S
         while True:
             for each in members:
                 beat(each)

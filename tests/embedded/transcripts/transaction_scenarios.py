@@ -10,7 +10,7 @@ from holdfast.core.kafka.record_batch import (
     TRANSACTIONAL_BIT,
 )
 from tests.embedded.transcripts.asking import batch, fetch, produce, scenario
-from tests.embedded.transcripts.talk import Talk, codes_in
+from tests.embedded.transcripts.talk import DEADLINE_S, Talk, codes_in
 
 UNSTABLE = {88}
 """The code of an offset whose transaction has no outcome yet."""
@@ -60,7 +60,7 @@ class BareProducer:
 
     def describe(self) -> None:
         """Tell of the transaction, once its markers are written."""
-        until_s = time.monotonic() + 10
+        until_s = time.monotonic() + DEADLINE_S
         while True:
             answer = self.talk.client().ask("DescribeTransactions", 0, transactional_ids=[self.name])
             if not answer["transaction_states"][0]["transaction_state"].startswith("Prepare"):
@@ -254,7 +254,7 @@ class BareCommits:
     def settle(self) -> None:
         """Wait until no transaction without an outcome has an offset."""
         asked = [{"group_id": self.group, "topics": [{"name": self.topic, "partition_indexes": [0]}]}]
-        until_s = time.monotonic() + 10
+        until_s = time.monotonic() + DEADLINE_S
         while UNSTABLE & codes_in(self.talk.quietly("OffsetFetch", 9, groups=asked, require_stable=True)):
             assert time.monotonic() < until_s
             time.sleep(0.02)
