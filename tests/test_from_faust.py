@@ -24,13 +24,13 @@ from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
-from tests.support.harness import TIMES, wait_for
+from tests.support.harness import TIMES, UNDISTURBED, wait_for
 from tests.support.installations import Installation, Installations
 from tests.support.places import ROOT, example_file
 from tests.test_page_programs import exchanged, run, settings_of
 
 PARTITIONS = 3
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
 TOPICS = ("orders", "payments", "big-customers", "receipts", "audit")
 CUSTOMERS = ("ada", "ben", "cleo", "dan", "eve")
 HERE = "app = create_app(topic_partitions=3)"
@@ -51,7 +51,7 @@ class Desk:
             web_port=str(self.port),
             data_dir=str(folder / "data"),
             standbys="0",
-            **{key: str(value) for key, value in TIMES.items()},
+            **{key: str(value) for key, value in {**TIMES, **UNDISTURBED}.items()},
         )
         self._programs = installed.programs
         kafka = {key: str(value) for key, value in broker.config.items()}
@@ -124,7 +124,7 @@ class Desk:
 
     def positions(self) -> dict[tuple[str, int], int]:
         """Return where the group has read the desk's sources."""
-        found = BrokerGroups(self.settings, timeout_s=60).committed(self.name)
+        found = BrokerGroups(self.settings, timeout_s=DEADLINE_S).committed(self.name)
         return {
             (topic, each): found.get((self.topics[topic], each), 0)
             for topic in ("orders", "payments")

@@ -106,7 +106,7 @@ def put(worker: Worker, path: str, value: Any) -> Any:
     asked = urllib.request.Request(
         worker.url + path, json.dumps(value).encode(), {"Content-Type": "application/json"}, method="PUT"
     )
-    with urllib.request.urlopen(asked, timeout=DEADLINE_S) as reply:
+    with urllib.request.urlopen(asked, timeout=2 * DEADLINE_S) as reply:
         return json.load(reply)
 
 

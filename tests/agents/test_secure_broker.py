@@ -27,7 +27,7 @@ from holdfast.errors import BrokerError
 from tests.support.places import TLS
 from tests.support.secured import Guarded
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 @pytest.fixture
@@ -104,13 +104,13 @@ def test_fausts_own_consumer_and_producer_use_the_same_settings(secured: dict[st
     assert seen == [b"from librdkafka", b"from Faust"]
 
 
-def with_aiokafka(settings: Settings) -> None:
+def with_aiokafka(settings: Settings, timeout_s: float = 5) -> None:
     """Connect as Faust's driver does, and only that."""
 
     async def run() -> None:
         auth = credentials_to_aiokafka_auth(broker_credentials(settings))
         producer = AIOKafkaProducer(
-            bootstrap_servers=settings.bootstrap_servers, request_timeout_ms=5_000, **auth
+            bootstrap_servers=settings.bootstrap_servers, request_timeout_ms=int(timeout_s * 1000), **auth
         )
         try:
             await producer.start()
@@ -145,8 +145,8 @@ def test_what_one_client_refuses_the_other_refuses_too(
 
 
 def test_the_refusals_are_not_for_another_reason(secured: dict[str, str]) -> None:
-    assert Admin(Settings(kafka=secured), timeout_s=5).cluster().brokers == (1,)
-    with_aiokafka(Settings(kafka=secured))
+    assert Admin(Settings(kafka=secured), timeout_s=DEADLINE_S).cluster().brokers == (1,)
+    with_aiokafka(Settings(kafka=secured), DEADLINE_S)
 
 
 def test_the_command_line_connects_with_the_password_from_a_file(

@@ -30,10 +30,10 @@ from tests.support.limits import Slowness, check
 from tests.support.places import ROOT
 from tests.support.proof import read_topic
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 KEYS = [f"k{number}" for number in range(20)]
 RECORDS = 2_000
-SLOWLY = {"VERSIONED": "2", "VERSIONED_SLEEP_S": "0.006"}
+NEXT = {"VERSIONED": "2"}
 TAKEOVER_S = 15.0
 """No pause between two answers is longer: a session of 6 s, a rebalance and a restore on a busy machine."""
 
@@ -51,6 +51,9 @@ class Versioned(Fleet):
             declare=lambda settings: [versioned(settings.app, emits=emits)],
             standbys=0,
         )
+        self.held = folder / "held"
+        """While this file is there, no worker gets far with version 2."""
+        self.environment["VERSIONED_HELD"] = str(self.held)
         self.create_topics()
         self.old, self.new = self.processors[0], versioned(self.settings.app, 2, emits=emits)
         create_topics(self.settings, [self.new])
@@ -126,7 +129,7 @@ class Asker(threading.Thread):
         async with TableClient(fleet.settings, [fleet.new], earlier=[fleet.old]) as tables:
             while not self._ended.is_set():
                 with suppress(QueryError, BrokerError):
-                    found = await tables.get_many(fleet.new, KEYS, timeout_s=2)
+                    found = await tables.get_many(fleet.new, KEYS, timeout_s=10)
                     self._note(found, last)
                 await asyncio.sleep(0.01)
 
@@ -187,26 +190,30 @@ def test_a_table_is_served_while_its_workers_are_rolled_to_the_next_version(flee
     try:
         wait_for("a first answer", lambda: asker.answers, DEADLINE_S, fleet.tails)
         for before in (old, other):
+            fleet.held.touch()
             before.stop()
-            new = fleet.worker(f"new-of-{before.name}").start(**SLOWLY)
+            new = fleet.worker(f"new-of-{before.name}").start(**NEXT)
             if before is old:  # the other may find its partition built already, by this one
                 cause = wait_for("it says what it builds", partial(building, new), DEADLINE_S, fleet.tails)
                 assert "version 2 of totals is being built and has not caught up with version 1" in cause
                 new.kill()  # in the middle
-                new.start(**SLOWLY)
+                new.start(**NEXT)
+            else:
+                wait_for(
+                    "the rows of before", lambda: (1, "earlier") in asker.seen(), DEADLINE_S, fleet.tails
+                )
             fleet.write(len(KEYS))
+            fleet.held.unlink()
             new.wait_ready()
         wait_for("version 2 answers", lambda: (2, "active") in asker.seen(), DEADLINE_S, fleet.tails)
         total = RECORDS + 2 * len(KEYS)
         after = counts(fleet, 2, total)
     finally:
         asker.stop()
-    assert asker.odd == []
+    asker.check()
     assert (1, "active") in asker.seen()
-    assert (1, "earlier") in asker.seen()
     versions = [answer.version for _, answer in asker.answers]
     assert versions == sorted(versions), "the switch is one moment"
-    assert asker.longest_s < TAKEOVER_S
     assert after == dict.fromkeys(KEYS, total // len(KEYS)), "nothing is counted twice"
     assert_emits(fleet, total // len(KEYS))
 
@@ -228,19 +235,21 @@ def roll_beside(fleet: Versioned) -> None:
     asker.start()
     try:
         wait_for("a first answer", lambda: asker.answers, DEADLINE_S, fleet.tails)
+        fleet.held.touch()
         old.stop()
-        new = fleet.worker("new-1").start(**SLOWLY, **silent)
+        new = fleet.worker("new-1").start(**NEXT, **silent)
         wait_for("it says what it builds", partial(building, new), DEADLINE_S, fleet.tails)
         fleet.write(len(KEYS))
         on = counts(fleet, 1, RECORDS + len(KEYS))
         assert on == dict.fromkeys(KEYS, RECORDS // len(KEYS) + 1), "version 1 folds what comes"
         assert building(new), "and version 2 is still being built"
+        fleet.held.unlink()
         new.wait_ready()
         assert new.applied().keys() == {("totals", 0), ("totals", 1)}
         wait_for("version 2 answers", lambda: (2, "active") in asker.seen(), DEADLINE_S, fleet.tails)
         assert asker.seen() == {(1, "active"), (2, "active")}
         other.stop()
-        another = fleet.worker("new-2").start(**silent, **{**SLOWLY, "VERSIONED_SLEEP_S": "0"}).wait_ready()
+        another = fleet.worker("new-2").start(**silent, **NEXT).wait_ready()
         fleet.wait_spread(new, another)
         fleet.write(len(KEYS))
         after = counts(fleet, 2, RECORDS + 2 * len(KEYS))
@@ -258,7 +267,8 @@ def test_when_all_workers_are_replaced_at_once_the_old_rows_are_read_and_the_swi
     fleet.write(RECORDS)
     counts(fleet, 1, RECORDS)
     old.kill()
-    by_command = {**SLOWLY, "HOLDFAST_SWITCH_VERSIONS": "command"}
+    by_command = {**NEXT, "HOLDFAST_SWITCH_VERSIONS": "command"}
+    fleet.held.touch()
     new = fleet.worker().start(**by_command)  # which has none of the old one's files
     assert counts(fleet, 1, RECORDS) == dict.fromkeys(KEYS, RECORDS // len(KEYS))
     asker = Asker(fleet)
@@ -270,6 +280,7 @@ def test_when_all_workers_are_replaced_at_once_the_old_rows_are_read_and_the_swi
         wait_for("the reason", partial(is_being_built, fleet), DEADLINE_S, fleet.tails)
         with pytest.raises(NotReadyError, match="partitions 0, 1 are being built"):
             TableSwitch(fleet.settings, "totals", timeout_s=DEADLINE_S).to(2)
+        fleet.held.unlink()
         new.wait_ready()
         counts(fleet, 2, RECORDS)
         wait_for("an answer", lambda: asker.answers, DEADLINE_S, fleet.tails)
@@ -305,7 +316,7 @@ def answers(asker: Asker, version: int, role: str) -> bool:
 
 def is_being_built(fleet: Versioned) -> bool:
     """Return whether the answer was that; a slow machine may give none within 5 s."""
-    with pytest.raises(NotReadyError) as refused:
+    with pytest.raises((BrokerError, NotReadyError)) as refused:
         counts(fleet, 2, 1, timeout_s=5)
     return "version 2 of totals is being built and has not caught up" in str(refused.value)
 

@@ -1,6 +1,5 @@
-"""An application of one table in a version of one's choice, which may be slow to build:
-
-`VERSIONED=2 VERSIONED_SLEEP_S=0.01 python -P -m tests.agents.versioned worker`.
+"""An application of one table in a version of one's choice, `VERSIONED=2 python -P -m tests.agents.versioned worker`. It hardly folds a
+version after the first while the file `VERSIONED_HELD` is there.
 """
 
 from __future__ import annotations
@@ -8,6 +7,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,12 +31,17 @@ class Weighed(msgspec.Struct, frozen=True):
     size: int
 
 
-def versioned(app: str, version: int = 1, *, sleep_s: float = 0, emits: bool = True) -> Processor[Any, Any]:
-    """Return the processor, whose fold takes *sleep_s* for each record: records are KEY TEXT."""
+HELD_S = 0.05
+
+
+def versioned(
+    app: str, version: int = 1, *, held: Path | None = None, emits: bool = True
+) -> Processor[Any, Any]:
+    """Return the processor, of records KEY TEXT, whose fold takes `HELD_S` for each while *held* is there."""
 
     def fold(rows: Rows[Any], event: tuple[str, str], at_ms: int) -> Iterator[Emit]:
-        if sleep_s:
-            time.sleep(sleep_s)
+        if held is not None and held.exists():
+            time.sleep(HELD_S)
         key, text = event
         before = rows.get(key)
         count = (before.count if before else 0) + 1
@@ -66,10 +71,11 @@ def decode(value: bytes) -> tuple[str, str]:
 
 def declared() -> Processor[Any, Any]:
     """Return the processor that the environment asks for."""
+    version = int(os.environ.get("VERSIONED", "1"))
     return versioned(
         os.environ["HOLDFAST_APP"],
-        int(os.environ.get("VERSIONED", "1")),
-        sleep_s=float(os.environ.get("VERSIONED_SLEEP_S", "0")),
+        version,
+        held=Path(os.environ["VERSIONED_HELD"]) if version > 1 else None,
         emits="VERSIONED_SILENT" not in os.environ,
     )
 

@@ -50,6 +50,7 @@ SMALL_STEP_RECORDS = 20
 SMALL_PIECE_ROWS = 4
 HOUR_S = 3_600.0
 _JUST_MS = 4.0
+_LOOK_S = 0.02
 
 
 class Doom:
@@ -184,6 +185,16 @@ def let_gather() -> None:
 def write_in_pieces() -> None:
     """Have even the small transactions of a test written to the store piece by piece."""
     store.WRITE_ROWS = SMALL_PIECE_ROWS
+
+
+def hold_up(held: Path) -> None:
+    """Have restores, and standbys, wait as long as *held* is there."""
+
+    def wait() -> None:
+        while held.exists():
+            time.sleep(_LOOK_S)
+
+    around(Partition, "apply", before=wait)
 
 
 def slow_down(milliseconds: float) -> None:

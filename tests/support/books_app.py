@@ -40,7 +40,7 @@ class Books:
         self.settings = Settings(
             app=self.name,
             kafka={key: str(value) for key, value in kafka.client_config().items()},
-            request_timeout_s=10,
+            request_timeout_s=60,
             stall_timeout_s=30,
         )
         self._producer = Producer(kafka.client_config())

@@ -552,6 +552,6 @@ def test_fausts_web_server_stays_off() -> None:
 def test_workers_run_on_the_loop_that_their_command_line_names(named: list[str], module: str) -> None:
     program = "import holdfast.agents.app\nfrom mode.utils.loops import get_event_loop\nprint(type(get_event_loop()).__module__)"
     told = subprocess.run(
-        [sys.executable, "-P", "-c", program, *named], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-P", "-c", program, *named], capture_output=True, text=True, timeout=180, check=True
     )
     assert told.stdout.strip().split(".")[0] == module

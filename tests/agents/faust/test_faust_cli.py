@@ -26,7 +26,7 @@ from tests.support.places import ROOT, example_file
 pytestmark = pytest.mark.process
 
 TOOLS = Path(sys.executable).parent
-DEADLINE_S = 60
+DEADLINE_S = 180
 
 
 def run(*command: str, cwd: Path, code: int = 0, environment: Mapping[str, str] | None = None) -> str:

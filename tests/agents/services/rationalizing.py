@@ -1,4 +1,4 @@
-"""The built-in application as a worker that restores slowly on demand:
+"""The built-in application as a worker that restores nothing while the file `CHAOS_RESTORE_HELD` is there:
 
 `python -P -m tests.agents.services.rationalizing worker`.
 """
@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from tests.chaos.faults import slow_down
+from tests.chaos.faults import hold_up
 
 if __name__ == "__main__":
-    if pause_ms := os.environ.get("CHAOS_RESTORE_PAUSE_MS"):
-        slow_down(float(pause_ms))
+    if held := os.environ.get("CHAOS_RESTORE_HELD"):
+        hold_up(Path(held))
     from holdfast.agents.builtin import app
 
     app.main()

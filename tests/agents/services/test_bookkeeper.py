@@ -29,7 +29,7 @@ from tests.agents.fleet import Fleet
 from tests.support.harness import wait_for
 from tests.support.proof import last_offsets, logged_state, model, read_topic, sha
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 PARTITIONS = 2
 
 
@@ -222,7 +222,9 @@ def test_a_named_producer_numbers_its_records_and_goes_on_after_a_restart(
         held = tables.get(fleet.processor("producers"), name_key(name), timeout_s=DEADLINE_S).value
         assert isinstance(held, Registration)
         assert (held.epoch, held.instance) == (2, "two")
-        listed = [producer_of_key(answer.key) for answer in tables.scan(books, book_key(name))]
+        listed = [
+            producer_of_key(answer.key) for answer in tables.scan(books, book_key(name), timeout_s=DEADLINE_S)
+        ]
         assert set(listed) == {name}
 
 

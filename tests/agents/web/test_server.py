@@ -345,7 +345,7 @@ async def test_a_body_over_the_limit_is_refused_without_reading_it_all(
 async def test_more_queries_than_the_limit_are_asked_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "LIMIT_IN_FLIGHT", 1)
     async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker) as asking:
-        waiting = asyncio.create_task(asking.ask("/tables/totals/0/rows/a?at-offset=5&timeout-ms=20000"))
+        waiting = asyncio.create_task(asking.ask("/tables/totals/0/rows/a?at-offset=5&timeout-ms=60000"))
         await worker.replica(TOTALS, 0).waited_for.wait()
         status, refusal, headers = await asking.ask("/tables/totals/0/rows/a")
         assert (status, refusal["error"], headers["Retry-After"]) == (503, "not_ready", "1")
@@ -361,7 +361,7 @@ async def test_more_queries_than_the_limit_are_asked_to_come_again(monkeypatch: 
 async def test_a_query_for_an_offset_waits_until_it_is_reflected() -> None:
     async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker) as asking:
         replica = worker.replica(TOTALS, 0)
-        asked = asyncio.create_task(asking.ask("/tables/totals/0/rows/ada?at-offset=7&timeout-ms=20000"))
+        asked = asyncio.create_task(asking.ask("/tables/totals/0/rows/ada?at-offset=7&timeout-ms=60000"))
         await replica.waited_for.wait()
         await replica.advance(6)
         assert not asked.done()
@@ -384,14 +384,14 @@ async def test_an_offset_that_is_not_reached_in_time_is_told_with_the_numbers() 
 async def test_a_partition_that_moves_during_the_wait_is_not_answered_here() -> None:
     async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker) as asking:
         replica = worker.replica(TOTALS, 0)
-        asked = asyncio.create_task(asking.ask("/tables/totals/0/rows/ada?at-offset=7&timeout-ms=20000"))
+        asked = asyncio.create_task(asking.ask("/tables/totals/0/rows/ada?at-offset=7&timeout-ms=60000"))
         await replica.waited_for.wait()
         del worker.replicas["totals", 0]
         worker.owners["totals", 0] = "http://127.0.0.1:1"
         await replica.advance(7)
         status, refusal, headers = await asked
     assert (status, refusal["owner"]) == (421, "http://127.0.0.1:1")
-    assert headers["Location"] == "http://127.0.0.1:1/tables/totals/0/rows/ada?at-offset=7&timeout-ms=20000"
+    assert headers["Location"] == "http://127.0.0.1:1/tables/totals/0/rows/ada?at-offset=7&timeout-ms=60000"
 
 
 # -- elsewhere, not yet, or stale
