@@ -20,8 +20,8 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import DevBrokerError
 
-QUESTION_DEADLINE_S = 10.0
-ANSWER_DEADLINE_S = 240.0
+QUESTION_DEADLINE_S = 60.0
+ANSWER_DEADLINE_S = 600.0
 """Longer than a cluster may take to start, the archive of its classes included."""
 
 

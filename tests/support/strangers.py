@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 @contextmanager
 def open_transaction(config: Mapping[str, Any], topic: str, partitions: int) -> Iterator[None]:
     """Write a record to each partition in a transaction that does not end meanwhile."""
-    stranger = Producer({**config, "transactional.id": uuid.uuid4().hex})
+    stranger = Producer({**config, "transactional.id": uuid.uuid4().hex, "transaction.timeout.ms": 900_000})
     stranger.init_transactions(60)
     stranger.begin_transaction()
     for partition in range(partitions):
