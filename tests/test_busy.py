@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.busy import busy, main
 from tests.support.harness import wait_for
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.mark.process

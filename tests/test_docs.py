@@ -29,6 +29,7 @@ import pytest
 
 from tests.support.installations import Installations, named_extras, with_those_within
 from tests.support.page_commands import command_lines, needs, resolved, starts_workers
+from tests.support.patience import DEADLINE_S
 from tests.support.places import EXAMPLES, ROOT
 
 PAGES = sorted(
@@ -39,7 +40,6 @@ PAGES = sorted(
         *EXAMPLES.rglob("*.md"),
     ]
 )
-DEADLINE_S = 60
 FOLLOWED = ("tutorial", "tutorial-claims", "tutorial-streams")
 """Pages whose files test_tutorial.py saves and runs."""
 

@@ -22,9 +22,9 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.outbox.harvest.table.rows import OutboxRows
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.places import example_file
 
-DEADLINE_S = 60.0
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 
 

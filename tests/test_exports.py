@@ -13,6 +13,7 @@ import pytest
 
 import holdfast
 from holdfast import clients, errors, streams
+from tests.support.patience import DEADLINE_S
 from tests.support.places import EXAMPLES, ROOT
 from tests.test_docs import blocks
 
@@ -108,7 +109,9 @@ def test_what_is_not_there_is_an_ordinary_error() -> None:
 def test_a_name_brings_only_what_it_needs(name: str | None) -> None:
     use = f"holdfast.{name}; " if name else ""
     code = f"import sys, holdfast; {use}print(*[each for each in {sorted(COSTLY)!r} if each in sys.modules])"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
     assert set(ran.stdout.split()) == (NEEDS[name] if name else set())
 
 

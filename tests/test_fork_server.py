@@ -18,6 +18,7 @@ from holdfast.dev import parent_death, processes
 from tests.support import fork_server
 from tests.support.fork_server import ForkedProcess, Process
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 pytestmark = [
@@ -25,7 +26,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are ordinary processes"),
 ]
 
-DEADLINE_S = 60.0
 PROBE = "tests.support.start_probe"
 ENVIRONMENT = {
     **os.environ,

@@ -76,10 +76,11 @@ from tests.outbox.databases import FreshOutbox
 from tests.support import harness
 from tests.support.harness import Application, running, wait_for
 from tests.support.kafka_clients import clients_alive
+from tests.support.patience import DEADLINE_S
 from tests.support.secured import Guarded, environment
 
 MIB = 1 << 20
-POSITIVE_S, LEAST_S = 60.0, 8.0
+POSITIVE_S, LEAST_S = DEADLINE_S, 8.0
 """How long a job may take that has all it needs, and how long one is watched at least that has not."""
 
 
@@ -448,7 +449,7 @@ def administrator_job(guarded: Guarded, folder: Path) -> Job:
             app=application.name,
             kafka=dict(kafka),
             coordination_topic=coordination,
-            request_timeout_s=10,
+            request_timeout_s=30,
             unpacked_batch_bytes=MIB,
         )
 
@@ -511,7 +512,7 @@ def harvest_settings(outbox: FreshOutbox, kafka: Mapping[str, str], strategy: St
         table=outbox.table,
         layout=outbox.layout.name,
         strategy=strategy,
-        heartbeat_timeout_s=2.0,
+        heartbeat_timeout_s=20.0,  # longer than a machine stands still, mostly
         retry_s=0.05,
     )
 

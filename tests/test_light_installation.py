@@ -19,12 +19,12 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.extras import EXTRAS
 from tests.support.installations import Installation, Installations
 from tests.support.page_commands import NEEDS
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.test_exports import PUBLIC_MODULES
 
 pytestmark = pytest.mark.process
 
-DEADLINE_S = 120
 SHOP = """
 from holdfast import Processor, by_key
 fold = lambda rows, event, at_ms: None

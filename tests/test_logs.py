@@ -20,6 +20,7 @@ from holdfast.config import Settings
 from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError
 from holdfast.logs import JsonFormatter, use_format
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 ROOMS = ("holdfast", "agents", "tables", "outbox", "pipeline")
@@ -210,7 +211,7 @@ def test_a_worker_writes_each_of_its_lines_as_json(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 1, done.stderr
     lines = [json.loads(line) for line in done.stderr.splitlines()]

@@ -28,6 +28,7 @@ from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Fleet
 from tests.support.harness import wait_for
 from tests.support.page_commands import command_line
+from tests.support.patience import DEADLINE_S
 from tests.support.places import DOCS
 
 PAGE = DOCS / "operating.md"
@@ -128,7 +129,7 @@ def test_the_table_of_metrics_is_what_a_worker_tells(broker: SessionBroker, tmp_
             page = first.ask("/metrics")[1]
             return page if families(page) and all(family.samples for family in families(page)) else None
 
-        page = wait_for("a sample of every metric", complete, 60, first.tail)
+        page = wait_for("a sample of every metric", complete, DEADLINE_S, first.tail)
     finally:
         fleet.close()
     check("metrics", metrics_table(page))

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 pytestmark = pytest.mark.process
@@ -25,7 +26,6 @@ PRODUCT = "holdfast"
 ROOMS = ("agents", "tables", "outbox", "pipeline")
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 SITE_PACKAGES = sysconfig.get_path("purelib")
-DEADLINE_S = 180
 
 
 def run(*command: str | Path, cwd: Path, path: str = "") -> str:

@@ -20,10 +20,10 @@ from holdfast.core.producers.stamps import Stamp, read_stamp
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.support.harness import TIMES, Worker, wait_for
 from tests.support.installations import Installation, Installations
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.test_docs import PAGES, blocks, named, values
 
-DEADLINE_S = 90.0
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 README = ROOT / "README.md"
 UPGRADING = ROOT / "docs" / "upgrading.md"
@@ -145,12 +145,18 @@ def test_the_readmes_shop_answers_from_any_other_process(
     run(tmp_path, environment, str(installed.python), "order.py")
     faust = str(installed.programs / "faust")
     with worker(tmp_path, environment, faust, "-A", "shop", "worker", "-l", "info") as live:
+        told = [""]
 
         def answer() -> str:
-            printed = run(tmp_path, environment, str(installed.python), "ask.py")
-            return printed if printed.startswith("Total(") else ""
+            try:
+                told[0] = run(tmp_path, environment, str(installed.python), "ask.py")
+            except (
+                AssertionError
+            ) as error:  # its questions wait 5 s for an answer, which a busy machine may need
+                told[0] = str(error)
+            return told[0] if told[0].startswith("Total(") else ""
 
-        printed = wait_for("the order in the table", answer, DEADLINE_S, live.tail)
+        printed = wait_for("the order in the table", answer, DEADLINE_S, lambda: f"{told[0]}\n{live.tail()}")
     assert printed == "Total(count=1, cents=1999) as of partition 1 offset 0\n"
 
 
@@ -172,9 +178,8 @@ def test_the_upgrading_page_s_table_is_served_in_both_versions_and_switched_back
     assert producer.flush(60) == 0
 
     def switch(*arguments: str) -> str:
-        return run(
-            tmp_path, environment, "holdfast", "-A", "tallies", "tables", "switch", "tallies", *arguments
-        )
+        words = ("-A", "tallies", "tables", "switch", "tallies", "--timeout", str(DEADLINE_S), *arguments)
+        return run(tmp_path, environment, "holdfast", *words)
 
     def answer(wanted: str, live: Worker) -> None:
         told = [""]
@@ -183,7 +188,7 @@ def test_the_upgrading_page_s_table_is_served_in_both_versions_and_switched_back
             try:
                 told[0] = run(tmp_path, environment, str(installed.python), "ask_tallies.py")
             except AssertionError as error:
-                if "cannot read the workers topic" not in str(error):
+                if not re.search("cannot read the workers topic|did not answer", str(error)):
                     raise  # refused by a worker: the table is not served
                 told[0] = str(error)  # a broker under load has let the deadline pass
             return told[0] == f"{wanted} as of offset 2\n"

@@ -14,6 +14,7 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.broker.state import ClusterState, NodeState
 from holdfast.errors import DevBrokerError
 from tests.support import shared_broker
+from tests.support.patience import DEADLINE_S
 from tests.support.shared_broker import Desk, SharedCluster, ask
 
 NODE = NodeState(node_id=1, port=9092, controller_port=9093)
@@ -59,7 +60,7 @@ def test_all_who_ask_at_once_are_told_of_one_broker(desk: Desk, nodes: Nodes) ->
     for each in asking:
         each.start()
     for each in asking:
-        each.join(60)
+        each.join(DEADLINE_S)
     assert told == 8 * ["127.0.0.1:9092"]
     assert len(nodes.started) == 1
     desk.close()
@@ -82,8 +83,9 @@ def test_a_broker_that_did_not_start_is_told_to_each_who_asks_and_tried_anew(
 
 def test_who_says_nothing_keeps_no_others_waiting(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_broker, "QUESTION_DEADLINE_S", 0.1)
-    monkeypatch.setattr(shared_broker, "ANSWER_DEADLINE_S", 20.0)
-    with Client(desk.where, "AF_UNIX"):
+    with Client(desk.where, "AF_UNIX") as silent:
+        assert silent.poll(DEADLINE_S), "it is hung up on"
+        monkeypatch.setattr(shared_broker, "QUESTION_DEADLINE_S", DEADLINE_S)  # which others may need
         assert ask(desk.where).config
 
 

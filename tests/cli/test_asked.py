@@ -10,6 +10,7 @@ import time
 import pytest
 
 from holdfast.cli.asked import StopRequest
+from tests.support.patience import DEADLINE_S
 
 # A handler that waits for a lock is a process that no exception ends, so each attempt is made in one of its
 # own.
@@ -30,7 +31,7 @@ print("ended")
 @pytest.mark.process
 def test_a_signal_in_the_middle_of_a_wait_ends_it() -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-c", WAITS], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-P", "-c", WAITS], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert (done.stdout, done.stderr) == ("ended\n", "")
 
@@ -43,7 +44,7 @@ def test_it_is_an_event_like_any_other() -> None:
     before = signal.signal(signal.SIGALRM, lambda *_: asked.set())
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
-        assert asked.wait(60)
+        assert asked.wait(DEADLINE_S)
         assert asked.wait()
     finally:
         signal.signal(signal.SIGALRM, before)

@@ -17,8 +17,8 @@ from holdfast.clock import system_clock
 from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 Run = Callable[..., Any]
 
 
@@ -27,8 +27,9 @@ def run(broker: SessionBroker, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command and return its JSON."""
 
     def run(*arguments: str) -> Any:
+        patience = ("--set", "request_timeout_s=120")
         with pytest.raises(SystemExit) as left:
-            main(["--bootstrap", broker.bootstrap, *arguments, "-o", "json"])
+            main(["--bootstrap", broker.bootstrap, *patience, *arguments, "-o", "json"])
         out, said = capsys.readouterr()
         assert left.value.code == 0, said
         return json.loads(out)

@@ -17,10 +17,9 @@ import holdfast.cli.__main__ as command_line
 from holdfast.cli.__main__ import COMMANDS, GLOBAL_OPTIONS, hoist, main
 from holdfast.errors import BrokerError
 from tests.support import fork_server
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.process
-
-DEADLINE_S = 60
 
 
 def holdfast(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:

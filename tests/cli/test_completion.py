@@ -14,9 +14,9 @@ import pytest
 
 from holdfast.cli.__main__ import main
 from tests.support.installations import Installation, Installations
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
-DEADLINE_S = 60.0
 SHELLS = ("bash", "zsh", "fish")
 
 

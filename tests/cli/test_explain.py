@@ -33,8 +33,8 @@ from tests.models.leading import empty_rows
 from tests.support.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_header, damage, lie, send, spoil
 from tests.support.harness import wait_for_ends
 from tests.support.marker_batches import marker_batch
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 LINGER_MS = 10_000
 """What is flushed together is one batch, however slow the machine is: a flush ends the wait. Of a topic that
 the client knows, that is: a record whose partition is not known when a flush begins is sent as it comes."""
@@ -288,7 +288,7 @@ def test_an_offset_is_explained_with_its_batch_its_record_and_what_committed_rea
 
 
 def test_offsets_that_are_not_there_are_told_with_what_is(written: Written, run: Run) -> None:
-    where = ("--bootstrap", written.broker.bootstrap, "--timeout", "10")
+    where = ("--bootstrap", written.broker.bootstrap, "--timeout", str(DEADLINE_S))
     code, _, err = run(written.topic, "0", "100000", *where)
     assert (code, "is not in the log" in err) == (1, True), err
     code, _, err = run(written.topic, "7", "0", *where)

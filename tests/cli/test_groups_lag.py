@@ -24,6 +24,7 @@ from holdfast.errors import BrokerError, ConfigError, LostRecordsError, TopicErr
 from holdfast.pipeline import topic
 from tests.cli.test_worker import command
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.places import DOCS
 
 
@@ -34,9 +35,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_left_out(monkeypatch: pytest.Monke
             consumer = Consumer(kafka.client_config(**{"group.id": "billing"}))
             consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
             consumer.close()
-        settings = Settings(
-            kafka={"bootstrap.servers": kafka.bootstrap}, session_timeout_s=3, request_timeout_s=3
-        )
+        settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap}, request_timeout_s=DEADLINE_S)
         assert [each.place for each in lag.lags(settings)] == [("gone", 0), ("kept", 0)]
         counts = Admin(settings).partition_counts()
         Admin(settings).delete(["gone"])
@@ -48,26 +47,26 @@ def test_a_group_that_was_level_and_is_silent_since_has_stopped() -> None:
     """Each of its commits left no lag, so that only its silence tells that it has died."""
     with EmbeddedKafka() as kafka:
         kafka.create_topic("orders")
-        settings = Settings(
-            kafka={"bootstrap.servers": kafka.bootstrap}, session_timeout_s=3, request_timeout_s=3
-        )
+        settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap}, request_timeout_s=DEADLINE_S)
         producer = Producer(kafka.client_config())
         now_ms = system_clock.now_ms()
+        later_ms = (
+            now_ms + 1_800_000
+        )  # of the last record: it is not two minutes old, however long this takes
         consumer = Consumer(kafka.client_config(**{"group.id": "billing"}))
         for number in range(1, 4):
             producer.produce("orders", b"x", timestamp=now_ms - 600_000 + number)
-            assert producer.flush(60) == 0
+            assert producer.flush(DEADLINE_S) == 0
             consumer.commit(offsets=[TopicPartition("orders", 0, number)], asynchronous=False)
         consumer.close()
-        producer.produce("orders", b"x", timestamp=now_ms)
-        assert producer.flush(60) == 0
+        producer.produce("orders", b"x", timestamp=later_ms)
+        assert producer.flush(DEADLINE_S) == 0
 
-        def standings(after_ms: int) -> list[LagStanding]:
-            clock = ManualClock(now_ms=system_clock.now_ms() + after_ms)
-            return [each.standing for each in lag.lags(settings, clock=clock)]
+        def standings(at_ms: int) -> list[LagStanding]:
+            return [each.standing for each in lag.lags(settings, clock=ManualClock(now_ms=at_ms))]
 
-        assert standings(1_000) == [LagStanding.OK], "a minute ago there was nothing to commit"
-        assert standings(RECENT_MS + 60_000) == [LagStanding.STOP]
+        assert standings(later_ms + 1_000) == [LagStanding.OK], "a minute ago there was nothing to commit"
+        assert standings(later_ms + RECENT_MS + 60_000) == [LagStanding.STOP]
 
 
 def told(group: str, partition: int, standing: LagStanding, behind: int) -> PartitionLag:
@@ -207,9 +206,7 @@ def test_a_leader_that_says_nothing_is_a_broker_that_is_away(monkeypatch: pytest
     """So that a watch outlives it: a bare TimeoutError would be told as an empty line."""
     with EmbeddedKafka() as kafka:
         kafka.create_topic("orders")
-        settings = Settings(
-            kafka={"bootstrap.servers": kafka.bootstrap}, session_timeout_s=3, request_timeout_s=3
-        )
+        settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap}, request_timeout_s=DEADLINE_S)
         monkeypatch.setattr(topic, "list_offsets", lambda *_, **__: {TopicPartition("orders", 0): Silent()})
         with topic.TopicLog(settings, "orders") as log, pytest.raises(BrokerError, match="no answer in time"):
             log.spans()
@@ -242,12 +239,12 @@ def test_the_command_serves_metrics_until_it_is_asked_to_end(tmp_path: Path) -> 
         elsewhere.mkdir()
         words = ("groups", "lag", "--metrics-port", str(port), "--watch", "1")
         with command(tmp_path, *words, KAFKA_BOOTSTRAP_SERVERS=kafka.bootstrap) as exporter:
-            page = wait_for("metrics", lambda: fetched(port), 60)
+            page = wait_for("metrics", lambda: fetched(port), DEADLINE_S)
             assert 'holdfast_consumergroup_standing{consumergroup="billing",standing="OK"} 1.0' in page
             with command(elsewhere, *words, KAFKA_BOOTSTRAP_SERVERS=kafka.bootstrap) as second:
-                assert second.wait(60) == 2
+                assert second.wait(DEADLINE_S) == 2
             exporter.send_signal(signal.SIGTERM)
-            assert exporter.wait(60) == 0
+            assert exporter.wait(DEADLINE_S) == 0
     assert (elsewhere / "printed").read_text().splitlines()[-1] == (
         f"holdfast: --metrics-port {port} cannot be listened on: Address already in use; choose a free port"
     )

@@ -24,10 +24,10 @@ from holdfast.kafka.requests.raw_log import RawLog
 from tests.support.harness import wait_for_ends
 from tests.support.lost_markers import log_file, lose_markers
 from tests.support.parts import part
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import read_topic
 from tests.support.strangers import open_transaction
 
-DEADLINE_S = 60.0
 PARTITIONS = 3
 
 
@@ -59,6 +59,8 @@ class Desk:
                     "hanging",
                     "--topic",
                     topic,
+                    "--set",
+                    "request_timeout_s=120",
                     "-o",
                     "json",
                     *more,
@@ -178,7 +180,7 @@ def stray(broker: SessionBroker, topic: str, transactional_id: str, after: Recor
             request = ProduceRequest(
                 transactional_id=transactional_id,
                 required_acks=-1,
-                timeout=10_000,
+                timeout=60_000,
                 topics=[(topic, [(1, encode_batch(late))])],
             )
             return await raw._client.send(await raw._leader(topic, 1), request)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_command_line import DEADLINE_S, holdfast
+from tests.cli.test_command_line import holdfast
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.process
 

@@ -24,8 +24,8 @@ from holdfast.pipeline.bootstrap.fencing import fenced_writer
 from holdfast.pipeline.verify.table import read_live, verify
 from tests.pipeline.folds import Account, Op, doubled
 from tests.support.books_app import LOCAL, MIGRATE, SILENT, Books
+from tests.support.patience import DEADLINE_S
 
-TIMEOUT_S = 20.0
 STOOD = 119
 
 
@@ -52,7 +52,7 @@ def fold_on(books: Books, processor: Processor[Op, Account], *notes: tuple[bytes
         (live,) = read_live(processor, books.settings, partitions=[0])
         async with fenced_writer(processor, books.settings, 0) as writer:
             changes: Any = Changes(marker=live.marker, records=1, puts=[*notes])  # type: ignore[arg-type]
-            await writer.write(changes, [], TIMEOUT_S)
+            await writer.write(changes, [], DEADLINE_S)
 
     asyncio.run(work())
 

@@ -16,10 +16,10 @@ from confluent_kafka import Producer
 from holdfast.dev.ports import free_ports
 from holdfast.dev.waits import wait_until
 from holdfast.embedded.kafka import EmbeddedKafka
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.process
 
-DEADLINE_S = 60.0
 FIRST = """
 from holdfast import Processor, by_key, create_app
 def count(rows, word, at_ms):

@@ -19,9 +19,8 @@ from holdfast.clients.tables.web_tls import WorkerToken
 from holdfast.config import load_settings
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import ConfigError
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
-
-DEADLINE_S = 60
 
 
 @pytest.fixture

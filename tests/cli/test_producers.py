@@ -40,9 +40,9 @@ from holdfast.core.producers.registry import Registration, name_key, route
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
+from tests.support.patience import DEADLINE_S
 from tests.support.places import DOCS
 
-DEADLINE_S = 60.0
 PARTITIONS = 2
 AT_MS = 1_700_000_000_000
 
@@ -127,8 +127,9 @@ def run(
         told = worker.settings
         names = ("app", "books", "dedupe", "progress", "registry")
         given = [text for name in names for text in ("--set", f"{name}={getattr(told, name)!s}")]
+        patience = ("--timeout", str(DEADLINE_S))
         with pytest.raises(SystemExit) as left:
-            main(["producers", *arguments, *given, "--bootstrap", told.bootstrap_servers])
+            main(["producers", *arguments, *given, *patience, "--bootstrap", told.bootstrap_servers])
         captured = capsys.readouterr()
         return int(left.value.code or 0), captured.out, captured.err
 

@@ -12,10 +12,11 @@ from holdfast.cli import status_line as lines
 from holdfast.cli.lake.progress import shown_progress
 from holdfast.cli.output import note
 from holdfast.pipeline.progress import advance, begin
+from tests.support.patience import DEADLINE_S
 
 
 class Terminal(io.StringIO):
-    """Says that it is one, and when the first line has been written."""
+    """Says that it is one, and when the line of a quarter has been written: the one before it may tell of nothing yet."""
 
     def __init__(self, *, terminal: bool = True) -> None:
         super().__init__()
@@ -26,7 +27,7 @@ class Terminal(io.StringIO):
 
     def write(self, text: str) -> int:
         done = super().write(text)
-        if "offsets" in text:
+        if " 25 %" in text:
             self.written.set()
         return done
 
@@ -44,7 +45,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:
     with shown_progress():
         begin("replay of totals", 200)
         advance(50)
-        assert out.written.wait(60)
+        assert out.written.wait(DEADLINE_S)
         note("partition 0 is done")
     note("all is done")
     return out.getvalue()
@@ -60,7 +61,8 @@ def test_a_terminal_keeps_one_line_and_nothing_stays_of_it(monkeypatch: pytest.M
 def test_a_log_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     told = shown(monkeypatch, terminal=False)
     assert "\x1b" not in told
-    assert told.splitlines()[0].startswith("replay of totals [#####...............] 25 %, 50 of 200 offsets")
+    line = "replay of totals [#####...............] 25 %, 50 of 200 offsets"
+    assert any(each.startswith(line) for each in told.splitlines())
 
 
 def test_work_that_nobody_watches_costs_nothing_and_fails_nowhere() -> None:

@@ -28,8 +28,8 @@ from holdfast.errors import QuarantineError
 from holdfast.kafka.fetching.records import Records
 from tests.support.columns import take
 from tests.support.harness import wait_for_ends
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 SHOP = """
 import msgspec
 from holdfast.core.engine.declared.processor import Processor
@@ -169,7 +169,10 @@ def run(
             main(
                 [
                     "quarantine",
-                    *arguments,
+                    arguments[0],
+                    "--timeout",
+                    str(DEADLINE_S),
+                    *arguments[1:],
                     "-A",
                     shop.module,
                     "--set",

@@ -22,8 +22,8 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.reading.skip_log import read_skips
 from tests.support.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_header, damage, lie, send, spoil
 from tests.support.harness import wait_for_ends
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 LINGER_MS = 10_000
 SHOP = """
 import msgspec
@@ -89,7 +89,10 @@ def run(
             main(
                 [
                     "quarantine",
-                    *arguments,
+                    arguments[0],
+                    "--timeout",
+                    str(DEADLINE_S),
+                    *arguments[1:],
                     "-A",
                     shop.module,
                     "--set",

@@ -19,9 +19,8 @@ from aiokafka.errors import KafkaError as AioKafkaError
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError
+from tests.support.patience import DEADLINE_S
 from tests.support.places import TLS
-
-DEADLINE_S = 60.0
 
 
 @contextmanager
@@ -201,7 +200,7 @@ async def connect_with_aiokafka(settings: Settings) -> None:
         bootstrap_servers=settings.bootstrap_servers,
         security_protocol="SSL",
         ssl_context=settings.ssl_context(),
-        request_timeout_ms=1_000,
+        request_timeout_ms=int(DEADLINE_S * 1000),
     )
     try:
         with pytest.raises(AioKafkaError):

@@ -17,6 +17,7 @@ from holdfast.cli.topics.tail import decoders, plain, record_of, records
 from holdfast.config import Settings
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import TopicError
+from tests.support.patience import DEADLINE_S
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -54,12 +55,12 @@ def produce(
     shop: Application, topic: str, values: list[bytes | None], *, commit: bool = True, **more: Any
 ) -> None:
     producer = Producer(shop.settings.producer(**{"transactional.id": f"{topic}-{commit}"}))
-    producer.init_transactions(60)
+    producer.init_transactions(DEADLINE_S)
     producer.begin_transaction()
     for value in values:
         producer.produce(topic, value, b"ada", 0, **more)
-    producer.flush(60)
-    (producer.commit_transaction if commit else producer.abort_transaction)(30)
+    producer.flush(DEADLINE_S)
+    (producer.commit_transaction if commit else producer.abort_transaction)(DEADLINE_S)
 
 
 def shown(shop: Application, topic: str, **options: Any) -> list[dict[str, Any]]:

@@ -25,9 +25,9 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ChangelogError, ConfigError, HoldfastError, TopicError
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify.table import read_live, verify
+from tests.support.patience import DEADLINE_S
 
 PARTITIONS = 2
-DEADLINE_S = 60.0
 
 
 class Total(msgspec.Struct, frozen=True):

@@ -14,8 +14,8 @@ import pytest
 
 from holdfast.dev.fixtures import SessionBroker
 from tests.support import fork_server
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 MODULE = """
 import msgspec
 from holdfast.core.engine.declared.processor import Processor

@@ -20,6 +20,7 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions
+from tests.support.patience import DEADLINE_S
 
 ORDERS = 7
 SHOP = """
@@ -47,7 +48,7 @@ def test_it_deletes_what_is_landed_and_folded_once_it_is_told_to(
         producer = Producer(kafka.client_config())
         for _ in range(ORDERS):
             producer.produce("orders", b"{}")
-        producer.flush(60)
+        producer.flush(DEADLINE_S)
         bootstrap(totals, settings, BootstrapOptions(replay=ReplayOptions(engine="local")))
         land(settings, "orders", str(tmp_path / "lake"))
 

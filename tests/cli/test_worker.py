@@ -25,8 +25,8 @@ from holdfast.dev.ports import free_ports, is_free
 from holdfast.dev.waits import wait_until
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import ConfigError, WorkersError
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 PROGRAM = """
 from holdfast import Processor, by_key, create_app
 def count(rows, word, at_ms):
@@ -37,6 +37,10 @@ app = create_app([Processor(name="counts", source="words", decode=bytes.decode, 
 
 def launch(code: str, name: str = "worker.1") -> Launch:
     return Launch(name=name, arguments=(sys.executable, "-c", code), variables={"OWN": name})
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def named(made: list[Launch], variable: str) -> list[str | None]:
@@ -119,7 +123,8 @@ def test_a_signal_ends_every_worker_and_then_the_supervisor(
     supervisor = WorkerProcesses([launch(program, name) for name in names], grace_s=DEADLINE_S, named=True)
 
     def up() -> None:
-        wait_until("both", lambda: all((tmp_path / name).exists() for name in names), DEADLINE_S)
+        # What is half written would be written over what the signal writes.
+        wait_until("both", lambda: all(text_of(tmp_path / name) == "up" for name in names), DEADLINE_S)
 
     assert ended(supervisor, number, after=up) == code
     assert [(tmp_path / name).read_text() for name in names] == ["ended", "ended"]
@@ -148,12 +153,14 @@ def test_a_worker_that_never_comes_up_ends_all_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("holdfast.cli.worker.supervising.LONGEST_PAUSE_S", 0.01)
-    program = f"import pathlib, signal, sys; here = pathlib.Path({str(tmp_path / 'left')!r})\n"
-    program += (
-        "signal.signal(signal.SIGTERM, lambda *_: (here.touch(), sys.exit()))\nwhile True: signal.pause()"
+    left, up = tmp_path / "left", tmp_path / "up"
+    program = (
+        f"import pathlib, signal, sys; left, up = pathlib.Path({str(left)!r}), pathlib.Path({str(up)!r})\n"
     )
-    failing = launch("print('[CRITICAL] leaving: no room'); print(); raise SystemExit(3)")
-    steady = launch(program, "worker.2")
+    program += "signal.signal(signal.SIGTERM, lambda *_: (left.touch(), sys.exit()))\nup.touch()\nwhile True: signal.pause()"
+    fails = f"import os, time\nwhile not os.path.exists({str(up)!r}): time.sleep(0.01)\n"
+    fails += "print('[CRITICAL] leaving: no room'); print(); raise SystemExit(3)"
+    failing, steady = launch(fails), launch(program, "worker.2")
     told = list[str]()
     supervisor = WorkerProcesses([failing, steady], grace_s=DEADLINE_S, named=True, tell=told.append)
     with pytest.raises(
@@ -161,7 +168,7 @@ def test_a_worker_that_never_comes_up_ends_all_with_the_reason(
     ):
         asyncio.run(asyncio.wait_for(supervisor.run(), DEADLINE_S))
     assert len(told) == MOST_FAILURES
-    assert (tmp_path / "left").exists(), "the others are asked to end, not killed"
+    assert left.exists(), "the others are asked to end, not killed"
 
 
 @pytest.mark.process
@@ -272,7 +279,7 @@ def process_of(supervisor: int, port: int) -> int | None:
 
 def serving(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=DEADLINE_S) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

@@ -24,6 +24,7 @@ from holdfast.errors import OutboxDatabaseError
 from tests.agents.web.test_server import scenario
 from tests.console.test_pages import TOTALS, worker_settings
 from tests.console.test_quarantine import settings  # noqa: F401  a fixture
+from tests.support.patience import DEADLINE_S
 
 
 class Ledger:
@@ -99,7 +100,7 @@ async def test_nothing_beside_the_workers_is_looked_at_while_nobody_looks_at_the
             await asyncio.sleep(0)
         assert ledger.looks == 0
         watch.asked()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             while not ledger.looks:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -183,7 +184,7 @@ def test_the_quarantine_is_read_again_once_something_was_written_to_it(
     producer.produce(
         settings.quarantine_topic, None, b"orders/0/9/p", 0, headers=[(RETRIED_TO, b"orders/0/11")]
     )
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     assert looks.look().waiting == 11
     assert len(read) == 2
 

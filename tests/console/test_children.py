@@ -23,11 +23,11 @@ from tests.agents.web.test_server import scenario
 from tests.console import asked_work
 from tests.console.opened import console_settings, opened
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 pytestmark = pytest.mark.process
 
-DEADLINE_S = 60.0
 PARENT = """
 import asyncio, sys
 from functools import partial
@@ -88,7 +88,8 @@ def test_one_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         calls = ChildCalls(5)
         with pytest.raises(ChildError, match="no answer within 5 s"):
             await calls.run(partial(asked_work.linger, str(tmp_path / "pid")))
-        assert not (tmp_path / "pid").exists() or gone(tmp_path / "pid")
+        noted = tmp_path / "pid"
+        assert not noted.exists() or not noted.read_text() or gone(noted), "it may not have come so far"
 
     run()
 

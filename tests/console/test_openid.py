@@ -22,8 +22,8 @@ from tests.agents.web.test_server import scenario
 from tests.console.opened import Browsing, MadeUpGroups, console_settings, opened
 from tests.console.openid_provider import Claims, OpenIdTestProvider
 from tests.support.browser import DEADLINE_MS, started, violations
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 CLIENT, SECRET = "console of shop", "s3cret:%/"
 GROUP = "/groups/view?kind=claim&name=billing"
 

@@ -14,6 +14,7 @@ from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
 from holdfast.console.asking.child_calls import ChildCalls
 from holdfast.console.asking.transactions import HangingLine, TransactionsAnswer
+from holdfast.console.pages import tables
 from holdfast.console.showing.paging import PAGE_LINES
 from holdfast.console.views import MENU, PAGES
 from holdfast.dev.memory_tables import MemoryWorker
@@ -151,7 +152,8 @@ async def test_a_long_scan_shows_its_beginning_and_says_so() -> None:
 
 
 @scenario
-async def test_a_table_that_nobody_serves_is_told_without_an_answer() -> None:
+async def test_a_table_that_nobody_serves_is_told_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "TIMEOUT_S", 1.0)
     async with opened(console_settings(), FixedDirectory()) as browsing:
         status, text = await browsing.get("/")
         assert (status, "No worker of shop runs" in text) == (200, True)

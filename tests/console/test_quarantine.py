@@ -17,6 +17,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.embedded.kafka import EmbeddedKafka
 from tests.agents.web.test_server import scenario
 from tests.console.opened import console_settings, opened
+from tests.support.patience import DEADLINE_S
 
 LONG, SHORT = 10, 2
 """How many records the two partitions of the quarantine hold."""
@@ -40,7 +41,7 @@ def settings(embedded_kafka: EmbeddedKafka) -> Iterator[Settings]:
                 partition=partition,
                 headers=list(notes(partition, offset).items()),
             )
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     yield found
     broker.delete_topics([topic])
 
@@ -69,7 +70,7 @@ def places(quarantine: Quarantine) -> set[str]:
 def test_a_tail_is_shared_by_the_partitions_as_far_as_each_has_records(
     settings: Settings, tail: int, firsts: tuple[int, int], left_out: int
 ) -> None:
-    quarantine = Quarantine(settings, timeout_s=60, tail=tail)
+    quarantine = Quarantine(settings, timeout_s=DEADLINE_S, tail=tail)
     wanted = {
         f"orders/{at}/{offset}"
         for at, (first, end) in enumerate(zip(firsts, (LONG, SHORT), strict=True))
@@ -83,8 +84,8 @@ def test_a_record_of_the_tail_has_its_note(settings: Settings) -> None:
     producer.produce(
         settings.quarantine_topic, None, b"orders/0/9/p", 0, headers=[(RETRIED_TO, b"orders/0/11")]
     )
-    assert producer.flush(60) == 0
-    found = Quarantine(settings, timeout_s=60, tail=4).records(lambda each: each.partition == 0)
+    assert producer.flush(DEADLINE_S) == 0
+    found = Quarantine(settings, timeout_s=DEADLINE_S, tail=4).records(lambda each: each.partition == 0)
     assert [(each.offset, each.retried_to) for each in found] == [(9, "orders/0/11")]
 
 

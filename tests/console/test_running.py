@@ -86,12 +86,12 @@ def test_groups_are_shown_as_they_work(
     topic = fleet.processors[0].topics[0]
     broker.create_topic(fleet.settings.coordination_topic, partitions=2, exact=True)
     with BlockingClaimConsumer(
-        fleet.settings, topics=[topic], group="billing", client="billing-1", heartbeat_interval_s=1
+        fleet.settings, topics=[topic], group="billing", client="billing-1", heartbeat_interval_s=20
     ):
         console.wait_shown("/groups", "billing", "claim", f"{PARTITIONS} of {PARTITIONS}")
         shown = console.wait_shown("/groups/view?kind=claim&name=billing", "billing-1-", "fresh")
         assert shown.count("billing-1-") == PARTITIONS
-    assert "no client has ever claimed" in console.get("/groups/view?kind=claim&name=nobody")
+    console.wait_shown("/groups/view?kind=claim&name=nobody", "no client has ever claimed")
 
 
 def test_a_refused_record_is_found_with_its_reason_and_its_place_in_the_log(
@@ -108,7 +108,7 @@ def test_a_refused_record_is_found_with_its_reason_and_its_place_in_the_log(
     assert "UnicodeDecodeError" in shown
     console.wait_shown("/quarantine?processor=another", "No such record waits")
     start().wait_shown("/", "1 record was refused within a day, and not tried again")
-    assert "The quarantine holds no" in console.get("/quarantine/view?name=nothing/0/0")
+    console.wait_shown("/quarantine/view?name=nothing/0/0", "The quarantine holds no")
     log = f"/log?topic={topic}&partition=0&offset={offset}"
     console.wait_shown(log, "0x3cff3e", "committed readers", "see it", "log append time")
     console.wait_shown(f"/log?topic={topic}&partition=0&offset=99", "Trouble:")
@@ -264,7 +264,7 @@ class Person:
         body = urllib.parse.urlencode(form).encode()
         asked = urllib.request.Request(self._url + path, body, {"Origin": self._url})
         try:
-            with self._opener.open(asked, timeout=60) as reply:
+            with self._opener.open(asked, timeout=DEADLINE_S) as reply:
                 return str(reply.read().decode())
         except urllib.error.HTTPError as error:
             with error:
@@ -272,7 +272,7 @@ class Person:
 
     def act(self, page: str, **form: str) -> str:
         """Return what came of the form on *page*."""
-        with self._opener.open(self._url + page, timeout=60) as reply:
+        with self._opener.open(self._url + page, timeout=DEADLINE_S) as reply:
             found = re.search(r'name="form_token" value="([^"]*)"', reply.read().decode())
         assert found is not None, page
         return self.post("/act", form_token=found[1], **form)

@@ -19,6 +19,7 @@ from holdfast.errors import TopicError
 from tests.agents.web.test_server import scenario
 from tests.console.opened import console_settings, opened
 from tests.console.test_pages import TOTALS, worker_settings
+from tests.support.patience import DEADLINE_S
 
 
 def state(watch: Watch) -> WorkerState:
@@ -88,7 +89,7 @@ def test_pages_are_answered_while_a_picture_is_made(monkeypatch: pytest.MonkeyPa
 
         def slowly(*given: Any, **more: Any) -> Picture:
             begun.set()
-            assert goes.wait(60)
+            assert goes.wait(DEADLINE_S)
             return picture_of(*given, **more)
 
         async with (
@@ -97,7 +98,8 @@ def test_pages_are_answered_while_a_picture_is_made(monkeypatch: pytest.MonkeyPa
         ):
             monkeypatch.setattr(watch_module, "picture_of", slowly)
             try:
-                assert await asyncio.to_thread(begun.wait, 60)
+                await browsing.get("/")  # somebody looks, so that the console does too
+                assert await asyncio.to_thread(begun.wait, DEADLINE_S)
                 for path in ("/", "/workers", "/tables/view?name=totals"):
                     assert (await browsing.get(path))[0] == 200
             finally:

@@ -40,10 +40,10 @@ from holdfast.outbox.topics import ensure_topics
 from holdfast.outbox.writer.records import OutboxRecord
 from tests.outbox.databases import FreshOutbox
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 PARTITIONS = 4
-DEADLINE_S = 60.0
 DAY_MS = 86_400_000
 PROMPT_S = 2.0
 """The shortest timeout of an election: a leader is succeeded soon, and also when the machine stops it for this long."""

@@ -23,9 +23,9 @@ from holdfast.outbox.election import Election
 from tests.outbox.electors import CALM_S, TIMEOUT_S, Journal, Noting, election
 from tests.support.harness import wait_for
 from tests.support.limits import at_most
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
-DEADLINE_S = 60.0
 Join = Callable[..., Election]
 
 
@@ -138,13 +138,14 @@ def test_a_killed_leader_is_succeeded_within_a_session(contest: Callable[..., Co
         assert victim.stdout.readline().startswith("acquired 0")
         on.join("heir")
         wait_for("the heir in the group", lambda: on.members["heir"].running, DEADLINE_S)
-        assert on.leaders() == []
+        if on.leaders():  # only where the machine stopped the victim for a session
+            assert victim.stdout.readline().startswith(("fenced", "revoked"))
         victim.kill()
         with at_most(3 * TIMEOUT_S + 3, "the succession"):
             on.wait_leader()
     finally:
         victim.kill()
-        victim.communicate(timeout=60)
+        victim.communicate(timeout=DEADLINE_S)
 
 
 @pytest.mark.slow
@@ -168,7 +169,7 @@ def test_a_frozen_leader_has_stopped_before_its_successor_begins(contest: Callab
     finally:
         frozen.send_signal(signal.SIGCONT)
         frozen.kill()
-        frozen.communicate(timeout=60)
+        frozen.communicate(timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
@@ -217,7 +218,7 @@ def test_a_long_history_neither_delays_nor_elects(contest: Callable[..., Contest
     old = LeaderRecord(unix_ns=1, name="a", nonce="old", term=1, number=1, epoch=7).encode()
     for _ in range(records):
         producer.produce(on.topic, old, partition=0)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     on.join("a")
     assert on.wait_leader() == "a"
     assert on.members["a"].roles[0].foreign == 0

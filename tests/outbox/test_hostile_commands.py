@@ -22,8 +22,7 @@ from tests.outbox.electors import Journal, Noting
 from tests.outbox.test_command_log import Believer
 from tests.support.harness import wait_for
 from tests.support.hostile_batches import ROOM, send_hostile
-
-DEADLINE_S = 180.0
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.outbox.schema.migrate import downgrade, upgrade
 from holdfast.outbox.troubles import FORGOTTEN_S, Trouble
 from tests.outbox.databases import FreshOutbox, killed
+from tests.outbox.electors import CALM_S
 from tests.outbox.harvesting import PARTITIONS, Alone, Rig
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
-
-LONG_S = 60.0
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def rig(broker: SessionBroker, fresh_topic: FreshTopic, postgres_outbox: FreshOu
 def command(rig: Rig, folder: Path) -> Iterator[Path]:
     """Run `holdfast outbox harvest`, and give the file with what it says on stderr."""
     said = folder / "stderr"
-    options = ["--bootstrap", rig.broker.bootstrap, "--set", "outbox_heartbeat_timeout_s=2"]
+    options = ["--bootstrap", rig.broker.bootstrap, "--set", f"outbox_heartbeat_timeout_s={CALM_S:.0f}"]
     wanted = ["--database", rig.outbox.url, "--table", rig.outbox.table, "--name", rig.name]
     with said.open("wb") as out:
         process = subprocess.Popen(
@@ -48,7 +48,7 @@ def command(rig: Rig, folder: Path) -> Iterator[Path]:
             yield said
         finally:
             process.terminate()
-            process.wait(LONG_S)
+            process.wait(DEADLINE_S)
 
 
 def lines(said: Path, part: str) -> list[str]:
@@ -62,19 +62,19 @@ def test_the_command_says_when_its_database_is_away_and_when_it_is_back(
 ) -> None:
     rig.fill(10)
     with command(rig, tmp_path) as said:
-        rig.wait_empty(deadline_s=LONG_S)
+        rig.wait_empty(deadline_s=DEADLINE_S)
         assert not lines(said, "outbox")
         with killed(postgres):
             wait_for(
                 "a word",
                 lambda: lines(said, "nothing is published until this is over"),
-                LONG_S,
+                DEADLINE_S,
                 said.read_text,
             )
-            wait_for("another attempt", lambda: "harvesting" in said.read_text(), LONG_S)
+            wait_for("another attempt", lambda: "harvesting" in said.read_text(), DEADLINE_S)
         rig.fill(10)
-        rig.wait_empty(deadline_s=LONG_S)
-        wait_for("the end", lambda: lines(said, "the trouble is over"), LONG_S, said.read_text)
+        rig.wait_empty(deadline_s=DEADLINE_S)
+        wait_for("the end", lambda: lines(said, "the trouble is over"), DEADLINE_S, said.read_text)
     assert len(lines(said, "nothing is published until")) == 1, said.read_text()
     assert len(lines(said, "the trouble is over")) == 1
     assert rig.outbox.url.rpartition("/")[2] in lines(said, "nothing is published until")[0], (
@@ -85,9 +85,9 @@ def test_the_command_says_when_its_database_is_away_and_when_it_is_back(
 def test_the_command_says_that_its_tables_are_missing(rig: Rig, tmp_path: Path) -> None:
     downgrade(rig.outbox.url, table=rig.outbox.table)
     with command(rig, tmp_path) as said:
-        wait_for("a word", lambda: lines(said, f"{rig.outbox.table}_lease"), LONG_S, said.read_text)
+        wait_for("a word", lambda: lines(said, f"{rig.outbox.table}_lease"), DEADLINE_S, said.read_text)
         upgrade(rig.outbox.url, table=rig.outbox.table)
-        wait_for("the end", lambda: lines(said, "the trouble is over"), LONG_S, said.read_text)
+        wait_for("the end", lambda: lines(said, "the trouble is over"), DEADLINE_S, said.read_text)
     assert len(lines(said, "nothing is published until")) == 1, said.read_text()
 
 
@@ -97,7 +97,7 @@ def test_a_topic_that_is_missing_is_told_once_and_again_when_it_is_there(
     topic = f"{rig.topic}-later"
     rig.write([rig.record(number, topic=topic) for number in range(5)])
     with Alone(rig.settings(attempts=1000, retry_limit_s=0.2)) as leader:
-        wait_for("some refusals", lambda: leader.stats.refused > 3, LONG_S)
+        wait_for("some refusals", lambda: leader.stats.refused > 3, DEADLINE_S)
         rig.broker.create_topic(topic, partitions=PARTITIONS, exact=True)
         rig.wait_empty()
     told = [

@@ -49,7 +49,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def settings(broker: SessionBroker) -> Settings:
-    return Settings(app="pipeline-test", kafka=dict(broker.config), stall_timeout_s=30, request_timeout_s=20)
+    return Settings(app="pipeline-test", kafka=dict(broker.config), stall_timeout_s=120, request_timeout_s=60)
 
 
 @pytest.fixture

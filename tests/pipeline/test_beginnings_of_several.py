@@ -30,9 +30,10 @@ from holdfast.pipeline.verify.table import TableVerdict, read_live, verify
 from tests.chaos.joining import Known
 from tests.support.harness import running
 from tests.support.joining_app import JoinApplication
+from tests.support.patience import DEADLINE_S
 
 LOCAL = ReplayOptions(engine="local")
-RECORDS, TAKEN, DEADLINE_S = 120, 20, 30.0
+RECORDS, TAKEN = 120, 20
 
 
 @pytest.fixture

@@ -33,8 +33,7 @@ from holdfast.tables.restore import restore
 from holdfast.tables.rocks import Budget
 from tests.pipeline.folds import Account, Op
 from tests.support.books_app import LOCAL, MIGRATE, SEND, SILENT, Books, Crash, outcomes
-
-TIMEOUT_S = 20.0
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +61,7 @@ class Owner:
             app=books.name,
             data_dir=folder,
             producer=producers(
-                connector(books.settings, timeout_s=TIMEOUT_S), transaction_timeout_s=TIMEOUT_S
+                connector(books.settings, timeout_s=DEADLINE_S), transaction_timeout_s=DEADLINE_S
             ),
             budget=Budget.of(8 << 20, 8 << 20),
             cluster_id="c",
@@ -77,7 +76,7 @@ class Owner:
 
     async def _read(self, parts: list[Partition]) -> int:
         found = await asyncio.to_thread(
-            restore, parts, self._settings.consumer(), self._settings.app, threading.Event(), TIMEOUT_S
+            restore, parts, self._settings.consumer(), self._settings.app, threading.Event(), DEADLINE_S
         )
         self._reads += 1
         if self._reads == 2:
@@ -85,9 +84,9 @@ class Owner:
         return found
 
     async def take(self) -> None:
-        await self.part.fence(TIMEOUT_S)
+        await self.part.fence(DEADLINE_S)
         await self._read([self.part])
-        await begin([self.part], self._read, TIMEOUT_S)
+        await begin([self.part], self._read, DEADLINE_S)
 
     def taken(self) -> Partition:
         """Take the partition over, from any thread, and close everything but its store."""
@@ -99,7 +98,7 @@ class Owner:
                 await self.part.close_writer()
 
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(asyncio.run, work()).result(TIMEOUT_S)
+            pool.submit(asyncio.run, work()).result(DEADLINE_S)
         return self.part
 
 
@@ -115,7 +114,7 @@ def test_workers_of_the_version_before_write_on_and_what_they_emit_meanwhile_is_
             done = await asyncio.to_thread(bootstrap, second, books.settings, SILENT)
             assert outcomes(done) == [BootstrapOutcome.WRITTEN] * 2
             row = [(row_key("later"), b"\x90")]
-            await writer.write(Changes(marker=Marker(125, 9, 1), records=1, puts=[*row]), [], TIMEOUT_S)
+            await writer.write(Changes(marker=Marker(125, 9, 1), records=1, puts=[*row]), [], DEADLINE_S)
 
     asyncio.run(beside())
     assert [each.applied for each in read_live(books.first, books.settings)] == [125, 119]
@@ -254,7 +253,7 @@ def test_a_bootstrap_that_sends_shuts_out_one_that_builds_beside_as_well(
             done = await asyncio.to_thread(bootstrap, second, books.settings, SEND)
             assert outcomes(done) == [BootstrapOutcome.WRITTEN] * 2
             row = [(row_key("stale"), b"\x90")]
-            await frozen.write(Changes(marker=Marker(3, 9, 2), records=1, puts=[*row]), [], TIMEOUT_S)
+            await frozen.write(Changes(marker=Marker(3, 9, 2), records=1, puts=[*row]), [], DEADLINE_S)
 
     with pytest.raises(FencedError):
         asyncio.run(raced())

@@ -37,6 +37,7 @@ from holdfast.pipeline.histories.fold import FoldOptions, FoldReport
 from tests.core.claims.test_properties import Log, logs
 from tests.pipeline.folds import Record
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
+from tests.support.patience import DEADLINE_S
 from tests.support.scale import scaled
 
 if TYPE_CHECKING:
@@ -424,7 +425,7 @@ def test_the_command_derives_what_was_landed_and_vacuums(
 
 def take_one(consumer: BlockingClaimConsumer) -> None:
     """Handle a message of the topic, and leave with the claim given back."""
-    message = consumer.get(timeout_s=60)
+    message = consumer.get(timeout_s=DEADLINE_S)
     assert message is not None
     message.commit()
 
@@ -442,12 +443,12 @@ def test_two_services_that_share_a_topic_are_in_the_tables(
         producer.produce(topic, b"%d" % number)
     assert producer.flush(60) == 0
     settings = Settings(
-        kafka={"bootstrap.servers": embedded_kafka.bootstrap}, coordination_topic=claims, claim_interval_s=3
+        kafka={"bootstrap.servers": embedded_kafka.bootstrap}, coordination_topic=claims, claim_interval_s=60
     )
     for client in ("ben", "cleo"):
         with BlockingClaimConsumer(settings, topics=[topic], group="billing", client=client) as consumer:
             take_one(consumer)
-    common = ("--set", f"coordination_topic={claims}", "--set", "claim_interval_s=3")
+    common = ("--set", f"coordination_topic={claims}", "--set", "claim_interval_s=60")
     kafka = ("--bootstrap", embedded_kafka.bootstrap)
     for words in (("land", "--topics", claims), ("derive",)):
         with pytest.raises(SystemExit) as ended:

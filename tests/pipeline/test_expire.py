@@ -34,6 +34,7 @@ from holdfast.pipeline.upkeep.compact import compact
 from holdfast.pipeline.upkeep.expire import expire
 from tests.pipeline.lakes import write_bronze
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landing_of, some_commits, topic
+from tests.support.patience import DEADLINE_S
 
 __all__ = ["topic"]
 
@@ -360,7 +361,7 @@ def test_an_expiry_that_is_killed_halfway_is_whole_or_not_at_all(
     path = some_commits(topic, tmp_path, 12)
     compact("t", str(tmp_path))
     ended = subprocess.run(
-        [sys.executable, "-P", "-c", _DIES, str(tmp_path), step, str(at(30))], check=False, timeout=60
+        [sys.executable, "-P", "-c", _DIES, str(tmp_path), step, str(at(30))], check=False, timeout=DEADLINE_S
     )
     assert ended.returncode == -signal.SIGKILL
     made = step == "version_after"

@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.pipeline.histories.fold_code import code_of
+from tests.support.patience import DEADLINE_S
 
 HELPERS = """
 RATE = 3
@@ -132,7 +133,7 @@ def test_it_is_the_same_in_another_process_with_another_hash_seed() -> None:
             check=True,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=DEADLINE_S,
         ).stdout
         for seed in ("1", "2")
     }

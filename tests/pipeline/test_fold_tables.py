@@ -33,6 +33,7 @@ from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.upkeep.expire import expire
 from tests.pipeline.folds import accounts
 from tests.pipeline.topics_in_memory import TopicInMemory, land, topic
+from tests.support.patience import DEADLINE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -468,7 +469,7 @@ def killed(lake: Path, at: str) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
 
@@ -896,7 +897,7 @@ def test_folds_that_race_change_nothing(topic: TopicInMemory, lake: Path) -> Non
             )
             for _ in range(3)
         ]
-        told = [process.communicate(timeout=120)[1] for process in folds]
+        told = [process.communicate(timeout=DEADLINE_S)[1] for process in folds]
         assert any(process.returncode == 0 for process in folds), told
         for process, said in zip(folds, told, strict=True):
             assert process.returncode == 0 or "another run, or something else" in said, said

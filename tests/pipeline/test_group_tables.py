@@ -31,6 +31,7 @@ from holdfast.pipeline.derived.group_moves import MOVES
 from holdfast.pipeline.histories.fold import FoldOptions
 from tests.pipeline.folds import Record
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
+from tests.support.patience import DEADLINE_S
 
 NO_KAFKA = Settings(app="derived")
 Assigned = Mapping[str, Sequence[tuple[str, int]]]
@@ -193,7 +194,7 @@ class Watched:
         config = {
             "group.id": group,
             "client.id": client,
-            "session.timeout.ms": 60_000,
+            "session.timeout.ms": 180_000,
             "heartbeat.interval.ms": 200,
         }
         self._consumer = Consumer({**kafka.client_config(), **config})
@@ -214,7 +215,7 @@ class Watched:
 
 def wait(members: Sequence[Watched], parts: int) -> None:
     """Poll until all partitions are given out among the members."""
-    deadline_s = system_clock.monotonic_s() + 60
+    deadline_s = system_clock.monotonic_s() + DEADLINE_S
     while not (all(each.has for each in members) and sum(len(each.has) for each in members) == parts):
         assert system_clock.monotonic_s() < deadline_s, [each.has for each in members]
         for each in members:

@@ -47,6 +47,7 @@ from tests.pipeline.folds import Log, Record, accounts
 from tests.pipeline.lakes import write_bronze
 from tests.support.harness import wait_for_ends
 from tests.support.parts import QUICK_JAVA
+from tests.support.patience import DEADLINE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -374,7 +375,7 @@ def test_landings_racing_in_time_never_double_or_skip(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(DEADLINE_S)
     assert sorted(type(each).__name__ for each in outcomes) == ["Landed", "LinkTakenError"]
     assert places(one.path) == [(p, at) for p in range(2) for at in range(10)]
 
@@ -601,7 +602,7 @@ def test_a_topic_made_again_under_its_name_is_refused(
     send(broker, topic, [b"x"])
     land(settings, topic, str(lake))
     broker.delete_topics([topic])
-    until_s = system_clock.monotonic_s() + 30
+    until_s = system_clock.monotonic_s() + DEADLINE_S
     with TopicLog(settings, topic) as log:
         while True:
             try:
@@ -626,7 +627,7 @@ def test_no_such_topic_is_told_before_a_jvm_starts(land: Land, settings: Setting
 # -- SIGKILL
 
 
-MUCH, SOME = 30_000, 6_000
+MUCH, SOME = 12_000, 6_000
 
 
 def write(broker: SessionBroker, topic: str, count: int) -> None:
@@ -664,19 +665,26 @@ def test_killed_landings_leave_every_record_once(
     with landing(command) as killed:
         first = killed.landed_after(commit=2)
         killed.end_group_soon(delay_s=0.2)
+    write(
+        broker, topic, MUCH
+    )  # a machine that stood still for long before the kill has left nothing of the first
     with landing(command) as killed:
         second = killed.landed_after(commit=4)
         killed.end_group_soon(delay_s=0.05)
-    assert first < second < MUCH, "both died in the middle, and the second went on where the first was"
+    assert first < second < 2 * MUCH, "both died in the middle, and the second went on where the first was"
+    write(broker, topic, MUCH)
+    count = 3 * MUCH
     with landing([*command, "--output", "json", "--max-records", f"{MUCH}"]) as last:
-        while last.landed_after(commit=1) < MUCH:
+        while last.landed_after(commit=1) < count:
             pass
         last.process.send_signal(signal.SIGTERM)
         assert last.process.stdout is not None
         told = json.loads(last.process.stdout.read())
-        assert last.process.wait(60) == 0, "a following landing that is told to stop has done its work"
-    assert [(row["partition"], row["end_offset"]) for row in told] == [(p, MUCH // 3) for p in range(3)]
-    check_landed(lake, topic, MUCH)
+        assert last.process.wait(DEADLINE_S) == 0, (
+            "a following landing that is told to stop has done its work"
+        )
+    assert [(row["partition"], row["end_offset"]) for row in told] == [(p, count // 3) for p in range(3)]
+    check_landed(lake, topic, count)
 
 
 def test_a_landing_of_spark_that_is_killed_is_ended_by_another_session(
@@ -689,9 +697,12 @@ def test_a_landing_of_spark_that_is_killed_is_ended_by_another_session(
         first = killed.landed_after(commit=2)
         killed.end_group_soon(delay_s=0.2)
     assert first < SOME, "it died in the middle"
+    write(
+        broker, topic, SOME
+    )  # a machine that stood still for long before the kill has left nothing of the first
     report = land_topic(settings, topic, str(lake), options=LandOptions(engine="spark"))
-    assert 0 < report.rows <= SOME - first, "it went on where the first was"
-    check_landed(lake, topic, SOME)
+    assert 0 < report.rows <= 2 * SOME - first, "it went on where the first was"
+    check_landed(lake, topic, 2 * SOME)
 
 
 def check_landed(lake: Path, topic: str, count: int) -> None:
@@ -734,14 +745,14 @@ class Follower:
     def end_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(60)
+        self.process.wait(DEADLINE_S)
 
 
 @contextlib.contextmanager
 def landing(command: list[str]) -> Iterator[Follower]:
     """Run a landing; whatever becomes of it, it and its JVM are gone afterwards."""
     follower = Follower(command)
-    watchdog = threading.Timer(200, follower.end_group)
+    watchdog = threading.Timer(600, follower.end_group)
     watchdog.start()
     try:
         yield follower

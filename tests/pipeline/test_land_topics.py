@@ -20,8 +20,8 @@ from holdfast.pipeline.landing import land_topics
 from holdfast.pipeline.landing.land_topics import TopicsLanding
 from holdfast.pipeline.landing.options import LandEngine, LandOptions
 from tests.support.harness import add_partitions
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 LOCAL = LandOptions(engine="local")
 
 

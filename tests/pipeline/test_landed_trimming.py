@@ -27,8 +27,9 @@ from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.trimming import PartitionTrim
 from holdfast.pipeline.verify.table import verify
+from tests.support.patience import DEADLINE_S
 
-ORDERS, WAIT_S = 7, 20.0
+ORDERS = 7
 SHOP = """
 from holdfast import Emit, Processor, Source, Stream, Text
 
@@ -71,7 +72,7 @@ class Shop:
         for _ in range(ORDERS):
             producer.produce("orders", b"an order", partition=0)
             producer.produce("notes", b"a note", partition=0)
-        assert producer.flush(WAIT_S) == 0
+        assert producer.flush(DEADLINE_S) == 0
 
     def begin(self, processor: Processor[Any, Any], replay: ReplayOptions = LOCAL) -> None:
         bootstrap(processor, self.settings, BootstrapOptions(replay=replay, emits="send"))
@@ -150,7 +151,7 @@ def test_a_landing_that_follows_trims_again_and_again_and_tells_of_what_it_canno
 
     def heard(what: str) -> bool:
         with came:
-            return came.wait_for(lambda: any(what in line for line in said), WAIT_S)
+            return came.wait_for(lambda: any(what in line for line in said), DEADLINE_S)
 
     with shop.topics().trimmed(lambda: ["orders", "news"], told, every_s=0.01):
         assert heard("orders is not trimmed, and grows: ")
@@ -175,7 +176,7 @@ def test_a_store_that_fails_ends_no_trimming(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(trims, "trim", trim)
     with trims.trimmed(lambda: ["orders"], told.append, every_s=0.001):
-        assert went.wait(WAIT_S)
+        assert went.wait(DEADLINE_S)
     assert told == [
         "orders is not trimmed, and grows: OSError('store is away')",
         "orders is not trimmed, and grows: ValueError('odd')",

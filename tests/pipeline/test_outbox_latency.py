@@ -33,6 +33,7 @@ from tests.outbox.harvesting import Alone
 from tests.pipeline.folds import Record
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
 NO_KAFKA = Settings(app="derived", progress="shop.progress")
 Published = tuple[str, int, int, list[int]]
@@ -177,9 +178,12 @@ def test_the_rows_of_a_real_outbox_are_in_the_table(
         name=name,
         table=outbox.table,
         batch_rows=20,
+        heartbeat_timeout_s=60.0,
+        transaction_timeout_s=60.0,
+        commit_timeout_s=60.0,
     )
     with Alone(settings) as leader, outbox.rows() as rows:
-        wait_for("an empty outbox", lambda: rows.count() == 0, 60.0)
+        wait_for("an empty outbox", lambda: rows.count() == 0, DEADLINE_S)
     assert leader.published == 50
     common = ("--bootstrap", embedded_kafka.bootstrap, "--set", f"progress={settings.progress_topic}")
     for words in (("land", "--topics", settings.progress_topic), ("derive", LATENCY)):

@@ -29,6 +29,7 @@ from holdfast.pipeline.topic import Span, TopicLog
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record, accounts, logs
 from tests.pipeline.lakes import ends, landed, write_bronze
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.support.visits import visits
 
@@ -439,7 +440,7 @@ def test_the_hash_seed_does_not_matter(lake: Path) -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=DEADLINE_S,
         ).stdout
         for seed in ("1", "2")
     }

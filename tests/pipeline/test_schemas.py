@@ -27,6 +27,7 @@ from tests.agents.fleet import Fleet, Writer
 from tests.schemas import shop_pb2
 from tests.schemas.shop import Order, processors
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +46,7 @@ def fleet(broker: SessionBroker, schema_registry: SchemaRegistryServer, tmp_path
         module="tests.schemas.worker",
         declare=processors,
         schema_registry_url=schema_registry.url,
-        schema_registry_timeout_s=30,
+        schema_registry_timeout_s=120,
     )
     create_topics(made.settings, made.processors, partitions=PARTITIONS)
     yield made
@@ -73,7 +74,7 @@ def test_live_local_and_spark_are_one_table(
         for partition, offset in writer.write_all(topic, records(processor.name, topic, client)):
             ends[processor.name, partition] = max(offset, ends.get((processor.name, partition), -1))
     worker.wait_ready()
-    wait_for("all records", lambda: worker.applied() == ends, 60, fleet.tails)
+    wait_for("all records", lambda: worker.applied() == ends, DEADLINE_S, fleet.tails)
     for processor in fleet.processors:
         here = verify(processor, fleet.settings, ReplayOptions(engine="local"))
         there = verify(processor, fleet.settings, ReplayOptions(engine="spark"))

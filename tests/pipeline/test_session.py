@@ -36,6 +36,7 @@ from holdfast.pipeline.spark.session import (
     is_found_anew,
     settings,
 )
+from tests.support.patience import DEADLINE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -189,11 +190,13 @@ def test_a_session_says_nothing_ends_its_jvm_and_outlives_one_that_was_killed(tm
         try:
             assert process.stdout is not None
             said = [process.stdout.readline() for _ in range(2)]
-            assert said == ["told\n", "7\n"], process.communicate(timeout=60)
+            assert said == ["told\n", "7\n"], process.communicate(timeout=DEADLINE_S)
             assert process.stdin is not None
-            _, alive = psutil.wait_procs(psutil.Process(process.pid).children(recursive=True), timeout=60)
+            _, alive = psutil.wait_procs(
+                psutil.Process(process.pid).children(recursive=True), timeout=DEADLINE_S
+            )
             assert alive == [], "no JVM is left while the process goes on"
-            out, err = process.communicate("\n", timeout=60)
+            out, err = process.communicate("\n", timeout=DEADLINE_S)
             assert (out, err) == ("", "")
         finally:
             process.kill()
@@ -201,10 +204,12 @@ def test_a_session_says_nothing_ends_its_jvm_and_outlives_one_that_was_killed(tm
 
 
 class SlowToEnd:
-    """A session and its gateway whose JVM ends some time after its input has."""
+    """A session and its gateway whose JVM ends *after_s* after its input has."""
 
-    def __init__(self) -> None:
-        self.proc = subprocess.Popen(["sh", "-c", "read line; sleep 1; exit 7"], stdin=subprocess.PIPE)
+    def __init__(self, after_s: int) -> None:
+        self.proc = subprocess.Popen(
+            ["sh", "-c", f"read line; sleep {after_s}; exit 7"], stdin=subprocess.PIPE
+        )
 
     def stop(self) -> None: ...
 
@@ -212,13 +217,13 @@ class SlowToEnd:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("makes_archive", "code"), [(True, 7), (False, -signal.SIGKILL)])
+@pytest.mark.parametrize(("makes_archive", "after_s", "code"), [(True, 1, 7), (False, 60, -signal.SIGKILL)])
 def test_a_jvm_that_writes_its_archive_is_given_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes_archive: bool, code: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes_archive: bool, after_s: int, code: int
 ) -> None:
     monkeypatch.setattr(session, "STOP_DEADLINE_S", 0.1)
     path = tmp_path / "classes.jsa"
-    slow: Any = SlowToEnd()
+    slow: Any = SlowToEnd(after_s)
     session._stop(slow, slow, ClassArchive(path=path, made_at=path if makes_archive else None))
     assert slow.proc.returncode == code
 

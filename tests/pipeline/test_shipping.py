@@ -28,6 +28,7 @@ from holdfast.pipeline.spark.shipping import pack
 from tests.pipeline import folds
 from tests.pipeline.folds import Log, Record, accounts
 from tests.pipeline.lakes import write_bronze
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.process
 
@@ -54,7 +55,7 @@ def test_the_zip_holds_every_room_and_runs_alone(tmp_path: Path) -> None:
         [sys.executable, "-I", "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=True,
         cwd=tmp_path,
     )
@@ -192,7 +193,7 @@ def test_two_executors_run_the_users_code_from_the_zip(tmp_path: Path) -> None:
             [sys.executable, "-P", "-c", DRIVER, str(project), str(lake)],
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=600,
             check=False,
             cwd=tmp_path,
         )

@@ -42,6 +42,7 @@ from holdfast.tables.changelog import ChangelogWriter
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Account, Log, Op, Record, accounts
 from tests.support.harness import wait_for_ends
+from tests.support.patience import DEADLINE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,7 +92,7 @@ async def _fold_live(
     store = DictStore()
     folder = Folder(processor, store)
     writer = ChangelogWriter(
-        producers(connector(settings, timeout_s=60), transaction_timeout_s=15)(
+        producers(connector(settings, timeout_s=DEADLINE_S), transaction_timeout_s=DEADLINE_S)(
             processor.transactional_id(settings.app, partition)
         ),
         changelog=processor.changelog(settings.app),

@@ -48,6 +48,7 @@ from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record
 from tests.support.harness import wait_for, wait_for_ends
 from tests.support.joining_app import JoinApplication
+from tests.support.patience import DEADLINE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,21 +113,21 @@ class Live:
     ) -> None:
         settings, store = self.settings, DictStore()
         folder = Folder(processor, store, handover=handover)
-        make = producers(connector(settings, timeout_s=60), transaction_timeout_s=15)
+        make = producers(connector(settings, timeout_s=DEADLINE_S), transaction_timeout_s=DEADLINE_S)
         writer = ChangelogWriter(
             make(processor.transactional_id(settings.app, partition)),
             changelog=processor.changelog(settings.app),
             partition=partition,
         )
         try:
-            await writer.fence(30)
+            await writer.fence(DEADLINE_S)
             with TopicReader(settings, processor.source) as reader:
                 for batch, _ in reader.batches(partition, Span(first=0, end=upto + 1), processor.columns):
                     while (changes := folder.fold([batch])) is not None:
                         changes.emits[:] = [each for each in changes.emits if not drop(each)]
                         notes = [] if handover is None else [(HANDOVER, encode_handover(handover))]
                         changes.puts += notes
-                        await writer.write(changes, [], 30)
+                        await writer.write(changes, [], DEADLINE_S)
                         store.apply(changes.puts)
                         folder.commit()
         finally:
@@ -458,16 +459,16 @@ def handed_over(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory)
         for at in range(300):  # without timers, whose ticks would be choices
             app.send(app.joined.topics[at % 2], f"add k{at % 20} {at}")
         app.flush()
-        wait_for("a guess", lambda: stood(app, 1)[1] > 50, 60, app.tails)
+        wait_for("a guess", lambda: stood(app, 1)[1] > 50, DEADLINE_S, app.tails)
         old.kill()
         customers, orders = stood(app, 1)
         assert customers < orders, "what comes late of the customers should have come first"
         app.raise_version(2, handover=True)
         new = app.worker("new").start(CHAOS_FAULT="produced:1")
-        assert new.wait_exit(60) == -9
+        assert new.wait_exit(DEADLINE_S) == -9
         old.start().wait_ready()
         app.write(100, seed=2)
-        wait_for("it goes on", lambda: sum(stood(app, 1)) > 300, 60, app.tails)
+        wait_for("it goes on", lambda: sum(stood(app, 1)) > 300, DEADLINE_S, app.tails)
         old.kill()
         place = tuple(count - 1 for count in stood(app, 1))
         new.start()

@@ -41,7 +41,7 @@ class Books:
             app=self.name,
             kafka={key: str(value) for key, value in kafka.client_config().items()},
             request_timeout_s=60,
-            stall_timeout_s=30,
+            stall_timeout_s=120,
         )
         self._producer = Producer(kafka.client_config())
         kafka.create_topic(self.source, partitions=PARTITIONS, config={"retention.ms": "-1"})

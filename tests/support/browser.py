@@ -16,6 +16,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.support.patience import DEADLINE_S
 from tests.support.places import TESTDATA
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -28,7 +29,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-DEADLINE_MS = 60_000
+DEADLINE_MS = int(DEADLINE_S * 1000)
 AXE = "rules => axe.run(document, {resultTypes: ['violations', 'incomplete'], ...(rules.length ? {runOnly: rules} : {})})"
 
 

@@ -33,6 +33,7 @@ from holdfast.dev.ports import free_ports
 from holdfast.pipeline.topic import TopicLog
 from tests.chaos.counting import processors
 from tests.support import fork_server
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 LEAST_POLL_S, MOST_POLL_S = 0.02, 0.2
@@ -45,8 +46,7 @@ PATIENCE = 3.0
 and stand still for half a minute; a test that passes waits no longer for that.
 """
 COUNTING = "tests.chaos.worker"
-READY_DEADLINE_S = 60.0
-STOP_DEADLINE_S = 60.0
+READY_DEADLINE_S = STOP_DEADLINE_S = DEADLINE_S
 DEATH_DEADLINE_S, REST_OF_WRITES_S = 120.0, 0.05
 COMMAND_DEADLINE_S = 240.0
 ASK_DEADLINE_S, LOOK_DEADLINE_S = 60.0, 5.0
@@ -108,11 +108,11 @@ def add_partitions(config: Mapping[str, Any], topic: str, count: int) -> None:
     and a producer that asks in between drops what is for a new one.
     """
     admin = AdminClient(dict(config))
-    admin.create_partitions([NewPartitions(topic, count)])[topic].result(60)
+    admin.create_partitions([NewPartitions(topic, count)])[topic].result(DEADLINE_S)
     wait_for(
         f"{count} partitions of {topic}",
         lambda: len(admin.list_topics(topic, timeout=60).topics[topic].partitions) == count,
-        60,
+        DEADLINE_S,
     )
 
 
@@ -122,14 +122,16 @@ def wait_for_ends(settings: Settings, topic: str) -> None:
     """
     with TopicLog(settings, topic) as log:
         partitions = log.partitions()
-        wait_for(f"the markers in {topic}", lambda: log.ends(partitions) == log.written(partitions), 60)
+        wait_for(
+            f"the markers in {topic}", lambda: log.ends(partitions) == log.written(partitions), DEADLINE_S
+        )
 
 
 def end_transactions(bootstrap: str) -> None:
     """Do what docs/operating.md, "A transaction that never ends", tells to do while nobody produces."""
     words = ("--bootstrap", bootstrap, "producers", "hanging", "--end")
     command = [*fork_server.INTERPRETER, fork_server.COMMAND, *words]
-    ran = fork_server.run(command, env=os.environ, cwd=ROOT, timeout=90)
+    ran = fork_server.run(command, env=os.environ, cwd=ROOT, timeout=COMMAND_DEADLINE_S)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -423,7 +425,7 @@ class Application:
         """Delete one of holdfast's own topics and make it again, empty."""
         self.broker.delete_topics([topic])
         admin = AdminClient(self.broker.client_config())
-        wait_for(f"{topic} to be gone", lambda: topic not in admin.list_topics(timeout=60).topics, 60)
+        wait_for(f"{topic} to be gone", lambda: topic not in admin.list_topics(timeout=60).topics, DEADLINE_S)
         create_topics(self.settings, self.processors)
 
     def worker(self, name: str = "", **settings: str | float) -> Worker:

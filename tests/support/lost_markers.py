@@ -9,6 +9,7 @@ from holdfast.core.kafka.record_batch import RecordBatch, batches
 from holdfast.core.kafka.transaction_state import PREPARED, TransactionState
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
 
 def log_file(broker: SessionBroker, topic: str, partition: int) -> Path:
@@ -26,8 +27,8 @@ def lose_markers(broker: SessionBroker, topic: str, *partitions: int) -> None:
     files = [log_file(broker, topic, partition) for partition in partitions]
     # A commit is acknowledged when it is decided. Its markers come after, and the coordinator's note that
     # they are written after those: without that note they would be written again.
-    wait_for("the markers", lambda: all(last_batch(path)[1].is_control for path in files), 60)
-    wait_for("their end", lambda: not PREPARED & set(coordinated(broker).values()), 60)
+    wait_for("the markers", lambda: all(last_batch(path)[1].is_control for path in files), DEADLINE_S)
+    wait_for("their end", lambda: not PREPARED & set(coordinated(broker).values()), DEADLINE_S)
     broker.cluster.kill(1)
     for path in files:
         at, _ = last_batch(path)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT, example_file
 
 pytestmark = pytest.mark.process
@@ -58,7 +59,7 @@ def ran(folder: Path, program: str, *options: str) -> subprocess.CompletedProces
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE_S,
         check=False,
     )
 

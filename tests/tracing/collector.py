@@ -10,6 +10,8 @@ from typing import Any, Self
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.support.patience import DEADLINE_S
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedSpan:
@@ -45,7 +47,7 @@ class TraceCollector:
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(60)
+        self._thread.join(DEADLINE_S)
 
     def named(self, name: str) -> list[CollectedSpan]:
         return [span for span in self.spans if span.name == name]

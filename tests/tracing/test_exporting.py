@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -16,11 +15,13 @@ from holdfast.errors import ConfigError
 from holdfast.tracing.exporting import END_S, exporter_named, wanted
 from tests.cli.test_worker import command
 from tests.support.installations import Installations
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.test_light_installation import python
 
+LIMIT_S = 60.0
+"""A collector that is waited for without a limit of ours is tried again for longer, and a machine stands still for less."""
 PROGRAM = "from holdfast import create_app\napp = create_app([])"
-DEADLINE_S = 60.0
 
 
 def test_an_exporter_that_is_not_installed_is_named() -> None:
@@ -81,7 +82,6 @@ def test_a_collector_that_never_answers_delays_the_end_by_seconds_at_most(tmp_pa
             "trace.get_tracer('t').start_span('s').end()\n"
             "began_s = time.monotonic(); exporting.stop(); print(time.monotonic() - began_s)"
         )
-        began_s = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-P", "-c", code],
             cwd=ROOT,
@@ -91,5 +91,4 @@ def test_a_collector_that_never_answers_delays_the_end_by_seconds_at_most(tmp_pa
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) >= END_S - 0.1, "it was asked, and did not answer"
-    assert time.monotonic() - began_s < DEADLINE_S
+    assert END_S - 0.1 <= float(done.stdout) < LIMIT_S, "it was asked, and did not answer"

@@ -26,12 +26,12 @@ from holdfast.dev.ports import free_ports
 from holdfast.dev.waits import wait_until
 from holdfast.embedded.kafka import EmbeddedKafka
 from tests.cli.test_worker import command, serving
+from tests.support.patience import DEADLINE_S
 from tests.support.places import example_file
 from tests.tracing.collector import TraceCollector
 
 pytestmark = pytest.mark.process
 
-DEADLINE_S = 60.0
 PROGRAMS = ("traced_bills", "traced_shop", "traced_mail")
 
 
@@ -77,6 +77,8 @@ def test_an_order_is_one_trace_from_insert_to_emit_and_query(
             settings = Settings(app="billing", kafka={"bootstrap.servers": kafka.bootstrap})
             mailed = programs["traced_mail"].mail_one(settings)
             assert asyncio.run(asyncio.wait_for(mailed, DEADLINE_S)) == "order-7: bill 1"
+            for name in ("send billing-outbox", "process bills", "get_many bills"):
+                wait_until(name, lambda name=name: collector.named(name), DEADLINE_S)  # type: ignore[misc]
             worker.send_signal(signal.SIGTERM)
             assert worker.wait(DEADLINE_S) == 0, (tmp_path / "printed").read_text()
     here = {span.name: span for span in exported.get_finished_spans()}

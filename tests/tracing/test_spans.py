@@ -32,6 +32,7 @@ from holdfast.outbox.schema.layouts import OutboxRow
 from holdfast.outbox.schema.migrate import upgrade
 from holdfast.outbox.writer.records import OutboxRecord, prepared
 from holdfast.tracing.spans import LIMIT_LINKS, MetTraces, handling, outgoing, record_headers, sending
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 pytestmark = pytest.mark.usefixtures("exported")
@@ -353,5 +354,8 @@ def test_without_traces_opentelemetry_is_not_imported() -> None:
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     assert (
-        subprocess.run([sys.executable, "-P", "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 0
+        subprocess.run(
+            [sys.executable, "-P", "-c", code], cwd=ROOT, check=False, timeout=DEADLINE_S
+        ).returncode
+        == 0
     )

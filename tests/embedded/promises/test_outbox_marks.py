@@ -14,7 +14,8 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.embedded.kafka import EmbeddedKafka
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvest.test_mark import MARK, astray, newly
-from tests.outbox.harvesting import DEADLINE_S, Alone, Rig
+from tests.outbox.harvesting import Alone, Rig
+from tests.support.patience import DEADLINE_S
 
 HOUR_MS = 3_600_000
 LONG_S = 600.0

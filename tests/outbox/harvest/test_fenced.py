@@ -22,7 +22,6 @@ from holdfast.outbox.settings import Poison
 from tests.outbox.databases import FreshOutbox, killed
 from tests.outbox.electors import CALM_S
 from tests.outbox.harvesting import (
-    DEADLINE_S,
     PARTITIONS,
     Alone,
     FaultyProducer,
@@ -35,6 +34,7 @@ from tests.outbox.harvesting import (
 from tests.support import own_broker
 from tests.support.harness import wait_for
 from tests.support.limits import at_most
+from tests.support.patience import DEADLINE_S
 from tests.support.strangers import open_transaction
 
 holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
@@ -290,7 +290,7 @@ def test_several_shards_publish_beside_each_other_under_names_of_their_own(rig: 
     rig.fill(2_000, keys=500)
     with rig.harvester(shards=3) as harvester:
         rig.wait_empty(harvester)
-        assert all(harvester.leads(shard) for shard in range(3))
+        wait_for("each shard", lambda: all(harvester.leads(shard) for shard in range(3)), DEADLINE_S)
     records = rig.prove()
     assert {record.header("holdfast-producer") for record in records} == {
         f"{rig.name}-{shard}".encode() for shard in range(3)
@@ -459,7 +459,7 @@ def test_an_idle_harvester_asks_little_and_hears_at_once(rig: Rig) -> None:
         assert leader.stats.queries - before < 5 * (time.monotonic() - began_s)
         for number in range(3):
             rig.fill(1)
-            wait_for("the row", partial(has, leader, 2 + number), 30)
+            wait_for("the row", partial(has, leader, 2 + number), DEADLINE_S)
 
 
 def test_paused_it_leads_on_and_publishes_nothing(rig: Rig) -> None:

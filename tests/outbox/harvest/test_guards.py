@@ -17,9 +17,10 @@ from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.database import Database
 from holdfast.outbox.settings import HarvestSettings
 from tests.outbox.databases import FreshOutbox, url_of
-from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
+from tests.outbox.harvesting import PARTITIONS, Alone, Rig
 from tests.support.harness import wait_for
 from tests.support.limits import at_most
+from tests.support.patience import DEADLINE_S
 
 
 def written(outbox: FreshOutbox) -> FreshOutbox:

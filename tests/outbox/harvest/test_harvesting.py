@@ -23,8 +23,10 @@ from holdfast.errors import ConfigError, TopicError
 from holdfast.outbox.commands import CommandReply, Verb, tell
 from holdfast.outbox.settings import harvest_settings
 from tests.outbox.databases import FreshOutbox
-from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Leaping, Rig
+from tests.outbox.electors import CALM_S
+from tests.outbox.harvesting import PARTITIONS, Alone, Leaping, Rig
 from tests.support.harness import Application, Worker, running, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 SHARDS = 3
@@ -58,6 +60,7 @@ def command(rig: Rig, *arguments: str) -> list[str]:
 def test_the_command_harvests_is_told_is_measured_and_stops(rig: Rig) -> None:
     port = free_ports(1)[0]
     more = ["--database", rig.outbox.url, "--table", rig.outbox.table, "--metrics-port", str(port)]
+    more += ["--set", f"outbox_heartbeat_timeout_s={CALM_S:.0f}"]
     bound = [
         sys.executable,
         "-I",
@@ -71,7 +74,7 @@ def test_the_command_harvests_is_told_is_measured_and_stops(rig: Rig) -> None:
     try:
         rig.wait_empty()
         paused = subprocess.run(
-            command(rig, "pause", "-o", "json"),
+            command(rig, "pause", "-o", "json", "--timeout", "120"),
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -97,7 +100,7 @@ def test_the_command_harvests_is_told_is_measured_and_stops(rig: Rig) -> None:
         assert "70 row(s) published" in said
     finally:
         process.kill()
-        process.wait(60)
+        process.wait(DEADLINE_S)
     rig.prove()
 
 
@@ -125,7 +128,7 @@ def test_without_harvesters_there_is_nobody_to_tell(rig: Rig) -> None:
 def test_a_flush_tries_again_what_is_held(rig: Rig) -> None:
     topic = f"{rig.topic}-later"
     rig.write([rig.record(0, topic=topic)])
-    with rig.harvester(retry_s=600.0, retry_limit_s=600.0) as harvester:
+    with rig.harvester(retry_s=600.0, retry_limit_s=600.0, heartbeat_timeout_s=CALM_S) as harvester:
         wait_for("the refusal", lambda: harvester.stats[0].refused, DEADLINE_S)
         rig.broker.create_topic(topic, partitions=PARTITIONS, exact=True)
         assert tell(rig.settings(), Verb.STATUS, DEADLINE_S)[0].waiting_topics == [topic]
@@ -158,7 +161,7 @@ def test_workers_and_a_harvester_alone_obey_the_same_commands_and_take_over_from
 
     def tell_all(verb: Verb) -> list[CommandReply]:
         nonlocal told
-        answers, told = tell(settings, verb, 60.0), told + 1
+        answers, told = tell(settings, verb, DEADLINE_S), told + 1
         assert [answer.shard for answer in answers] == list(range(SHARDS)), f"{answers}\n{app.tails()}"
         return answers
 

@@ -23,9 +23,10 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.outbox.harvest.publishing import limits, publisher
 from holdfast.outbox.schema.layouts import OutboxRow
 from tests.outbox.databases import FreshOutbox
-from tests.outbox.electors import CALM_S
-from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
+from tests.outbox.electors import TIMEOUT_S
+from tests.outbox.harvesting import PARTITIONS, Alone, Rig
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
 LAYOUT = {"fenced": "holdfast", "mark": "goharvest"}
 SMALL_BYTES = 5_000
@@ -235,7 +236,9 @@ def test_many_rows_that_are_too_large_are_found_without_a_word_of_the_topic(
     for number in range(0, 60, 5):
         enlarge(rig, postgres, number, 1_200_000)
     # A producer of `mark` that ends by a refusal leaves rows unanswered until its heartbeat is over.
-    settings = rig.settings(strategy=strategy, attempts=1, batch_bytes=64 << 20, heartbeat_timeout_s=CALM_S)
+    settings = rig.settings(
+        strategy=strategy, attempts=1, batch_bytes=64 << 20, heartbeat_timeout_s=3 * TIMEOUT_S
+    )
     with Alone(settings, CLIENTS) as leader:
         rig.wait_empty()
     assert leader.stats.quarantined == 12

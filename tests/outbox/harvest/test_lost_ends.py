@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from holdfast.dev.fixtures import SessionBroker
 from tests.outbox.databases import FreshOutbox
-from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
+from tests.outbox.harvesting import PARTITIONS, Alone, Rig
 from tests.support import own_broker
 from tests.support.harness import end_transactions, wait_for
 from tests.support.lost_markers import lose_markers
+from tests.support.patience import DEADLINE_S
 
 holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 

@@ -25,9 +25,10 @@ from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.settings import HarvestSettings
 from tests.outbox.databases import DATABASES, FreshOutbox, url_of
 from tests.outbox.electors import CALM_S
-from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Record, Rig, ends, harvest_process
+from tests.outbox.harvesting import PARTITIONS, Alone, Record, Rig, ends, harvest_process
 from tests.support.harness import wait_for
 from tests.support.limits import at_most
+from tests.support.patience import DEADLINE_S
 
 MARK: dict[str, Any] = {"strategy": "mark"}
 

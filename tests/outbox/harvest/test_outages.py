@@ -22,9 +22,10 @@ from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.settings import HarvestSettings
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.full_disks import small_disk
-from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
+from tests.outbox.harvesting import PARTITIONS, Alone, Rig
 from tests.support import own_broker
 from tests.support.harness import end_transactions, wait_for
+from tests.support.patience import DEADLINE_S
 
 holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
@@ -153,7 +154,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing(
         wait_for(
             "an end",
             lambda: rig.left() == 0 or "on a transaction is open" in stats.last_error,
-            90.0,
+            DEADLINE_S,
             lambda: str(stats),
         )
         assert harvester.error is None

@@ -28,12 +28,12 @@ from holdfast.pipeline.audit import AuditOptions, audit
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import Record, Rig
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
 PARTITIONS = 10
 KEYS = 10
 TRANSACTION_ROWS = 20
 SHARE = 0.02
-DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,13 @@ Answer = Callable[[KafkaError | None, Message], None]
 
 
 class Faulty(Producer):
-    """Of what it is given, 2 % is refused at once, and of 2 % it says later that it was not delivered."""
+    """Of what it is given, 2 % is refused at once, and of 2 % it says later that it was not delivered; of each one is among the first
+    records of a test, however few it comes to write.
+    """
 
+    SURELY_REFUSED, SURELY_LOST = 5, 12
     chance = random.Random(11)
-    refused = lost = 0
+    refused = lost = given = 0
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(
@@ -66,11 +69,12 @@ class Faulty(Producer):
         self._struck = self._spoiled = False
 
     def produce(self, *args: Any, **kwargs: Any) -> None:
-        if self.chance.random() < SHARE:
+        Faulty.given += 1
+        if self.chance.random() < SHARE or Faulty.given == self.SURELY_REFUSED:
             Faulty.refused += 1
             self._struck = True
             raise BufferError("Local: Queue full")
-        if self.chance.random() < SHARE:
+        if self.chance.random() < SHARE or Faulty.given == self.SURELY_LOST:
             Faulty.lost += 1
             answer: Answer | None = kwargs.get("on_delivery")
             if answer is None:
@@ -92,6 +96,11 @@ class Faulty(Producer):
 
 def _denied(answer: Answer, _: KafkaError | None, message: Message) -> None:
     answer(KafkaError(KafkaError._MSG_TIMED_OUT, "planted"), message)
+
+
+@pytest.fixture(autouse=True)
+def count() -> None:
+    Faulty.given = 0
 
 
 @contextmanager

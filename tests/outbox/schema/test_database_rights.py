@@ -21,8 +21,9 @@ from holdfast.outbox.grants import TableGrant, harvester_table_grants, service_t
 from holdfast.outbox.harvest.harvester import Harvester
 from holdfast.outbox.settings import Strategy
 from tests.outbox.databases import FreshOutbox
-from tests.outbox.harvesting import DEADLINE_S, Rig
+from tests.outbox.harvesting import Rig
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
 LEAST_S = 6.0
 SMALL = {"max.message.bytes": "5000"}

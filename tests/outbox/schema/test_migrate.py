@@ -21,6 +21,7 @@ from holdfast.outbox.schema.layouts import layout_named
 from holdfast.outbox.schema.migrate import downgrade, sql, upgrade
 from holdfast.outbox.schema.tables import check, outbox_tables, problems
 from tests.outbox.databases import DATABASES, LAYOUTS, FreshOutbox, url_of
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 
@@ -163,7 +164,12 @@ def test_alembics_own_command_runs_the_same_migrations(tmp_path: Path) -> None:
     ]
     for target, there in (("upgrade holdfast@head", True), ("downgrade holdfast@base", False)):
         done = subprocess.run(
-            [*alembic, *target.split()], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+            [*alembic, *target.split()],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         outbox = FreshOutbox(url=url, table="mine", layout=layout_named("holdfast"))

@@ -27,6 +27,7 @@ from holdfast.outbox.schema.layouts import OutboxRow, bucket_of
 from holdfast.outbox.schema.tables import database_url
 from holdfast.outbox.writer.outbox_writer import OutboxRecord, OutboxWriter
 from tests.outbox.databases import FreshOutbox
+from tests.support.patience import DEADLINE_S
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -421,7 +422,7 @@ def test_a_commit_wakes_the_harvester_once_and_a_rollback_never(
         outbox.writer().write(session, "orders")
         assert not listening.wait(0.05)  # not before the commit
         session.commit()
-    assert listening.wait(60)
+    assert listening.wait(DEADLINE_S)
     assert not listening.wait(0.05)
     with Session(outbox.engine()) as session, session.begin():
         outbox.writer(notify=False).write(session, "orders")
@@ -429,7 +430,7 @@ def test_a_commit_wakes_the_harvester_once_and_a_rollback_never(
 
 
 def wait_long(wakeup: Any) -> None:
-    until_s = system_clock.monotonic_s() + 30
+    until_s = system_clock.monotonic_s() + DEADLINE_S
     while not wakeup.wait(5):
         assert system_clock.monotonic_s() < until_s
 
@@ -447,7 +448,7 @@ def test_waiting_ends_at_an_interrupt_and_listens_anew_after_a_loss(
     assert lost.value.is_lost
     assert listening.wait(0)  # anew
     listening.interrupt()
-    assert not listening.wait(60)
+    assert not listening.wait(DEADLINE_S)
 
 
 def test_other_databases_have_no_wake_up_and_are_polled(outbox: FreshOutbox) -> None:
