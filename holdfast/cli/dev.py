@@ -80,40 +80,65 @@ def up(
         typer.Option("--property", metavar="NAME=VALUE", help="A Kafka server property; may be repeated."),
     ] = None,
 ) -> None:
-    if password and not sasl:
-        raise ConfigError(
-            "--password without --sasl: a broker without SASL asks for no password; add --sasl or leave it out"
-        )
-    wanted = _pairs(server_properties or [])
-    running = _running_embedded(folder)
-    existing = Cluster.find(folder)
-    if (users or acls) and not (embedded and sasl):
-        raise ConfigError("--users and --acls are for --embedded --sasl; add those, or leave them out")
-    if (kept_in or fsync) and not embedded:
-        raise ConfigError("--folder and --fsync are for --embedded; add that, or leave them out")
-    if fsync and kept_in is None:
-        raise ConfigError(
-            "--fsync without --folder: there is nothing to sync; add --folder F, or leave it out"
-        )
+    guarded, guard = embedded and sasl, "--embedded --sasl"
+    _refuse_lonely(
+        ("--password", password, "--sasl", sasl, "a broker without SASL asks for no password"),
+        ("--users", users, guard, guarded, "only the embedded Kafka has users to add"),
+        ("--acls", acls, guard, guarded, "only users of the embedded Kafka have rights"),
+        ("--folder", kept_in, "--embedded", embedded, "Apache Kafka keeps its data in --dir"),
+        ("--fsync", fsync, "--embedded", embedded, "Apache Kafka is told by --property"),
+        ("--fsync", fsync, "--folder F", kept_in, "there is nothing to sync"),
+    )
+    wanted, output = _pairs(server_properties or []), output_of(context)
     if embedded:
-        _refuse_with_embedded(wanted=wanted, cluster=existing, folder=folder)
-        told = EmbeddedStart(
-            guard=_guard(password, users, acls) if sasl else None,
-            folder=None if kept_in is None else kept_in.absolute(),
-            fsync=fsync,
+        users_told = _guard(password, users, acls) if sasl else None
+        kept = None if kept_in is None else kept_in.absolute()
+        _up_embedded(
+            folder, wanted, EmbeddedStart(guard=users_told, folder=kept, fsync=fsync), nodes, port, output
         )
-        if running is not None:
-            _refuse_another(running, told, folder)
-        _show_embedded(
-            running or EmbeddedProcess.start(folder, nodes=nodes or 1, port=port, told=told),
-            output_of(context),
-        )
-        return
+    else:
+        credentials = Credentials(password=password) if password else sasl
+        _up_apache(folder, wanted, credentials, nodes, port, output)
+
+
+def _refuse_lonely(*options: tuple[str, object, str, object, str]) -> None:
+    """Refuse each option that is given without the one that it is for: (option, its value, of which, that value, why)."""
+    for option, value, needs, other, why in options:
+        if value and not other:
+            raise ConfigError(f"{option} without {needs}: {why}; add {needs}, or leave it out")
+
+
+def _up_embedded(
+    folder: Path,
+    wanted: dict[str, str],
+    told: EmbeddedStart,
+    nodes: int | None,
+    port: int | None,
+    output: Output,
+) -> None:
+    _refuse_with_embedded(wanted=wanted, cluster=Cluster.find(folder), folder=folder)
+    running = _running_embedded(folder)
     if running is not None:
+        _refuse_another(running, told, folder)
+    _show_embedded(running or EmbeddedProcess.start(folder, nodes=nodes or 1, port=port, told=told), output)
+
+
+def _up_apache(
+    folder: Path,
+    wanted: dict[str, str],
+    sasl: Credentials | bool,
+    nodes: int | None,
+    port: int | None,
+    output: Output,
+) -> None:
+    if _running_embedded(folder) is not None:
         raise DevBrokerError(f"an embedded Kafka runs in {folder}; `holdfast dev down --dir {folder}` first")
-    if existing is not None and _all_run(existing, folder, nodes=nodes, port=port, sasl=sasl, wanted=wanted):
+    existing = Cluster.find(folder)
+    if existing is not None and _all_run(
+        existing, folder, nodes=nodes, port=port, sasl=bool(sasl), wanted=wanted
+    ):
         note("Kafka runs already")
-        _show(existing, output_of(context))
+        _show(existing, output)
         return
     jars.class_path(progress=note)
     note("starting Kafka …")
@@ -122,10 +147,10 @@ def up(
         nodes=nodes or (len(existing.node_ids) if existing is not None else 1),
         port=port,
         properties=wanted,
-        sasl=Credentials(password=password) if password else sasl,
+        sasl=sasl,
         detached=True,
     )
-    _show(cluster.start(), output_of(context))
+    _show(cluster.start(), output)
 
 
 def _all_run(

@@ -41,7 +41,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def run_alone(*arguments: str) -> tuple[int, str]:
     """Run a command in a process of its own, which has ended when this returns."""
     command = [sys.executable, "-P", "-m", "holdfast.cli", "dev", *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     return ran.returncode, ran.stdout + ran.stderr
 
 
@@ -185,9 +185,9 @@ def test_it_asks_who_comes_and_lets_each_do_what_rules_allow(run: Run, tmp_path:
         (("--sasl", "--users", "nowhere"), "nowhere cannot be read"),
         (("--sasl", "--users", "users"), "--users a line: write NAME=VALUE"),
         (("--sasl", "--acls", "rules"), "line 1 of the access rules cannot be read"),
-        (("--users", "users"), "are for --embedded --sasl"),
+        (("--users", "users"), "--users without --embedded --sasl: only the embedded Kafka has users"),
         (("--sasl", "--property", "a=b"), "the embedded Kafka has none"),
-        (("--fsync",), "--fsync without --folder: there is nothing to sync"),
+        (("--fsync",), "--fsync without --folder F: there is nothing to sync"),
         (("--folder", "users"), "cannot make"),
     ],
 )
