@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,29 @@ def test_kafka_bootstrap_servers_names_the_cluster_to_use(monkeypatch: pytest.Mo
     (given,) = session_broker(never)
     assert (given.bootstrap, given.cluster) == ("kafka.example:9092", None)
     assert given.client_config(acks=1).items() >= {"security.protocol": "SSL", "acks": 1}.items()
+
+
+def test_kafka_bootstrap_servers_embedded_is_an_embedded_kafka_without_a_jdk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "embedded")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no JDK"))
+
+    def never() -> Path:
+        raise AssertionError("no node of Apache Kafka is started")
+
+    given = session_broker(never)
+    broker = next(given)
+    assert broker.cluster is None
+    topics = FreshTopic(broker)
+    topic = topics("orders", partitions=3)
+    client = AdminClient(broker.client_config())
+    assert len(client.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions) == 3
+    topics.delete_all()
+    host, _, port = broker.bootstrap.rpartition(":")
+    assert next(given, None) is None, "it ends with the session"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=DEADLINE_S).close()
 
 
 @pytest.mark.broker

@@ -1,9 +1,11 @@
 """The transcripts of Apache Kafka that the embedded broker is held against. To record them anew:
 
     python -P -m tests.embedded.transcripts.recording 127.0.0.1:9092
+    python -P -m tests.embedded.transcripts.recording 127.0.0.1:9092 group_of_one group_of_two
     python -P -m tests.embedded.transcripts.recording guarded
 
-the first with a broker as `holdfast dev up` starts it, the second starts one that asks who comes.
+The first and the second with a broker as `holdfast dev up` starts it; the second records only the scenarios it names,
+and keeps the others. The third starts a broker that asks who comes.
 """
 
 from __future__ import annotations
@@ -62,13 +64,14 @@ def record(path: Path, names: Iterable[str], tell: Callable[[str], list[str]]) -
     path.write_bytes(gzip.compress("".join(line + "\n" for line in lines).encode(), mtime=0))
 
 
-def main(endpoint: str) -> None:
+def main(endpoint: str, *names: str) -> None:
     if endpoint != "guarded":
-        return record(RECORDED, SCENARIOS, lambda name: told(endpoint, name))
+        kept = {name: lines for name, lines in recorded().items() if name not in names} if names else {}
+        return record(RECORDED, SCENARIOS, lambda name: kept[name] if name in kept else told(endpoint, name))
     with TemporaryDirectory() as folder, GuardedKafka(Path(folder)) as guarded:
         record(GUARDED, GUARDED_SCENARIOS, lambda name: told_guarded(guarded, name))
     return None
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
