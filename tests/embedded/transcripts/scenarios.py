@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from tests.embedded.transcripts import (
     group_scenarios,
+    log_scenarios,
     record_scenarios,
     topic_scenarios,
     transaction_scenarios,
 )
 from tests.embedded.transcripts.asking import SCENARIOS
 
-__all__ = ["SCENARIOS", "group_scenarios", "record_scenarios", "topic_scenarios", "transaction_scenarios"]
+__all__ = [
+    "SCENARIOS",
+    "group_scenarios",
+    "log_scenarios",
+    "record_scenarios",
+    "topic_scenarios",
+    "transaction_scenarios",
+]
