@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -86,6 +86,8 @@ class App(FaustParts):
     """Faust's web_bind as it was before its command line was read."""
     load_again: Load | None = None
     """Loads this application again in a process of its own, where the console on the worker folds a partition anew; `holdfast worker` knows how."""
+    worded: Callable[[str], str] | None = None
+    """Words what a worker leaves with for whoever started it: `holdfast worker` adds the application to the commands that errors advise."""
 
     def on_init_dependencies(self) -> Iterable[Any]:
         self._refuse_faust_options()

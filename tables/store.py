@@ -148,7 +148,7 @@ class PartitionStore:
         except Exception as error:
             if "lock" in str(error).lower():
                 raise StoreError(
-                    f"the store {self.path} is in use by another process: give each worker its own data folder"
+                    f"the store {self.path} is in use by another process: give each worker a data_dir of its own (`holdfast worker --data-dir`)"
                 ) from error
             if spares_content(error):
                 # The store may well be good: what is wrong is where it lies, and a rebuild would need more

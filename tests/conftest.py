@@ -192,6 +192,13 @@ def nothing_but_what_is_marked() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failed test at once: the end of a long run, which tells why, may never come."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} failed in its {report.when} after {report.duration:.0f} s", flush=True)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Tell where the time of the run went, by room and by the parts that its tests need."""
     reports = [

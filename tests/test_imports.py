@@ -98,15 +98,16 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "configs": frozenset({"settings"}),
         "faults": frozenset(),
         "fetch_sessions": frozenset({"protocol"}),
+        "recurring": frozenset(),
         "logs": frozenset({"configs", "protocol"}),
         "storage": frozenset({"configs", "logs"}),
         "topics": frozenset({"configs", "logs", "protocol", "settings", "storage"}),
         "internal_log": frozenset({"protocol", "topics"}),
-        "groups": frozenset({"internal_log", "protocol", "settings", "topics"}),
+        "groups": frozenset({"internal_log", "protocol", "recurring", "settings", "topics"}),
         "transactions": frozenset(
-            {"faults", "groups", "internal_log", "logs", "settings", "storage", "topics"}
+            {"faults", "groups", "internal_log", "logs", "recurring", "settings", "storage", "topics"}
         ),
-        "upkeep": frozenset({"configs", "logs", "settings", "topics"}),
+        "upkeep": frozenset({"configs", "logs", "recurring", "settings", "topics"}),
         "cluster": frozenset(
             {
                 "upkeep",
@@ -224,6 +225,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "application": frozenset(),
         "asked": frozenset(),
         "asking": frozenset(),
+        "cures": frozenset(),
         "status_line": frozenset(),
         "output": frozenset({"status_line"}),
         "tails": frozenset(),
@@ -232,18 +234,18 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "demo": frozenset({"output"}),
         "project": frozenset({"output"}),
         "size": frozenset({"context", "output"}),
-        "__main__": frozenset({"context", "output"}),
+        "__main__": frozenset({"context", "cures", "output"}),
         "config": frozenset({"context", "output"}),
         "dev": frozenset({"context", "output"}),
-        "doctor": frozenset({"application", "context", "output"}),
+        "doctor": frozenset({"application", "context", "cures", "output"}),
         "lake": frozenset({"context", "status_line"}),
         "logs": frozenset({"application", "context", "lake", "output"}),
         "outbox": frozenset({"asked", "context", "output"}),
         "pipeline": frozenset({"application", "asked", "context", "lake", "output", "status_line"}),
         "replay": frozenset({"application", "context", "lake", "output"}),
         "tables": frozenset({"application", "asking", "context", "output", "watching"}),
-        "topics": frozenset({"application", "context", "output"}),
-        "worker": frozenset({"application", "context", "output"}),
+        "topics": frozenset({"application", "context", "cures", "output"}),
+        "worker": frozenset({"application", "context", "cures", "output"}),
         "console": frozenset({"application", "context", "output"}),
         "groups": frozenset(
             {"application", "asked", "asking", "context", "logs", "output", "tails", "watching"}

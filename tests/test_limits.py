@@ -73,3 +73,38 @@ def test_the_limit_stands_still_while_the_machine_does() -> None:
     process.send_signal(signal.SIGCONT)
     _, said = process.communicate("\n", timeout=60)
     assert process.returncode == 0, said
+
+
+SLEEPING = """
+import sys, time
+from tests.support.limits import AwakeClock
+with AwakeClock() as clock:
+    lag_s = time.monotonic() - clock.monotonic_s()
+    print("begun", flush=True)
+    sys.stdin.readline()
+    print(time.monotonic() - clock.monotonic_s() - lag_s)
+    began_s = clock.monotonic_s()
+    time.sleep(0.5)
+    print(clock.monotonic_s() - began_s)
+"""
+
+
+@pytest.mark.process
+def test_the_clock_stands_still_while_the_machine_does_and_goes_while_it_waits() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", SLEEPING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGCONT)
+    told, _ = process.communicate("\n", timeout=60)
+    stood_still_s, waited_s = map(float, told.split())
+    assert stood_still_s > 1.0
+    assert waited_s > 0.2

@@ -214,7 +214,9 @@ def test_a_worker_writes_each_of_its_lines_as_json(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stderr
     lines = [json.loads(line) for line in done.stderr.splitlines()]
-    (leaving,) = [line for line in lines if line["level"] == "CRITICAL"]
+    leaving, last = (line for line in lines if line["level"] == "CRITICAL")
+    assert lines[-1] == last, "twenty lines about the end of services followed the cause"
+    assert leaving["message"] == last["message"]
     assert f"127.0.0.1:{port}" in leaving["reason"]
     assert leaving["event"] == "leaving: %(reason)s"
     assert leaving["message"] == f"leaving: {leaving['reason']}"

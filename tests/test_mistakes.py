@@ -603,7 +603,7 @@ ONLINE: dict[str, tuple[list[str], int, str, str]] = {
         [*SHOPS, "--set", "app=new", "verify", "totals"],
         1,
         "topic new-totals.v1-changelog",
-        "`holdfast topics create`",
+        "`holdfast -A mistaken_shop topics create`",
     ),
     "a topic with a typing error": (
         [*SHOPS, "tail", "ordrs"],

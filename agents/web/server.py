@@ -114,7 +114,7 @@ class WebService(Service):
         except OSError as error:
             await self._stack.aclose()
             raise ConfigError(
-                f"cannot listen on {settings.web_bind} port {settings.web_port}: {error.strerror}; set web_bind and web_port to a free place"
+                f"cannot listen on {settings.web_bind} port {settings.web_port}: {error.strerror}; set web_port (`holdfast worker --port`) and web_bind to a free place"
             ) from error
         self._port = port
         self.add_future(self._watch_loop())

@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from holdfast.cli.context import Globals, read_assignments
+from holdfast.cli.cures import with_application
 from holdfast.cli.output import Output, printable
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.extras import extra_of
@@ -251,7 +252,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except HoldfastError as error:
         wrong = isinstance(error, ConfigError)
         lines = error.args if wrong else [str(error)]
-        message = "\n".join(" ".join(line.split()) for line in lines)
+        message = with_application("\n".join(" ".join(line.split()) for line in lines), chosen.application)
         _fail(message, code=2 if wrong else 1, verbose=chosen.verbose)
     except ModuleNotFoundError as error:
         extra = extra_of(error.name)

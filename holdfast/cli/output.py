@@ -47,13 +47,23 @@ def note(message: str) -> None:
     print(*map(printable, message.split("\n")), sep="\n", file=sys.stderr)
 
 
+def number_of(count: int, noun: str) -> str:
+    """Return a count of what *noun* names.
+
+    >>> number_of(1, "record"), number_of(2, "record")
+    ('1 record', '2 records')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def left_out(skipped: int) -> str:
     """Return what to add to a count of records when offsets of their source are skipped.
 
     >>> left_out(0), left_out(3)
     ('', ' (3 offsets are skipped, see `holdfast quarantine skips`)')
     """
-    return f" ({skipped} offsets are skipped, see `holdfast quarantine skips`)" if skipped else ""
+    are = f"{number_of(skipped, 'offset')} {'is' if skipped == 1 else 'are'}"
+    return f" ({are} skipped, see `holdfast quarantine skips`)" if skipped else ""
 
 
 def printable(told: str) -> str:

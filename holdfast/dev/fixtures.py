@@ -32,7 +32,7 @@ from holdfast.kafka.clients import make_admin
 __all__ = ["FreshTopic", "SessionBroker", "fresh_topic", "holdfast_broker"]
 
 EMBEDDED = "embedded"
-DEADLINE_S = 60.0
+DEADLINE_S, SLACK_S = 120.0, 10.0
 _POLL_S = 0.02
 
 
@@ -73,10 +73,11 @@ class SessionBroker:
         topic = name if exact else f"{name}-{uuid.uuid4().hex[:8]}"
         client = make_admin(self.client_config())
         created = client.create_topics(
-            [NewTopic(topic, partitions, replication_factor, config=dict(config or {}))]
+            [NewTopic(topic, partitions, replication_factor, config=dict(config or {}))],
+            request_timeout=DEADLINE_S,
         )
         try:
-            created[topic].result(DEADLINE_S)
+            created[topic].result(DEADLINE_S + SLACK_S)
         except KafkaException as error:
             raise DevBrokerError(
                 f"topic {topic} could not be created on {self.bootstrap}: {error}"
@@ -87,9 +88,11 @@ class SessionBroker:
     def delete_topics(self, topics: list[str]) -> None:
         """Delete *topics*; those already gone are no error."""
         client = make_admin(self.client_config())
-        for topic, deleted in (client.delete_topics(topics) if topics else {}).items():
+        for topic, deleted in (
+            client.delete_topics(topics, request_timeout=DEADLINE_S) if topics else {}
+        ).items():
             try:
-                deleted.result(DEADLINE_S)
+                deleted.result(DEADLINE_S + SLACK_S)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise DevBrokerError(

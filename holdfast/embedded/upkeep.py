@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from holdfast.embedded.configs.topic import TopicConfigs
 from holdfast.embedded.logs.compaction import CompactionRules
 from holdfast.embedded.logs.partition_log import PartitionLog
+from holdfast.embedded.recurring import Recurring, set_apart
 from holdfast.embedded.settings import EmbeddedSettings
 from holdfast.embedded.topics.partition import EmbeddedPartition, EmbeddedTopic
 from holdfast.embedded.topics.registry import TopicRegistry
-from holdfast.errors import BrokerFolderError, WireError
+from holdfast.errors import WireError
 
 _logger = logging.getLogger(__name__)
 
@@ -26,35 +27,23 @@ class Upkeep:
 
     def __init__(self, topics: TopicRegistry, settings: EmbeddedSettings, now_ms: Callable[[], int]) -> None:
         self._topics, self._settings, self._now_ms = topics, settings, now_ms
-        self._task: asyncio.Task[None] | None = None
+        self._rounds = Recurring("upkeep", settings.retention_check_ms / 1000, self._look)
 
     def start(self) -> None:
-        self._task = asyncio.ensure_future(self._run())
+        self._rounds.start()
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.retention_check_ms / 1000)
-            for topic, partition in self._all():
-                if self._has(partition):
+    async def _look(self) -> None:
+        for topic, partition in self._all():
+            if self._has(partition):
+                with set_apart(f"upkeep of {partition.name}", self._rounds.every_s):
                     await self._turns(topic, partition)
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)
 
     async def _turns(self, topic: EmbeddedTopic, partition: EmbeddedPartition) -> None:
-        """Do what is due for a partition. One that fails is told and looked at again the next time, as Kafka does: others have
-        their upkeep.
-        """
-        try:
-            for _ in _keep_up(partition, topic.configs, self._now_ms()):
-                await asyncio.sleep(0)
-                if not self._has(partition):
-                    break
-        except BrokerFolderError:
-            return  # the disk has told it, and the broker stops
-        except Exception:
-            _logger.exception(
-                "upkeep of %(partition)s failed: it is tried again in %(wait_s)g s",
-                {"partition": partition.name, "wait_s": self._settings.retention_check_ms / 1000},
-            )
+        for _ in _keep_up(partition, topic.configs, self._now_ms()):
+            await asyncio.sleep(0)
+            if not self._has(partition):
+                break
 
     def _has(self, partition: EmbeddedPartition) -> bool:
         """Return whether a partition is still there: its topic may be deleted, or made anew, while others have their turn."""
@@ -70,8 +59,7 @@ class Upkeep:
         return [(topic, partition) for topic in self._topics for partition in topic.partitions]
 
     def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        self._rounds.close()
 
 
 def _keep_up(partition: EmbeddedPartition, configs: TopicConfigs, now_ms: int) -> Iterator[None]:

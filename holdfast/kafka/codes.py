@@ -188,6 +188,19 @@ def refuses_record(code: int | None) -> bool:
     return code in REFUSED_RECORD
 
 
+def refuses_connection(error: KafkaError) -> bool:
+    """Return whether a connection failed over who is who, which no second attempt mends.
+
+    A broker whose answer is there before the client first looks is refused by librdkafka's connect rather
+    than by its handshake, which calls everything transport trouble; the text alone tells then (its
+    rd_kafka_transport_ssl_connect).
+
+    >>> refuses_connection(KafkaError(KafkaError._AUTHENTICATION)), refuses_connection(KafkaError(KafkaError._TRANSPORT))
+    (True, False)
+    """
+    return error.code() in REFUSED_CONNECTION or "certificate verify failed" in error.str()
+
+
 def name_of(code: int) -> str:
     """Return the name of an error code, and what it means.
 

@@ -10,21 +10,24 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.groups.java_order import coordinator_partition
+from holdfast.errors import BrokerError
 from holdfast.kafka.clients import make_admin
-from holdfast.kafka.codes import code_of, retriable
+from holdfast.kafka.codes import code_of, refuses_connection, retriable
 
 T = TypeVar("T")
 
 ATTEMPT_S = 3.0
 """How long one question may take before it is put again: a look-up of a coordinator that began before there
-was one waits for it in vain.
+was one waits for it in vain. Each further attempt may take twice as long, for a coordinator that is slow.
 """
 AGAIN_S = 0.05
+SLICE_S = 0.1
+"""How soon credentials that are refused are noticed."""
 LIMIT_ASKED = 200
 """Groups asked about at once."""
 NAMING_S = 2.0
@@ -48,13 +51,19 @@ class CoordinatorAdmin:
     def __init__(self, config: dict[str, Any], logger: Any, *, clock: Clock = system_clock) -> None:
         self._config, self._logger, self._clock = config, logger, clock
         self._client: AdminClient | None = None
+        self._why_refused: str | None = None
 
     @property
     def client(self) -> AdminClient:
         """Return the client; keep no name of it beyond a call, for it ends with its last one."""
         if self._client is None:
-            self._client = make_admin(self._config, logger=self._logger)
+            self._why_refused = None
+            self._client = make_admin(self._config, logger=self._logger, on_error=self._on_error)
         return self._client
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._why_refused = error.str().partition(" (after ")[0] if refuses_connection(error) else None
 
     def ask(
         self,
@@ -71,16 +80,16 @@ class CoordinatorAdmin:
         """
         until_s = self._clock.monotonic_s() + timeout_s
         found: dict[str, T | KafkaException | FutureTimeoutError] = {}
-        left = list(groups)
+        left, attempt_s = list(groups), ATTEMPT_S
         while left:
             lots = [left[at : at + LIMIT_ASKED] for at in range(0, len(left), LIMIT_ASKED)]
             for number, lot in enumerate(lots):
                 share_s = max(0.0, until_s - self._clock.monotonic_s()) / (len(lots) - number)
-                answers = self._answers(question, lot, min(ATTEMPT_S, share_s))
+                answers = self._answers(question, lot, min(attempt_s, share_s))
                 for group, answer in answers.items():
                     if not isinstance(answer, FutureTimeoutError) or group not in found:
                         found[group] = answer  # a refusal says more than a last attempt without an answer
-            left = [group for group in left if _passes(found[group])]
+            left, attempt_s = [group for group in left if _passes(found[group])], 2 * attempt_s
             if left and self._clock.monotonic_s() + AGAIN_S >= until_s:
                 break
             if left:
@@ -124,13 +133,28 @@ class CoordinatorAdmin:
 
     def result(self, future: Future[T], timeout_s: float) -> T:
         """Return the answer; raises KafkaException, and concurrent.futures.TimeoutError when there is none
-        in *timeout_s*.
+        in *timeout_s*. BrokerError as soon as the credentials are refused.
         """
-        try:
-            return future.result(timeout_s)
-        except FutureTimeoutError:
+        while True:
+            slice_s = min(SLICE_S, timeout_s)
+            try:
+                return future.result(slice_s)
+            except FutureTimeoutError:
+                timeout_s -= slice_s
+                self._require_log_in()
+                if timeout_s <= 0:
+                    self.close()
+                    raise
+
+    def _require_log_in(self) -> None:
+        if self._client is not None:
+            self._client.poll(0)  # lets the client say what it ran into
+        if self._why_refused is not None:
             self.close()
-            raise
+            raise BrokerError(
+                f"cannot log in to Kafka at {self._config.get('bootstrap.servers')}: {self._why_refused}; "
+                "check the sasl.* and ssl.* properties"
+            )
 
     def close(self) -> None:
         """Let go of the broker, whatever is still open."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -199,11 +199,7 @@ def _by_partition(steps: Sequence[NotedStep]) -> dict[tuple[str, int], Iterator[
 def _difference(step: NotedStep, again: NotedStep) -> str | None:
     where = f"{step.fold} partition {step.partition}: {step.what}"
     if step.rows != again.rows:
-        had, has = dict(step.rows), dict(again.rows)
-        key = next(
-            key for key in sorted({*had, *has}) if (key in had, had.get(key)) != (key in has, has.get(key))
-        )
-        return f"{where} gives other rows: {_told_key(step.fold, key)} was {_told_value(had, key)}, is {_told_value(has, key)}"
+        return f"{where} gives other rows: {told_rows(step.fold, dict(step.rows), dict(again.rows))}"
     if step.emits != again.emits:
         sent, sends = dict(step.emits), dict(again.emits)
         topic = next(each for each in sorted({*sent, *sends}) if sent.get(each) != sends.get(each))
@@ -217,6 +213,14 @@ def _difference(step: NotedStep, again: NotedStep) -> str | None:
     return None
 
 
+def told_rows(fold: str, had: Mapping[bytes, bytes | None], has: Mapping[bytes, bytes | None]) -> str:
+    """Return the first key, in order, of which *had* and *has* differ, and what each says of it, decoded."""
+    key = next(
+        key for key in sorted({*had, *has}) if (key in had, had.get(key)) != (key in has, has.get(key))
+    )
+    return f"{_told_key(fold, key)} was {_told_value(had, key)}, is {_told_value(has, key)}"
+
+
 def _told_key(fold: str, stored: bytes) -> str:
     if (clock := _TIMERS.get(stored[:1])) is not None:
         return f"the {clock} timer of {text_key(stored)!r:.200}"
@@ -226,7 +230,7 @@ def _told_key(fold: str, stored: bytes) -> str:
     return f"stored key {stored!r:.200}"
 
 
-def _told_value(found: dict[bytes, bytes | None], key: bytes) -> str:
+def _told_value(found: Mapping[bytes, bytes | None], key: bytes) -> str:
     if key not in found:
         return "not written"
     value = found[key]

@@ -1,6 +1,7 @@
 """The pytest plugin of holdfast, found by its entry point: fixtures for tests of processors.
 
-- ``topology``: `topology([totals], partitions=3)` returns a `Topology` and checks it at the end of the test.
+- ``topology``: `topology([totals], partitions=3)` returns a `Topology` and checks it at the end of the test. A test that fails
+  is told of the records that were refused.
 - ``embedded_kafka``: an `EmbeddedKafka` for the session, without a JDK; `embedded_kafka.create_topic("orders")` makes topics.
   With ``--embedded-kafka-folder F`` it keeps what it holds in F (below it, one folder for each process of pytest-xdist).
 - ``holdfast_broker`` and ``fresh_topic``: a real broker for the session, and topics of it; see
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from holdfast.embedded.kafka import EmbeddedKafka
 
 MakeTopology = Callable[..., Topology]
+_MADE = pytest.StashKey[list[Topology]]()
+"""What a test has made by the fixture."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,17 +52,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def topology() -> Iterator[MakeTopology]:
+def topology(request: pytest.FixtureRequest) -> Iterator[MakeTopology]:
     """Give a maker of topologies; each is replayed at the end of the test, as a `with` block would."""
     made: list[Topology] = []
+    request.node.stash[_MADE] = made
 
     def make(app: Any, **options: Any) -> Topology:
         made.append(Topology(app, **options))
         return made[-1]
 
     yield make
-    for each in made:
-        each.check()
+    try:
+        for each in made:
+            each.check()
+    finally:
+        for each in made:
+            each.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Note at the error of a test which records the topologies of its fixture have refused."""
+    if call.when == "call" and call.excinfo is not None:
+        for each in item.stash.get(_MADE, []):
+            each.note_refused(call.excinfo.value)
+    return (yield)
 
 
 @pytest.fixture(scope="session")

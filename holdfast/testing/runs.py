@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
@@ -33,6 +33,10 @@ from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.errors import ImpureFoldError, Later, StoppedError
 from holdfast.testing.globals import KitGlobals
 from holdfast.testing.logs import TopicRecord, batch_of, batches_of
+from holdfast.testing.notes import told_rows
+from holdfast.testing.tracebacks import of_the_kit
+
+__tracebackhide__ = of_the_kit
 
 F = TypeVar("F", bound=SteppingFolder[Any, Any, Any])
 
@@ -115,7 +119,8 @@ class PartitionRun(ABC):
     def _compared(self, what: str, changes: Written, again: Written) -> Written:
         for part, told in _TOLD.items():
             if (one := getattr(changes, part)) != (other := getattr(again, part)):
-                raise self._impure(f"{what}, folded after a restart, {told}", one, other)
+                differs = self._rows_told(one, other) if part == "puts" else _first_told(one, other)
+                raise self._impure(f"{what}, folded after a restart, {told}", differs)
         self._folded += 1
         self.outcome.take(changes)
         self._restored.take(again)
@@ -135,13 +140,12 @@ class PartitionRun(ABC):
     def _compare_replay(self, outcome: FoldOutcome) -> None:
         live, where = self.outcome, f"replay of {self._folded} records"
         if outcome.emits != live.emits:
-            raise self._impure(f"{where} {_TOLD['emits']}", live.emits, outcome.emits)
+            raise self._impure(f"{where} {_TOLD['emits']}", _first_told(live.emits, outcome.emits))
         if outcome.refused != live.refused:
-            raise self._impure(f"{where} {_TOLD['refused']}", live.refused, outcome.refused)
+            raise self._impure(f"{where} {_TOLD['refused']}", _first_told(live.refused, outcome.refused))
         if digest(outcome.store.everything()) != digest(live.store.everything()):
-            raise self._impure(
-                f"{where} {_TOLD['puts']}", [*live.store.everything()], [*outcome.store.everything()]
-            )
+            differs = self._rows_told(live.store.everything(), outcome.store.everything())
+            raise self._impure(f"{where} {_TOLD['puts']}", differs)
 
     @abstractmethod
     def _both(self, record: TopicRecord) -> tuple[Written, Written]:
@@ -151,14 +155,19 @@ class PartitionRun(ABC):
     def _again(self, cut: int, store: DictStore) -> Iterator[Written]:
         """Yield what each transaction of a replay changes, *cut* records or stretches in each."""
 
-    def _impure(self, where: str, one: list[Any], other: list[Any]) -> ImpureFoldError:
-        pairs = enumerate(zip(one, other, strict=False))
-        counts = (min(len(one), len(other)), (f"{len(one)} of them", f"{len(other)} of them"))
-        at, (had, has) = next(((at, pair) for at, pair in pairs if pair[0] != pair[1]), counts)
+    def _impure(self, where: str, told: str) -> ImpureFoldError:
         return ImpureFoldError(
-            f"{self.processor.name} partition {self.partition}: {where}: number {at} was {had!r:.300}, is {has!r:.300}; "
+            f"{self.processor.name} partition {self.partition}: {where}: {told}; "
             "a fold may use its arguments alone: no clock, no randomness, no global, nothing kept from one call to the next"
         )
+
+    def _rows_told(
+        self, one: Iterable[tuple[bytes, bytes | None]], other: Iterable[tuple[bytes, bytes | None]]
+    ) -> str:
+        one, other = list(one), list(other)
+        if (had := dict(one)) == (has := dict(other)):
+            return _first_told(one, other)  # the same rows, written in another order
+        return told_rows(self.processor.name, had, has)
 
     # -- what a test looks at
 
@@ -172,6 +181,13 @@ class PartitionRun(ABC):
         """Return when each timer of a clock is due, in ms, by key."""
         found = self.outcome.store.scan({"append": WAKE, "event": EVENT, "tick": TICK}[clock])
         return {text_key(key): decode_due(value) for key, value in found}
+
+
+def _first_told(one: Sequence[Any], other: Sequence[Any]) -> str:
+    pairs = enumerate(zip(one, other, strict=False))
+    counts = (min(len(one), len(other)), (f"{len(one)} of them", f"{len(other)} of them"))
+    at, (had, has) = next(((at, pair) for at, pair in pairs if pair[0] != pair[1]), counts)
+    return f"number {at} was {had!r:.300}, is {has!r:.300}"
 
 
 class SingleRun(PartitionRun):

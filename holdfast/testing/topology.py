@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from holdfast.config.kafka_properties import suggest
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.graph import TopologyGraph
@@ -24,7 +25,9 @@ from holdfast.testing.logs import TopicLogs, TopicRecord, as_bytes
 from holdfast.testing.notes import notes_if_taken
 from holdfast.testing.runs import MergedRun, PartitionRun, open_run
 from holdfast.testing.schemas import KitSchemas
+from holdfast.testing.tracebacks import of_the_kit
 
+__tracebackhide__ = of_the_kit
 LIMIT_STEPS = 10_000
 """How many records one piped record may set off: more is a circle that feeds itself."""
 NOTED_REFUSALS = 5
@@ -66,7 +69,7 @@ class Topology:
 
     Every record is folded by a worker that goes on and by one that restarts before it, and the whole log is
     replayed in transactions of other sizes at the end of the `with` block (or by `check`).
-    ImpureFoldError when the three differ: then the fold uses a clock, chance or state of its own. All three run in
+    ImpureFoldError when the three differ: then the fold uses a clock, randomness or state of its own. All three run in
     one process, so what depends on its hash seed is not seen there: pytest runs the test in a second process, under
     another seed, and fails where the two differ (`holdfast.testing.hash_seeds`).
     What a fold raises Later for is `waiting`, and all that follows it in its partition, until it is folded by `go_on`.
@@ -140,6 +143,7 @@ class Topology:
         if topic not in self._readers:
             raise TopologyError(
                 f"no processor reads {topic!r:.200}; sources are {', '.join(sorted(self._readers))}"
+                f"{suggest(topic, list(self._readers))}"
             )
         if isinstance(source, Source):
             self._schemas.know(source.serde)
@@ -312,7 +316,7 @@ class Topology:
         if not any(topic in each.emits for each in self.processors.values()):
             declared = sorted({each for processor in self.processors.values() for each in processor.emits})
             raise TopologyError(
-                f"no processor emits to {topic!r:.200}; emits are {', '.join(declared) or 'none'}"
+                f"no processor emits to {topic!r:.200}; emits are {', '.join(declared) or 'none'}{suggest(topic, declared)}"
             )
         return self._logs.unread(topic)
 
@@ -394,10 +398,13 @@ class Topology:
     ) -> Sequence[PartitionRun]:
         name = name.name if isinstance(name, Processor) else name
         if name not in self.processors:
-            raise TopologyError(f"no processor {name!r:.200}; there are {', '.join(sorted(self.processors))}")
+            known = sorted(self.processors)
+            raise TopologyError(
+                f"no processor {name!r:.200}; there are {', '.join(known)}{suggest(name, known)}"
+            )
         if table and table not in (tables := self.processors[name].tables):
             raise TopologyError(
-                f"{name} has no table {table!r:.200}; it has {', '.join(tables) or 'none besides its own'}"
+                f"{name} has no table {table!r:.200}; it has {', '.join(tables) or 'none besides its own'}{suggest(table, list(tables))}"
             )
         return [run for (of, at), run in sorted(self._runs.items()) if of == name and partition in (None, at)]
 
@@ -421,13 +428,21 @@ class Topology:
         try:
             if kind is None:
                 self.check()
-            elif error is not None and self.refused:
-                error.add_note(self._refused_note())
+            elif error is not None:
+                self.note_refused(error)
         finally:
-            self._schemas.close()
+            self.close()
+
+    def close(self) -> None:
+        """Have serdes with schemas read again what they read before."""
+        self._schemas.close()
+
+    def note_refused(self, error: BaseException) -> None:
+        """Add a note to *error* of the records that were refused, once: a row that a failed test misses is often one of theirs."""
+        if self.refused and (note := self._refused_note()) not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
     def _refused_note(self) -> str:
-        """Return what a failed test is told: a row that it misses is often one whose record was refused."""
         lines = [
             f"  {each.record} by {each.processor}, at {each.stage}: {each.error}: {each.reason:.300}"
             for each in self.refused[:NOTED_REFUSALS]

@@ -14,7 +14,7 @@ from pyarrow import compute
 from holdfast.config import Settings
 from holdfast.core.engine.merge.positions import stored_format
 from holdfast.errors import LakeError, UnknownCommitError
-from holdfast.pipeline.bronze.commits import files_in, newest_first
+from holdfast.pipeline.bronze.commits import files_in
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
 from holdfast.pipeline.bronze.lake import LAST_TIME_MS, LEAST_TIME_MS, open_table
 from holdfast.pipeline.derived.lag_by_minute import (
@@ -30,13 +30,13 @@ from holdfast.pipeline.histories.fold_commit import (
     FoldIdentity,
     PartitionCommit,
     check_identity,
-    last_fold,
 )
 from holdfast.pipeline.histories.fold_engines import chosen_engine, parts_on_spark
 from holdfast.pipeline.histories.fold_tables import (
     HISTORY_BY,
     FoldTable,
     is_table,
+    last_told,
 )
 from holdfast.pipeline.histories.partition_fold import FoldedPart
 
@@ -219,7 +219,7 @@ def _input(name: str, path: str) -> _Input:
     if not is_table(path):
         raise LakeError(f"{path}: {name} was not derived yet: land its topic, and derive it first")
     handle = open_table(path)
-    commit = last_fold(path, newest_first(handle))
+    commit = last_told(path, handle)
     if commit is None:
         raise LakeError(f"{path}: nothing was derived into {name} yet: derive it first")
     files = defaultdict[int, list[MinutesFile]](list)

@@ -21,7 +21,8 @@ STATE_MEMORY_BYTES = 256 << 20
 """What the rows of a partition that is folded may take in memory, about."""
 ROW_BYTES = 200
 """What a row takes in memory besides its key and value, about."""
-PAGE_ROWS = 1_000
+PAGE_ROWS, PAGE_BYTES = 1_000, 1 << 20
+"""So many rows are read from a file at once, or so many bytes of them and the row with which they become more."""
 _CACHE_KIB = 16 << 10
 
 _CREATE = "CREATE TABLE rows (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID"
@@ -60,17 +61,28 @@ class SpillingStore:
 
     def _scan_file(self, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         while True:
-            try:
-                page = self._file().execute(_FROM, (start, PAGE_ROWS)).fetchall()
-            except sqlite3.Error as error:
-                raise _failed(error) from error
+            page, is_last = self._page(start)
             for key, value in page:
                 if not key.startswith(prefix):
                     return
                 yield key, value
-            if len(page) < PAGE_ROWS:
+            if is_last:
                 return
             start = page[-1][0] + b"\x00"
+
+    def _page(self, start: bytes) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """Return the next rows from *start* on, and whether they are the last."""
+        page, left = list[tuple[bytes, bytes]](), PAGE_BYTES
+        try:
+            with closing(self._file().execute(_FROM, (start, PAGE_ROWS))) as found:
+                for row in found:
+                    page.append(row)
+                    left -= len(row[0]) + len(row[1])
+                    if left < 0:
+                        return page, False
+        except sqlite3.Error as error:
+            raise _failed(error) from error
+        return page, len(page) < PAGE_ROWS
 
     def everything(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield all rows and timers in key order; bookkeeping is left out."""
@@ -98,13 +110,11 @@ class SpillingStore:
 
     def _write(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None:
         try:
-            db = self._file()
+            db, gone = self._file(), list[tuple[bytes]]()
             with db:
-                for key, value in puts:
-                    if value is None:
-                        db.execute(_DELETE, (key,))
-                    else:
-                        db.execute(_PUT, (key, value))
+                # Each key comes once, so the order of both does not matter.
+                db.executemany(_PUT, _kept(puts, gone))
+                db.executemany(_DELETE, gone)
         except (sqlite3.Error, OSError) as error:
             raise _failed(error) from error
 
@@ -128,6 +138,17 @@ class SpillingStore:
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.cleanup()
+
+
+def _kept(
+    puts: Iterable[tuple[bytes, bytes | None]], gone: list[tuple[bytes]]
+) -> Iterator[tuple[bytes, bytes | None]]:
+    """Yield the changes that are no removals, and note the keys of these in *gone*."""
+    for each in puts:
+        if each[1] is None:
+            gone.append((each[0],))
+        else:
+            yield each
 
 
 def _failed(error: Exception) -> PipelineError:

@@ -126,14 +126,14 @@ def row_as_of(
     processor: Processor[Any, Any],
     settings: Settings,
     key: str,
-    at: Until | int,
+    at: Until | int | None,
     options: AsOfOptions | None = None,
     *,
     table: str = "",
 ) -> RowsAsOf:
     """Return the row of *key* as it was, with the records that made it so; *table* is a named table of the processor.
 
-    *at* is where to stop: an offset of the key's partition, the last that counts, or offsets by partition, or a time. The partitions are folded up to there,
+    *at* is where to stop: an offset of the key's partition, the last that counts, or offsets by partition, or a time; None is all there is. The partitions are folded up to there,
     record by record. ConfigError where an offset does not tell its partition, and whatever `replay` raises.
     """
     options = options or AsOfOptions()
@@ -144,7 +144,7 @@ def row_as_of(
                 f"--at {at}: which partition holds {key!r} is not known, since processor {processor.name} has no route=: write PARTITION:OFFSET"
             )
         at = Until(offsets={partitions[0]: at})
-    if named := sorted({*at.offsets, *at.sources}):
+    if at is not None and (named := sorted({*at.offsets, *at.sources})):
         partitions = named
     asked = replace(
         options.replay,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +57,27 @@ def folds_path(lake: str, name: str) -> str:
     return f"{lake.rstrip('/')}/folds/{name}"
 
 
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Raise LakeError where the table at *path* cannot be read meanwhile."""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise LakeError(
+            f"{path}: the table cannot be read: {error}. Mend that, then run this one again: it goes on from what is there"
+        ) from error
+
+
 def is_table(path: str) -> bool:
-    """Tell whether there is a Delta table at *path*."""
-    return bool(DeltaTable.is_deltatable(table_uri(path)))
+    """Tell whether there is a Delta table at *path*; LakeError where nobody can tell."""
+    with reading(path):
+        return bool(DeltaTable.is_deltatable(table_uri(path)))
+
+
+def last_told(path: str, handle: DeltaTable) -> FoldCommit | None:
+    """Return what the newest fold of a table says of itself."""
+    with reading(path):
+        return last_fold(path, newest_first(handle))
 
 
 def named(column: str, table: str) -> str:
@@ -203,9 +222,11 @@ class FoldTable:
                 DeltaTable.create(
                     table_uri(path), Schema.from_arrow(schema), mode="ignore", partition_by=partition_by
                 )
-            except DeltaError as error:
-                if not is_table(path):  # or another fold made it first
-                    raise LakeError(f"cannot make a Delta table at {path}: {error}") from error
+            except (DeltaError, OSError) as error:
+                if not _is_there(path, error):  # only the answer was lost, or another fold made it first
+                    raise LakeError(
+                        f"cannot make a Delta table at {path}: {error}. Mend that, then run this one again"
+                    ) from error
         table: DeltaTable = open_table(path)
         return table
 
@@ -213,9 +234,10 @@ class FoldTable:
         """Give the table the columns that its row types have got since.
 
         LakeError where columns are of other types than declared; with *rebuild* they are made anew, without any row.
+        UnknownCommitError where the table cannot be read after a failure.
         """
-        whole, there = _whole(schema, self.partition_by), pa.schema(self.handle.schema().to_arrow())
-        if all(f.name in there.names and _holds(there.field(f.name).type, f.type) for f in whole):
+        whole = _whole(schema, self.partition_by)
+        if self._takes(whole):
             return
         try:
             if rebuild:
@@ -232,15 +254,38 @@ class FoldTable:
                 f"{self.path}: the row type has other columns than its rows were written with: {error}. Fold anew (--rebuild), or into tables of its "
                 "own (--into FOLDER)"
             ) from error
+        except OSError as error:
+            self._look_for(whole, error)
+            return
         self.handle = open_table(self.path)
 
+    def _takes(self, whole: pa.Schema) -> bool:
+        """Tell whether rows with these columns fit into the table, as it was read last."""
+        there = pa.schema(self.handle.schema().to_arrow())
+        return all(f.name in there.names and _holds(there.field(f.name).type, f.type) for f in whole)
+
+    def _look_for(self, whole: pa.Schema, failure: OSError) -> None:
+        """Look whether the table has these columns although giving it them ended with *failure*; LakeError where it has not."""
+        try:
+            self.handle = open_table(self.path)
+        except LakeError as unread:
+            raise UnknownCommitError(
+                f"{self.path}: whether its columns were changed is not known ({failure}): {unread}. Mend that, then run this one again: it goes on from what is "
+                "there"
+            ) from failure
+        if not self._takes(whole):
+            raise LakeError(
+                f"{self.path}: its columns could not be changed: {failure}. Mend that, then run this one again"
+            ) from failure
+
     def refresh(self) -> None:
-        """Read the table as it is now."""
-        self.handle.update_incremental()
+        """Read the table as it is now; LakeError where it cannot be read."""
+        with reading(self.path):
+            self.handle.update_incremental()
 
     def last(self) -> FoldCommit | None:
-        """Return what the newest fold says of itself."""
-        return last_fold(self.path, newest_first(self.handle))
+        """Return what the newest fold says of itself; LakeError where it cannot be read."""
+        return last_told(self.path, self.handle)
 
     def files(self) -> list[tuple[int, File, dict[str, str]]]:
         """Return the partition of each file, the file, and the values that it is partitioned by."""
@@ -319,6 +364,16 @@ class FoldTable:
                 "from what is there. If the commit was not made, a vacuum takes the files that were written for it"
             ) from failure
         return any(each is not None and each.batch == told.batch for each in made)
+
+
+def _is_there(path: str, failure: Exception) -> bool:
+    """Tell whether there is a table at *path*, although making it ended with *failure*."""
+    try:
+        return is_table(path)
+    except LakeError as unread:
+        raise UnknownCommitError(
+            f"{path}: whether a Delta table was made there is not known ({failure}): {unread}"
+        ) from failure
 
 
 def _whole(schema: pa.Schema, partition_by: Sequence[str]) -> pa.Schema:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import groupby, islice, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
 from holdfast.pipeline.verify.stored_emits import EmitGroup, EmitRun, StoredEmit
+
+_PRIME, _BASE = (1 << 61) - 1, 0x9E3779B97F4A7C15 % ((1 << 61) - 1)
 
 
 class EmitsApart(NamedTuple):
@@ -63,19 +66,33 @@ def _from_the_end(group: EmitGroup, *, exact: bool, is_cut: bool) -> tuple[list[
 def _wanted(group: EmitGroup) -> int:
     """Return how many of the expected ones are compared: as many as *found* ends with, and at least those that are due."""
     found, expected = group.found, group.expected
-    first = next(iter(expected), None)
-    if first is None:
-        return 0
-    for at, each in enumerate(found):
-        left = len(found) - at
-        if left < max(group.due, 1):
-            break
-        if left > len(expected) or each.body != first.body:
-            continue
-        pairs = zip(found.scan(each.part, each.number), expected, strict=False)
-        if all(have.body == want.body for have, want in pairs):
-            return left
+    for count in reversed(_likely(found, expected, group.due)):
+        ending = islice(found, len(found) - count, None)
+        if all(have.body == want.body for have, want in zip(ending, expected, strict=False)):
+            return count
     return group.due
+
+
+def _likely(found: EmitRun, expected: EmitRun, due: int) -> array[int]:
+    """Return, in order, with how many of the expected ones, more than *due*, *found* probably ends.
+
+    To compare each number of them by itself takes the square of their number where many have equal bodies. A polynomial hash of what precedes each of these places is
+    kept instead, from which that of each ending follows: both sides are read once.
+    """
+    most, hashes = min(len(found), len(expected)), array("Q")
+    if most <= due:
+        return hashes
+    whole, first = 0, len(found) - most
+    for at, each in enumerate(found):
+        if first <= at < len(found) - due:
+            hashes.append(whole)
+        whole = (whole * _BASE + hash(each.body)) % _PRIME
+    likely, beginning, power = array("Q"), 0, 1
+    for count, each in enumerate(islice(expected, most), 1):
+        beginning, power = (beginning * _BASE + hash(each.body)) % _PRIME, power * _BASE % _PRIME
+        if count > due and (whole - hashes[most - count] * power) % _PRIME == beginning:
+            likely.append(count)
+    return likely
 
 
 def _at(run: EmitRun, index: int) -> StoredEmit:

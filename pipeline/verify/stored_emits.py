@@ -212,12 +212,12 @@ class StoredEmits:
 
     def groups(self) -> Iterator[EmitGroup]:
         """Yield what is to be compared, a place at a time."""
-        group, prefix = None, b""
+        group, prefix, end = None, b"", 0
         for key, value in self._store.scan(_GROUP.pack(_ENTRY, self._number, 0, 0)[:3]):
-            end = _group_end(key)
-            if group is None or key[:end] != prefix:
+            if group is None or not key.startswith(prefix):  # it has its own length in it
                 if group is not None:
                     yield group
+                end = _group_end(key)
                 prefix = key[:end]
                 group = EmitGroup(self._store, prefix)
             group.add(key[end : end + 1], _emit(key, value))

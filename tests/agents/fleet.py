@@ -19,7 +19,7 @@ from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import TIMES, Worker, module_command, wait_for
 
 CLAIMS_MODULE = "holdfast.agents"
-DELIVERY_DEADLINE_S = 60.0
+DELIVERY_DEADLINE_S = 180.0
 SPREAD_DEADLINE_S = 60.0
 
 
@@ -103,12 +103,13 @@ class Fleet:
         )
 
     def owner(self, table: str, partition: int) -> Worker:
-        """Return the one worker that says it owns the partition."""
-        owners = [worker for worker in self.live if (table, partition) in worker.applied()]
-        assert len(owners) == 1, (
-            f"{table}/{partition} has owners {[worker.name for worker in owners]}\n{self.tails()}"
-        )
-        return owners[0]
+        """Return the one worker that says it owns the partition, when one alone does: no other may while it moves."""
+
+        def owner() -> Worker | None:
+            owners = [worker for worker in self.live if (table, partition) in worker.applied()]
+            return owners[0] if len(owners) == 1 else None
+
+        return wait_for(f"one owner of {table}/{partition}", owner, SPREAD_DEADLINE_S, self.tails)
 
     def tails(self) -> str:
         return "\n".join(worker.tail() for worker in self.workers)

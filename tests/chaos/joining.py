@@ -2,7 +2,8 @@
 
 A row holds a digest of all that its key has met, in order, so that two orders never give the same row. A record
 is `op key number`. `JOIN_LIE=1` reports to the worker that every source has ended, and hands over what comes
-of the customers half a second late, or `JOIN_LATE_S`: each guess is wrong. With `JOIN_WINDOWS` it is sessions of the orders.
+of the customers half a second late, or `JOIN_LATE_S`, or what comes while the file `JOIN_HELD` is there when that is gone: each guess is wrong.
+With `JOIN_WINDOWS` it is sessions of the orders.
 `CHAOS_FAULT` is as for `tests.chaos.worker`.
 """
 
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -32,6 +35,7 @@ from holdfast.streams import Session, Windowed, final
 from tests.chaos.faults import Doom, plant
 
 TICK_MS = 300
+LOOK_S = 0.02
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True):
@@ -129,19 +133,39 @@ def from_environment() -> Processor[Any, Any]:
     return joined(customers, orders, out, version, rates, handover="JOIN_HANDOVER" in os.environ)
 
 
+class Latecomers:
+    """Hands over events in their order: each *late_s* after it came, or, if *held* was there when it came, as soon as that is gone."""
+
+    def __init__(self, late_s: float, held: Path) -> None:
+        self._late_s, self._held = late_s, held
+        self._hand = MergingIntake.hand
+        self._waiting: deque[tuple[float, MergingIntake, Any]] = deque()
+
+    def take(self, intake: MergingIntake, event: Any) -> None:
+        late_s = 0.0 if self._held.exists() else self._late_s
+        self._waiting.append((asyncio.get_running_loop().time() + late_s, intake, event))
+        if len(self._waiting) == 1:
+            self._look()
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting and self._waiting[0][0] <= loop.time() and not self._held.exists():
+            _, intake, event = self._waiting.popleft()
+            self._hand(intake, event)
+        if self._waiting:
+            loop.call_later(max(LOOK_S, self._waiting[0][0] - loop.time()), self._look)
+
+
 def lie(customers: str) -> None:
     """Report that every source has ended, and have the customers come late."""
-    hand, late_s = MergingIntake.hand, float(os.environ.get("JOIN_LATE_S", "0.5"))
+    hand = MergingIntake.hand
+    latecomers = Latecomers(float(os.environ.get("JOIN_LATE_S", "0.5")), Path(os.environ["JOIN_HELD"]))
 
     def late(self: MergingIntake, event: Any) -> None:
-        if event.value.topic != customers:
+        if event.value.topic == customers:
+            latecomers.take(self, event)
+        else:
             hand(self, event)
-            return
-
-        def arrive() -> None:
-            hand(self, event)
-
-        asyncio.get_running_loop().call_later(late_s, arrive)
 
     async def ended(self: SourceEnds, client: object, places: Iterable[Place]) -> dict[Place, int]:
         return dict.fromkeys(places, 0)

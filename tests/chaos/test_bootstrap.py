@@ -42,7 +42,7 @@ def killed_at(app: Application, name: str, partition: int, step: BootstrapStep) 
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert ran.returncode == -signal.SIGKILL, ran.stderr

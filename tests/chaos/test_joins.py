@@ -12,6 +12,7 @@ from tests.chaos.conftest import MakeJoin
 from tests.support.damage import one_batch
 from tests.support.harness import add_partitions, wait_for
 
+LAG = "kafka_consumergroup_lag"
 HIDDEN = 70_000
 """Sound records in one batch: more than a worker with a limit of 1 MiB unpacks."""
 
@@ -170,10 +171,12 @@ def test_standbys_serve_a_table_of_several_sources_and_tell_how_far_each_is(join
     assert one["as_of_offset"] == customers + orders + 1
     behind = f"/tables/joined/0/scan?at-offset={app.orders}:{orders + 1000}&timeout-ms=10"
     assert any(f"not yet {app.orders}:" in worker.ask(behind)[1] for worker in fleet)
-    lag = {**fleet[0].metric("kafka_consumergroup_lag"), **fleet[1].metric("kafka_consumergroup_lag")}
-    assert {value for labels, value in lag.items() if app.orders in labels or app.customers in labels} == {
-        0.0
-    }
+
+    def lags() -> set[float]:
+        told = [*fleet[0].metric(LAG).items(), *fleet[1].metric(LAG).items()]
+        return {value for labels, value in told if app.orders in labels or app.customers in labels}
+
+    wait_for("no lag", lambda: lags() == {0.0}, 60, app.tails)
 
 
 def test_workers_refuse_sources_of_unequal_partition_counts(join: MakeJoin) -> None:

@@ -19,11 +19,11 @@ from tests.support.strangers import open_transaction
 def test_a_worker_does_not_take_what_lies_before_an_open_transaction_for_the_whole_state(
     application: MakeApplication, wiped: bool
 ) -> None:
-    app, worker = worked(application, commit_timeout_s=6, stall_timeout_s=6)
+    app, worker = worked(application)
     if wiped:
         worker.wipe()
     with open_transaction(app.broker.config, f"{app.name}-counts.v1-changelog", app.partitions):
-        worker.start()
+        worker.start(HOLDFAST_COMMIT_TIMEOUT_S="6", HOLDFAST_STALL_TIMEOUT_S="6")
         assert worker.wait_exit(60) > 0
         assert worker.said(
             r"counts\.v1-changelog partition \d ends at \d+, but from \d+ on a transaction is open"
@@ -34,7 +34,7 @@ def test_a_worker_does_not_take_what_lies_before_an_open_transaction_for_the_who
 
 
 def test_a_worker_goes_on_when_the_transaction_ends_in_time(application: MakeApplication) -> None:
-    app, worker = worked(application, stall_timeout_s=60)
+    app, worker = worked(application, stall_timeout_s=240)
     worker.wipe()
     with open_transaction(app.broker.config, f"{app.name}-counts.v1-changelog", app.partitions):
         worker.start()

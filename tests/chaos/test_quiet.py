@@ -9,7 +9,7 @@ import re
 from confluent_kafka import Producer
 
 from tests.chaos.conftest import MakeApplication
-from tests.support.harness import Application, Worker, wait_for
+from tests.support.harness import UNDISTURBED, Application, Worker, wait_for
 
 LOOKS = 4
 LOOKED = "watchers have looked"
@@ -41,7 +41,7 @@ def wait_looked_at(worker: Worker, times: int = LOOKS) -> None:
 
 
 def test_an_idle_worker_says_nothing_in_an_hour(application: MakeApplication) -> None:
-    worker = an_hour_later(application(partitions=2), "idle")
+    worker = an_hour_later(application(partitions=2, **UNDISTURBED), "idle")
     wait_looked_at(worker)
     assert loud(worker) == []
 
@@ -49,7 +49,7 @@ def test_an_idle_worker_says_nothing_in_an_hour(application: MakeApplication) ->
 def test_a_worker_that_folds_a_record_now_and_then_says_nothing_in_an_hour(
     application: MakeApplication,
 ) -> None:
-    app = application(partitions=2)
+    app = application(partitions=2, **UNDISTURBED)
     worker = an_hour_later(app, "trickle")
     written = 1
     for looked in range(LOOKS):

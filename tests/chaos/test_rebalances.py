@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.dev.ports import free_ports
 from tests.chaos.conftest import MakeApplication
-from tests.support.harness import Application, Worker, wait_for
+from tests.support.harness import UNDISTURBED, Application, Worker, wait_for
 from tests.support.limits import at_most
 from tests.support.proof import last_offsets, prove, read_topic
 
@@ -86,7 +86,7 @@ def test_twenty_changes_of_workers_lose_and_double_nothing(
 def test_partitions_that_stay_are_kept_open_and_only_the_others_are_restored(
     application: MakeApplication,
 ) -> None:
-    app = application(partitions=4)
+    app = application(partitions=4, **UNDISTURBED)
     load = app.load(rate=1_000, seed=63)
     first = app.worker().start().wait_ready()
     second = app.worker().start()
@@ -134,7 +134,7 @@ def test_a_standby_follows_and_takes_over_with_only_the_tail_to_read(application
 
 
 def test_a_static_member_that_returns_within_its_session_moves_nothing(application: MakeApplication) -> None:
-    app = application(partitions=4, session_timeout_s=60, request_timeout_s=62)
+    app = application(partitions=4, **UNDISTURBED)
     load = app.load(rate=1_000, seed=66)
     stays, returns = app.worker(instance_id="stays").start(), app.worker(instance_id="returns").start()
     wait_settled(app)
@@ -152,7 +152,7 @@ def test_a_static_member_that_returns_within_its_session_moves_nothing(applicati
 def test_a_static_member_may_return_under_another_url_and_keeps_its_partitions(
     application: MakeApplication,
 ) -> None:
-    app = application(partitions=4, session_timeout_s=60, request_timeout_s=62)
+    app = application(partitions=4, **UNDISTURBED)
     load = app.load(rate=1_000, seed=67)
     stays, returns = app.worker(instance_id="stays").start(), app.worker(instance_id="returns").start()
     wait_settled(app)
@@ -160,7 +160,7 @@ def test_a_static_member_may_return_under_another_url_and_keeps_its_partitions(
     returns.kill()
     port = free_ports(1)[0]
     returns.url = f"http://127.0.0.1:{port}"
-    with at_most(60, "less than the session of before"):
+    with at_most(60, "less than half the session of before"):
         returns.start(HOLDFAST_WEB_PORT=str(port)).wait_ready()
     wait_settled(app)
     assert returns.applied().keys() == held, "it came back to other partitions"

@@ -93,7 +93,7 @@ def test_a_row_changed_in_the_store_is_served_and_only_the_three_together_find_i
     key = changed_row(worker.data / counts.table / "1")
     worker.start().wait_ready()
     with BlockingTableClient(app.settings, [counts]) as tables:
-        served = tables.get(counts, key, partition=1).value
+        served = tables.get(counts, key, partition=1, timeout_s=60).value
     assert served is not None
     assert served.seen > 1_000, "the lie is served"
     assert verify(counts, app.settings, LOCAL).equal, "the changelog knows nothing of it"
@@ -180,7 +180,7 @@ def test_a_query_that_meets_a_bad_block_gets_no_answer_until_the_store_is_rebuil
     flip_a_block(worker.data / counts.table / "0")
     worker.start().wait_ready()
     with BlockingTableClient(app.settings, [counts]) as tables:
-        found = [answer.value.seen for answer in tables.scan(counts, "cold", partition=0, timeout_s=60)]
+        found = [answer.value.seen for answer in tables.scan(counts, "cold", partition=0, timeout_s=180)]
     assert found == [1] * COLD, "rows that cannot be read are not left out"
     assert worker.said("store rotten: counts partition 0")
     prove(app)

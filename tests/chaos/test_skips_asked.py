@@ -54,7 +54,7 @@ def test_a_worker_makes_the_skip_that_was_asked_for_and_goes_on(application: Mak
     )
     wait_for("it to be ready", lambda: worker.ready, 60, worker.tail)
     with BlockingTableClient(shop.settings, [counts]) as tables:
-        row = tables.get(counts, "seen", partition=0).value
+        row = tables.get(counts, "seen", partition=0, timeout_s=60).value
     assert row is not None
     assert row.total == 2 + 4
     assert [

@@ -13,20 +13,22 @@ from confluent_kafka import Producer
 from holdfast.kafka.fetching.source_fetcher import HANDFUL
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.faults import SMALL_STEP_RECORDS
-from tests.support.harness import Application, Worker, wait_for
+from tests.support.harness import UNDISTURBED, Application, Worker, wait_for
 from tests.support.limits import at_most
 from tests.support.proof import prove
 
 RECORDS = 6_000
 STALL_S = 3
 HASTY = {"HOLDFAST_COMMIT_TIMEOUT_S": str(STALL_S), "HOLDFAST_STALL_TIMEOUT_S": str(STALL_S)}
+LOOKED_AT = 10
+"""So many times as long takes a restore that is ended before it is over: the test may see late that it began."""
 
 
 def wiped_after_work(make: MakeApplication, restore_s: float) -> tuple[Application, Worker, str]:
     """Return an application with a full changelog, a worker that has lost its stores, and the pause that
     makes its restore last.
     """
-    app = make(partitions=2, instance_id="only")
+    app = make(partitions=2, instance_id="only", **UNDISTURBED)
     worker = app.worker().start()
     app.load(rate=3_000, limit=RECORDS, seed=55).wait()  # slowly, so that there are many transactions
     proof = prove(app, RECORDS)
@@ -39,7 +41,7 @@ def test_a_long_restore_can_be_ended_at_any_time_and_is_not_taken_for_stuck(
     application: MakeApplication,
 ) -> None:
     app, worker, pause_ms = wiped_after_work(application, 4 * STALL_S)
-    worker.start(CHAOS_RESTORE_PAUSE_MS=pause_ms, **HASTY)
+    worker.start(CHAOS_RESTORE_PAUSE_MS=str(LOOKED_AT * int(pause_ms)), **HASTY)
     wait_for("the restore to begin", lambda: "restoring" in worker.ask("/health/ready")[1], 60, worker.tail)
     with at_most(STALL_S + 2, "the end of a worker that restores"):
         worker.stop()
@@ -54,7 +56,7 @@ def test_a_long_restore_can_be_ended_at_any_time_and_is_not_taken_for_stuck(
 
 
 def test_a_worker_with_nothing_to_do_stays_in_the_group(application: MakeApplication) -> None:
-    app = application(partitions=2)
+    app = application(partitions=2, **UNDISTURBED)
     worker = app.worker().start(CHAOS_MAX_POLL_S="2").wait_ready()
     ready_s = time.monotonic()
     wait_for("a long silence", lambda: time.monotonic() - ready_s > 6, 60)
@@ -76,7 +78,7 @@ def test_a_fold_that_does_not_return_ends_the_worker(application: MakeApplicatio
 
 
 def test_a_slow_fold_with_much_in_hand_is_not_taken_for_stuck(application: MakeApplication) -> None:
-    app = application(partitions=1)
+    app = application(partitions=1, **UNDISTURBED)
     records, fold_ms, stall_s = 2 * HANDFUL, 2, 5  # one fetch, folded for longer than a worker may stall
     assert records * fold_ms / 1000 > 1.5 * stall_s
     producer = Producer(app.broker.client_config(**{"linger.ms": 100}))

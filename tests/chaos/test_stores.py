@@ -125,7 +125,7 @@ def test_a_store_in_use_by_another_worker_is_left_alone(application: MakeApplica
     first.signal(signal.SIGSTOP)
     code = second.wait_exit(60)
     assert code > 0
-    assert second.said("is in use by another process: give each worker its own data folder"), second.tail()
+    assert second.said("is in use by another process: give each worker a data_dir of its own"), second.tail()
 
 
 def test_a_changelog_deleted_and_made_again_is_rebuilt_from_the_source(application: MakeApplication) -> None:

@@ -22,7 +22,7 @@ from tests.support.proof import logged_state, prove, read_topic
 
 RECORDS = 3_000
 END_DEADLINE_S = 60.0
-COMMAND_DEADLINE_S = 120.0
+COMMAND_DEADLINE_S = 240.0
 
 Plant = Callable[[Application, Producer, str, dict[bytes, bytes]], None]
 

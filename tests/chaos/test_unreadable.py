@@ -44,7 +44,9 @@ def test_a_bomb_makes_its_worker_unready_and_stops_nothing_but_its_partition(
     }
     assert worker.applied()["counts", 0] == 0
     with BlockingTableClient(shop.settings, [counts]) as tables:
-        assert tables.get(counts, "before", partition=0).value is not None, "what stands still still answers"
-        assert tables.get(counts, "behind", partition=0).value is None
+        assert tables.get(counts, "before", partition=0, timeout_s=60).value is not None, (
+            "what stands still still answers"
+        )
+        assert tables.get(counts, "behind", partition=0, timeout_s=60).value is None
     assert len(worker.said("which cannot be read")) == 1, "once, however long it stands"
     worker.stop()

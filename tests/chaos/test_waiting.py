@@ -83,7 +83,7 @@ def test_what_a_fold_needs_is_waited_for_and_what_it_refuses_stops_it_until_a_sk
     assert sorted(standing.values()) == [0, 0, 1, 1]
     assert sum(worker.metric("holdfast_waits_total").values()) >= 2
     with BlockingTableClient(app.settings, app.processors) as tables:
-        assert tables.get("one", "a", partition=0).value == 1, "it is served meanwhile"
+        assert tables.get("one", "a", partition=0, timeout_s=DEADLINE_S).value == 1, "it is served meanwhile"
         with deadline_after(), pytest.raises(OffsetTimeoutError, match="waits for file"):
             tables.get("one", "a", partition=0, at_least={0: 3}, timeout_s=DEADLINE_S)
 
@@ -120,7 +120,7 @@ def test_what_a_fold_needs_is_waited_for_and_what_it_refuses_stops_it_until_a_sk
     for each in app.processors:
         assert verify(each, app.settings).equal, each.name
     with BlockingTableClient(app.settings, app.processors) as tables:
-        found = {answer.key: answer.value for answer in tables.scan("one", partition=0)}
+        found = {answer.key: answer.value for answer in tables.scan("one", partition=0, timeout_s=DEADLINE_S)}
     assert found == {"a": 2, "needs-1": 1, "needs-2": 1}
 
 

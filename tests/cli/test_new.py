@@ -166,3 +166,13 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
         lay_out("bakery", tmp_path / "file" / "bakery")
+
+
+@pytest.mark.parametrize("name", ["a", "shop", "a_name_of_more_letters"])
+def test_the_comments_of_its_readme_are_below_each_other(name: str, tmp_path: Path) -> None:
+    lay_out(name, tmp_path)
+    commands = [
+        line for line in (tmp_path / "README.md").read_text().splitlines() if re.match(r"    \S.* # ", line)
+    ]
+    assert len(commands) == 8
+    assert len({line.index(" # ") for line in commands}) == 1, "\n".join(commands)

@@ -290,4 +290,7 @@ def test_without_its_topic_nothing_can_be_skipped(shop: Shop, run: Run) -> None:
     for arguments in (("skip", shop.source, "0", "0", "--execute"), ("skips",)):
         code, _, err = run(*arguments)
         assert (code, len(err.splitlines())) == (1, 1)
-        assert f"topic {shop.settings.skips_topic} does not exist: run `holdfast topics create`" in err
+        assert (
+            f"topic {shop.settings.skips_topic} does not exist: run `holdfast -A {shop.module} topics create`"
+            in err
+        )

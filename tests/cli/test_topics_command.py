@@ -93,6 +93,7 @@ def test_from_nothing_to_a_checked_application(shop: Shop) -> None:
     before = shop.run("check", "-A", "shop")
     assert before.returncode == 1
     assert "does not exist (source)" in before.stdout
+    assert "run `holdfast -A shop topics create --partitions N`" in before.stdout, "as one must type it"
 
     refused = shop.run("create", "-A", "shop")
     assert (refused.returncode, refused.stdout) == (1, "")

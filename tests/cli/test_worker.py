@@ -152,10 +152,13 @@ def test_a_worker_that_never_comes_up_ends_all_with_the_reason(
     program += (
         "signal.signal(signal.SIGTERM, lambda *_: (here.touch(), sys.exit()))\nwhile True: signal.pause()"
     )
-    failing, steady = launch("raise SystemExit(3)"), launch(program, "worker.2")
+    failing = launch("print('[CRITICAL] leaving: no room'); print(); raise SystemExit(3)")
+    steady = launch(program, "worker.2")
     told = list[str]()
     supervisor = WorkerProcesses([failing, steady], grace_s=DEADLINE_S, named=True, tell=told.append)
-    with pytest.raises(WorkersError, match=r"worker\.1 has ended 6 times in a row .* exit code 3"):
+    with pytest.raises(
+        WorkersError, match=r"worker\.1 has ended 6 times in a row .* exit code 3: no room; the"
+    ):
         asyncio.run(asyncio.wait_for(supervisor.run(), DEADLINE_S))
     assert len(told) == MOST_FAILURES
     assert (tmp_path / "left").exists(), "the others are asked to end, not killed"
@@ -239,6 +242,20 @@ def test_two_workers_serve_a_table_and_one_that_is_killed_comes_back(tmp_path: P
     said = (tmp_path / "printed").read_text()
     assert "worker.1 ended with SIGKILL: it is started again in 1 s" in said
     assert {line.partition(" ")[0] for line in said.splitlines() if " | " in line} == {"worker.1", "worker.2"}
+
+
+@pytest.mark.process
+def test_the_last_line_of_a_worker_without_topics_is_the_command_to_type(tmp_path: Path) -> None:
+    (tmp_path / "counting.py").write_text(PROGRAM)
+    with EmbeddedKafka() as kafka:
+        where = {"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap, "HOLDFAST_APP": "counting"}
+        port = str(free_ports(1)[0])
+        with command(tmp_path, "-A", "counting", "worker", "--port", port, **where) as refused:
+            assert refused.wait(DEADLINE_S) == 1
+    lines = (tmp_path / "printed").read_text().split("\n")
+    last = [line.partition("leaving: ") for line in lines if "[" in line][-1]
+    assert last[1], lines
+    assert "run `holdfast -A counting topics create --partitions N`" in last[2]
 
 
 def process_of(supervisor: int, port: int) -> int | None:

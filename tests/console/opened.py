@@ -28,6 +28,7 @@ class MadeUpGroups(GroupDesk):
         self._claims = claims
         self._all = (_described(claims), *more)
         self.owners: dict[tuple[GroupKind, str], dict[Place, str]] = {}
+        self.unlisted = ""
         self.asked: list[int] = []
 
     async def ask(self, work: Callable[[GroupAdmin], Any]) -> Any:
@@ -35,7 +36,7 @@ class MadeUpGroups(GroupDesk):
             cast(
                 GroupAdmin,
                 SimpleNamespace(
-                    survey=lambda: GroupSurvey(groups=self._all, owners=self.owners),
+                    survey=lambda: GroupSurvey(groups=self._all, owners=self.owners, unlisted=self.unlisted),
                     state=lambda group, kind: self._all[0],
                     places=lambda group, kind: tuple(("orders", at) for at in range(self._claims)),
                     describe=self._lines,

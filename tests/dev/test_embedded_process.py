@@ -48,7 +48,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def run_alone(*arguments: str) -> tuple[int, str]:
     """Run a command in a process of its own, which has ended when this returns."""
     command = [sys.executable, "-P", "-m", "holdfast.cli", "dev", *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     return ran.returncode, ran.stdout + ran.stderr
 
 

@@ -140,7 +140,7 @@ def peak_mib():
 
 async def run(bootstrap, topic, partitions):
     with ThreadPoolExecutor(2) as executor:
-        connect = connector(Settings(kafka={"bootstrap.servers": bootstrap}), timeout_s=30)
+        connect = connector(Settings(kafka={"bootstrap.servers": bootstrap}), timeout_s=120)
         feed = SourceFetcher(connect, executor, fetch_records=10_000, fetch_bytes=8 << 20, queue_bytes=8 << 20)
         before = peak_mib()
         await feed.assign({(topic, number): 0 for number in range(partitions)})
@@ -252,7 +252,7 @@ def test_a_log_that_ends_with_a_marker_has_an_end_that_is_reached(broker: Sessio
 
     async def run() -> None:
         async with feeding(broker, {(topic, 0): 0}) as feed:
-            (fetched,) = await feed.fetch(0, 30.0)
+            (fetched,) = await feed.fetch(0, DEADLINE_S)
             assert (fetched.last, len(fetched)) == (0, 1)
             while feed.ends()[topic, 0] != 1:
                 assert await feed.fetch(0, 0.1) == []

@@ -40,7 +40,9 @@ def write(producer: Producer, topic: str, *skips: Skip) -> None:
 
 
 def transactional(broker: SessionBroker) -> Producer:
-    producer = Producer(broker.client_config(**{"transactional.id": uuid.uuid4().hex}))
+    open_ms = 900_000  # the longest that brokers allow
+    told = {"transactional.id": uuid.uuid4().hex, "transaction.timeout.ms": open_ms}
+    producer = Producer(broker.client_config(**told))
     producer.init_transactions(60)
     producer.begin_transaction()
     return producer

@@ -67,7 +67,7 @@ def test_a_large_fetch_lets_others_have_their_turn(broker: SessionBroker, topic:
             while seen < RECORDS:
                 await asyncio.sleep(0)
                 before = next(turns)
-                taken = sum(map(len, await feed.fetch(0, 5.0)))
+                taken = sum(map(len, await feed.fetch(0, DEADLINE_S)))
                 assert next(turns) - before > taken // HANDFUL, taken
                 seen += taken
             others.cancel()
@@ -83,7 +83,7 @@ def test_no_fetch_is_larger_than_it_may_be_and_together_they_are_all(
         async with reading(broker, topic, fetch_records=fetch_records) as feed:
             seen: dict[int, list[int]] = {0: [], 1: []}
             while sum(map(len, seen.values())) < min(RECORDS, 5 * fetch_records):
-                fetches = await feed.fetch(0, 5.0)
+                fetches = await feed.fetch(0, DEADLINE_S)
                 assert sum(map(len, fetches)) <= fetch_records
                 for each in fetches:
                     assert each.first == len(seen[each.partition])
@@ -99,7 +99,7 @@ def test_a_fetch_ends_when_it_has_the_bytes_it_may_have(broker: SessionBroker, t
     async def run() -> None:
         async with reading(broker, topic, fetch_records=10_000, fetch_bytes=1) as feed:
             # A batch that the broker has cut shorter is a handful too.
-            assert 0 < sum(map(len, await feed.fetch(0, 5.0))) <= HANDFUL
+            assert 0 < sum(map(len, await feed.fetch(0, DEADLINE_S))) <= HANDFUL
 
     asyncio.run(run())
 
@@ -111,11 +111,11 @@ def test_what_was_taken_for_an_older_assignment_does_not_come_out(
 
     async def run() -> None:
         async with reading(broker, topic, fetch_records=10_000) as feed:
-            fetching = asyncio.ensure_future(feed.fetch(0, 5.0))
+            fetching = asyncio.ensure_future(feed.fetch(0, DEADLINE_S))
             await asyncio.sleep(0)  # it has taken its first handful
             await feed.assign({(topic, 1): 5})
             assert await fetching == []
-            (fetched,) = await feed.fetch(1, 5.0)
+            (fetched,) = await feed.fetch(1, DEADLINE_S)
             assert (fetched.partition, fetched.first, fetched.records.offsets[0]) == (1, 5, 5)
 
     asyncio.run(run())

@@ -265,7 +265,7 @@ class GrowingTopic:
 def test_a_partition_beyond_those_known_is_asked_for() -> None:
     producer: Any = GrowingTopic()
     emits = [Emit("out", "k", b"1", partition=1), Emit("out", "k", b"2", partition=2), Emit("out", "k", b"3")]
-    asyncio.run(ChangelogWriter(producer, changelog="log", partition=0).write(changes(0), emits, 5))
+    asyncio.run(ChangelogWriter(producer, changelog="log", partition=0).write(changes(0), emits, 60))
     del producer.appended["log", 0]
     found = {place: [value for _, value, _ in each] for place, each in producer.appended.items()}
     wanted: dict[Any, Any] = {("out", 1): [b"1"], ("out", 2): [b"2"]}
@@ -280,7 +280,7 @@ def test_an_emit_beyond_a_topics_partitions_takes_the_transaction_back(brokers: 
             match=r"topic out refused a record: UNKNOWN_TOPIC_OR_PART.*: 2 partitions are known",
         ):
             await writer.write(
-                changes(1, Emit("out", "k", partition=0), Emit("out", "k", partition=7)), (), 5
+                changes(1, Emit("out", "k", partition=0), Emit("out", "k", partition=7)), (), 60
             )
         await writer.write(changes(2), (), 60)
 
@@ -372,9 +372,9 @@ def test_a_tombstone_that_cannot_be_written_is_logged(
     brokers: Brokers, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def use(writer: ChangelogWriter) -> None:
-        await writer.disown(5)
+        await writer.disown(60)
         brokers.faults[wire.PRODUCE] = [FENCED]
-        await writer.disown(5)
+        await writer.disown(60)
 
     written(brokers, use)
     assert [(batch.records[0].key, batch.records[0].value) for _, batch in brokers.appended] == [

@@ -209,8 +209,21 @@ def test_the_command_tells_the_row_and_links_its_records(
         (("accounts.nothing", "k3", "--at", "7", *here), "no table 'nothing'"),
         (("nobody", "k3", "--at", "7"), "nobody"),
         (("accounts", "k3", "7"), "is not a partition"),
+        (("accounts", "7"), "a row as PROCESSOR KEY (--at TIME, if its key is a number)"),
+        (("nobody", "k3"), "nobody"),
     ):
         code, _, err = command(*words)
         assert (code, why in err) == (2, True), err
     last = str(document["changes"][0]["offset"])
     assert command(books.source, "1", last)[0] == 0, "the command that a change names"
+
+
+def test_without_a_time_the_command_tells_the_row_as_it_is(books: Books, command: Cmd, lake: Path) -> None:
+    land(books.settings, books.source, str(lake))
+    here = ("--lake", str(lake), "--source", "bronze", "--allow-holes", "--engine", "local")
+    wanted = command("accounts", "k3", "--at", "1:119", "--output", "json", *here)
+    assert wanted[0] == 0
+    assert command("accounts", "k3", "--output", "json", *here)[1] == wanted[1]
+    code, _, err = command("accounts", "ghost", *here)
+    assert code == 0
+    assert "there was never a row of 'ghost'\n" in err

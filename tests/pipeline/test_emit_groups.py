@@ -17,6 +17,7 @@ from holdfast.pipeline.verify.stored_emits import (
     ANYWHERE,
     EmitContent,
     EmitPlace,
+    EmitRun,
     StoredEmit,
     StoredEmits,
     body_of,
@@ -135,6 +136,34 @@ def test_of_many_emits_of_one_place_few_are_held(
         assert store.has_spilled
     assert told == ([], 0)
     assert peak < COUNT * len(VALUE) / 2, "each side alone is larger"
+
+
+@pytest.mark.parametrize("held_bytes", [0, 1 << 30])
+def test_many_equal_emits_are_read_a_few_times_however_far_they_go_before_they_differ(
+    monkeypatch: pytest.MonkeyPatch, held_bytes: int
+) -> None:
+    """Each long ending of what was found is as what is expected up to the middle, where one record is another."""
+    count, read = 2_000, 0
+    scan = EmitRun.scan
+
+    def counted(run: EmitRun, part: int, number: int) -> Iterator[StoredEmit]:
+        nonlocal read
+        for each in scan(run, part, number):
+            read += 1
+            yield each
+
+    monkeypatch.setattr(stored_emits, "HELD_BYTES", held_bytes)
+    monkeypatch.setattr(EmitRun, "scan", counted)
+    same, place = body_of(b"same", ()), place_of(b"k", 0)
+    with closing(SpillingStore(0)) as store:
+        emits = StoredEmits(store, 0)
+        emits.find((place, StoredEmit(0, at, False, same)) for at in range(count))
+        bodies = [same] * count
+        bodies[count // 2] = body_of(b"other", ())
+        emits.expect((place, StoredEmit(0, at, False, body)) for at, body in enumerate(bodies))
+        (told,) = [compared(each, exact=False, is_cut=False) for each in emits.groups()]
+    assert told == ([], count // 2), "the others may be of an earlier version, and none is due"
+    assert read <= 6 * count
 
 
 def test_what_is_stored_is_told_as_it_was() -> None:

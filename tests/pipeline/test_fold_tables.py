@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
+from deltalake.table import TableAlterer
 
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
@@ -677,6 +679,145 @@ class Commits:
 
 def away(_: DeltaTable) -> None:
     raise OSError("the store does not answer")
+
+
+class FailingCall:
+    """A store of which one call of delta-rs's fails, after what it asks for was *done* or not; *away* is the first other call that fails from then on."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, of: Any, name: str, *, done: bool, away: str | None = None
+    ) -> None:
+        call = getattr(of, name)
+
+        def failing(*words: Any, **more: Any) -> Any:
+            if done:
+                call(*words, **more)
+            if away is not None:
+                monkeypatch.setattr(DeltaTable, away, gone)
+            raise OSError("lost")
+
+        monkeypatch.setattr(of, name, failing)
+
+
+def gone(*_: Any, **__: Any) -> Any:
+    raise OSError("the store does not answer")
+
+
+def state_at(path: Path) -> FoldTable:
+    return FoldTable.open(str(path), FoldTableColumns.of(accounts("t")).state, STATE_BY)
+
+
+MORE = pa.schema([*FoldTableColumns.of(accounts("t")).state, pa.field("row_more", pa.string())])
+
+
+def test_a_table_that_cannot_be_read_again_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = state_at(tmp_path / "state")
+    monkeypatch.setattr(DeltaTable, "update_incremental", gone)
+    with pytest.raises(
+        LakeError, match=r"/state: the table cannot be read: the store does not answer\. Mend that, then run"
+    ):
+        table.refresh()
+
+
+def test_a_table_whose_log_cannot_be_read_is_named(tmp_path: Path) -> None:
+    table = state_at(tmp_path / "state")
+    log = tmp_path / "state/_delta_log/00000000000000000000.json"
+    log.unlink()
+    log.mkdir()
+    with pytest.raises(LakeError, match=r"/state: the table cannot be read: .*directory.*Mend that"):
+        table.last()
+
+
+def test_a_store_that_does_not_tell_whether_it_has_a_table_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeltaTable, "is_deltatable", gone)
+    with pytest.raises(LakeError, match="/state: the table cannot be read: the store does not answer"):
+        state_at(tmp_path / "state")
+
+
+@pytest.mark.parametrize("failure", [OSError("lost"), CommitFailedError("lost")])
+def test_a_table_that_cannot_be_made_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTable, "create", fails)
+        with pytest.raises(LakeError, match=r"cannot make a Delta table at .*/state: lost\. Mend") as raised:
+            state_at(tmp_path / "state")
+    assert not isinstance(raised.value, UnknownCommitError)
+    assert state_at(tmp_path / "state").last() is None
+
+
+def test_a_table_is_made_although_the_answer_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FailingCall(monkeypatch, DeltaTable, "create", done=True)
+    assert state_at(tmp_path / "state").last() is None
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["made", "not made"])
+def test_of_a_table_in_a_store_that_went_away_nobody_knows_whether_it_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    with monkeypatch.context() as patch:
+        FailingCall(patch, DeltaTable, "create", done=done, away="is_deltatable")
+        with pytest.raises(
+            UnknownCommitError,
+            match=r"/state: whether .* is not known \(lost\): .*not answer.*run this one again",
+        ):
+            state_at(tmp_path / "state")
+    assert state_at(tmp_path / "state").last() is None
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_columns_that_could_not_be_changed_are_said_to_be_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rebuild: bool
+) -> None:
+    table, (of, name) = state_at(tmp_path / "state"), CHANGES[rebuild]
+    with monkeypatch.context() as patch:
+        FailingCall(patch, of, name, done=False)
+        with pytest.raises(
+            LakeError, match=r"/state: its columns could not be changed: lost\. Mend that, then run"
+        ) as raised:
+            table.widen(MORE, rebuild=rebuild)
+    assert not isinstance(raised.value, UnknownCommitError)
+    table.widen(MORE, rebuild=rebuild)
+    assert "row_more" in table.handle.schema().to_arrow().names
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_columns_are_changed_although_the_answer_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rebuild: bool
+) -> None:
+    table, (of, name) = state_at(tmp_path / "state"), CHANGES[rebuild]
+    FailingCall(monkeypatch, of, name, done=True)
+    table.widen(MORE, rebuild=rebuild)
+    assert "row_more" in table.handle.schema().to_arrow().names
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["changed", "not changed"])
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_of_columns_in_a_store_that_went_away_nobody_knows_whether_they_were_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rebuild: bool, done: bool
+) -> None:
+    table, (of, name) = state_at(tmp_path / "state"), CHANGES[rebuild]
+    with monkeypatch.context() as patch:
+        FailingCall(patch, of, name, done=done, away="__init__")
+        with pytest.raises(
+            UnknownCommitError,
+            match=r"/state: whether its columns .* is not known \(lost\): .*not answer.*run this",
+        ):
+            table.widen(MORE, rebuild=rebuild)
+    again = state_at(tmp_path / "state")
+    again.widen(MORE, rebuild=rebuild)
+    assert "row_more" in again.handle.schema().to_arrow().names
+
+
+CHANGES: tuple[tuple[Any, str], ...] = ((TableAlterer, "add_columns"), (DeltaTable, "create"))
+"""By what columns are added, and by what a rebuild makes them anew."""
 
 
 # -- from the command line

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from holdfast.core.engine.declared.sources import FoldWith, Source
 from holdfast.core.engine.merge.global_copies import GlobalLog, GlobalReplay
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
-from holdfast.errors import PipelineError
+from holdfast.errors import LakeError, PipelineError
 from holdfast.pipeline.folds import spilling
 from holdfast.pipeline.folds.spilling import SpillingStore
 from tests.support.scale import scaled
@@ -28,13 +31,19 @@ CHANGES = st.lists(st.dictionaries(KEYS, st.none() | st.binary(max_size=9)), max
 
 
 @settings(deadline=None, max_examples=scaled(60))
-@given(changes=CHANGES, limit=st.sampled_from([0, 300, 700, 1 << 20]), page=st.sampled_from([1, 2, 1_000]))
+@given(
+    changes=CHANGES,
+    limit=st.sampled_from([0, 300, 700, 1 << 20]),
+    page=st.sampled_from([1, 2, 1_000]),
+    page_bytes=st.sampled_from([0, 10, 1 << 20]),
+)
 def test_rows_are_the_same_wherever_they_lie(
-    changes: list[dict[bytes, bytes | None]], limit: int, page: int
+    changes: list[dict[bytes, bytes | None]], limit: int, page: int, page_bytes: int
 ) -> None:
     held, wanted = SpillingStore(limit), DictStore()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(spilling, "PAGE_ROWS", page)
+        patched.setattr(spilling, "PAGE_BYTES", page_bytes)
         for each in changes:
             held.apply(each.items())
             wanted.apply(each.items())
@@ -58,6 +67,35 @@ def test_rows_move_to_a_file_that_goes_with_the_store(
     assert [*(each.name[:14] for each in tmp_path.iterdir())] == ["holdfast-rows-"]
     assert (store.get(b"a"), store.get(b"c")) == (b"y" * 5_000, None)
     store.close()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_of_large_rows_in_a_file_few_are_read_at_once() -> None:
+    with closing(SpillingStore(0)) as store:
+        store.apply((b"%03d" % at, b"v" * (1 << 18)) for at in range(40))
+        tracemalloc.start()
+        try:
+            assert sum(len(value) for _, value in store.scan(b"")) == 40 << 18
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 4 << 20, "all of them are 10 MiB"
+
+
+def test_of_changes_that_end_with_an_error_the_file_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of whoever gives the changes is its own, and comes through as it is."""
+
+    def changes() -> Iterator[tuple[bytes, bytes | None]]:
+        yield b"a", b"x"
+        raise LakeError("where they come from")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with closing(SpillingStore(0)) as store:
+        store.apply([(b"b", b"y")])
+        with pytest.raises(LakeError, match="where they come from"):
+            store.apply(changes())
     assert [*tmp_path.iterdir()] == []
 
 

@@ -33,4 +33,4 @@ def memory() -> SchemaRegistry:
 def real(schema_registry: SchemaRegistryServer) -> SchemaRegistry:
     """Give the session's registry."""
     url = schema_registry.url
-    return registry.use(SchemaRegistrySettings(schema_registry_url=url, schema_registry_timeout_s=30))
+    return registry.use(SchemaRegistrySettings(schema_registry_url=url, schema_registry_timeout_s=60))

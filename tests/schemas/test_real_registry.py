@@ -260,7 +260,7 @@ def test_the_command_registers_and_checks(
     assert exit_code([*words, "check"]) == 0
     client.delete_subject(subject)
     assert exit_code([*words, "check"]) == 1
-    assert "run `holdfast topics create`" in capsys.readouterr().out
+    assert "run `holdfast -A tests.schemas.shop:processors topics create`" in capsys.readouterr().out
 
 
 # -- the server

@@ -258,7 +258,7 @@ def killed_administrator(
     step: ResetStep,
     *,
     interval_s: float = 20.0,
-    deadline_s: float = 30.0,
+    deadline_s: float = DEADLINE_S,
     offset: int = 0,
 ) -> list[str]:
     """Return the command of an administrator that resets *group* to *offset* and is killed by the system

@@ -40,24 +40,41 @@ RESTS, MOST_REST_S = 2, 1.0
 """A wait rests twice as long as its last look took, a second at most: some look at whole topics, and a busy machine is
 not to do little else.
 """
+PATIENCE = 3.0
+"""So many times as long as a test says does it wait for what must happen. Of a busy machine a process may have a tenth of a core,
+and stand still for half a minute; a test that passes waits no longer for that.
+"""
 COUNTING = "tests.chaos.worker"
 READY_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 60.0
 DEATH_DEADLINE_S, REST_OF_WRITES_S = 120.0, 0.05
-COMMAND_DEADLINE_S = 120.0
+COMMAND_DEADLINE_S = 240.0
+ASK_DEADLINE_S, LOOK_DEADLINE_S = 60.0, 5.0
+"""How long a worker has for an answer, and for one that only tells more of a test that has failed."""
 
 T = TypeVar("T")
 
 TIMES: Mapping[str, float] = {
     "session_timeout_s": 6,
     "heartbeat_interval_s": 1,
-    "rebalance_timeout_s": 30,
-    "request_timeout_s": 10,
+    "rebalance_timeout_s": 60,
+    "request_timeout_s": 60,
     "transaction_timeout_s": 10,
-    "commit_timeout_s": 15,
-    "stall_timeout_s": 30,
+    "commit_timeout_s": 60,
+    "stall_timeout_s": 60,
 }
-"""Short enough that a test need not wait long, long enough for a busy machine."""
+"""What tests wait for is short: until others have the partitions of a worker that was killed or frozen. What ends a worker is long: its
+broker may stand still for half a minute.
+"""
+
+UNDISTURBED: Mapping[str, float] = {
+    "session_timeout_s": 120,
+    "request_timeout_s": 120,
+    "transaction_timeout_s": 120,
+}
+"""For tests in which no worker is killed, or each returns under its `instance_id`: none is taken for dead by the group or by the broker
+because the machine held it up.
+"""
 
 GATHERING = {"CHAOS_GATHER": "1", "HOLDFAST_LINGER_MS": "200"}
 """What trickles in is folded in rounds of a fifth of a second, for half of the processor time that the product's
@@ -69,8 +86,9 @@ def wait_for(
     what: str, condition: Callable[[], T | None], deadline_s: float, context: Callable[[], str] = str
 ) -> T:
     """Return the first true value of *condition*; fails with *what* and *context* when it has none in
-    time.
+    `PATIENCE` times *deadline_s*.
     """
+    deadline_s *= PATIENCE
     began_s = time.monotonic()
     while True:
         looked_s = time.monotonic()
@@ -177,7 +195,7 @@ class Worker:
         self.process.wait(60)
 
     def stop(self, deadline_s: float = STOP_DEADLINE_S) -> float:
-        """End it by SIGTERM and return how long that took; fails when it does not end in time or not with 0.
+        """End it by SIGTERM and return how long that took; fails when it does not end in time (as `wait_exit`) or not with 0.
 
         A process that is still importing dies of the signal as any program does.
         """
@@ -190,7 +208,8 @@ class Worker:
         return time.monotonic() - began_s
 
     def wait_exit(self, deadline_s: float) -> int:
-        """Return the exit code; negative for a signal."""
+        """Return the exit code, negative for a signal; fails after `PATIENCE` times *deadline_s*."""
+        deadline_s *= PATIENCE
         try:
             return self.process.wait(deadline_s)
         except subprocess.TimeoutExpired:
@@ -253,7 +272,8 @@ class Worker:
         out = [f"--- {self.name}, errors earlier in its log ---", *troubles[-lines:]] if troubles else []
         out += [f"--- {self.name}, the end of its log ---", *before[-lines:]]
         if self.running and self.said(r"\[\^Worker\]: Ready"):
-            out += ["--- its readiness ---", *map(str, self.ask("/health/ready")), str(self.applied())]
+            out += ["--- its readiness ---", *map(str, self.ask("/health/ready", LOOK_DEADLINE_S))]
+            out.append(str(self.applied(timeout_s=LOOK_DEADLINE_S)))
             self.signal(signal.SIGUSR1)  # of which Faust makes the stacks of all threads and tasks
             time.sleep(1)
             stacks = self._text().splitlines()[len(before) :]
@@ -263,7 +283,7 @@ class Worker:
             ]
         return "\n".join(line[:400] for line in out)
 
-    def ask(self, path: str, timeout_s: float = 5.0) -> tuple[int, str]:
+    def ask(self, path: str, timeout_s: float = ASK_DEADLINE_S) -> tuple[int, str]:
         """Return (status, body) of a GET; (0, cause) when nothing answers."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=timeout_s) as reply:
@@ -274,20 +294,20 @@ class Worker:
         except OSError as error:
             return 0, str(error)
 
-    def metric(self, name: str) -> dict[str, float]:
+    def metric(self, name: str, timeout_s: float = ASK_DEADLINE_S) -> dict[str, float]:
         """Return the samples of one metric by their labels' text; none when nothing answers."""
-        status, page = self.ask("/metrics")
+        status, page = self.ask("/metrics", timeout_s)
         if status != 200:
             return {}
         found = re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", page, re.MULTILINE)
         return {labels: float(value) for labels, value in found}
 
-    def applied(self, role: str = "active") -> dict[tuple[str, int], int]:
+    def applied(self, role: str = "active", timeout_s: float = ASK_DEADLINE_S) -> dict[tuple[str, int], int]:
         """Return the position of each partition that this worker serves in *role*, by (processor,
         partition).
         """
         out = {}
-        for labels, value in self.metric("holdfast_applied_offset").items():
+        for labels, value in self.metric("holdfast_applied_offset", timeout_s).items():
             fields = dict(re.findall(r'(\w+)="([^"]*)"', labels))
             if fields["role"] == role:
                 out[fields["table"], int(fields["partition"])] = int(value)
@@ -342,13 +362,13 @@ class Load:
 
     def stop(self, deadline_s: float = 120.0) -> int:
         """End the load and return how many records it wrote, each acknowledged."""
-        out, _ = self._process.communicate(timeout=deadline_s)
+        out, _ = self._process.communicate(timeout=PATIENCE * deadline_s)
         assert self._process.returncode == 0, "the load failed"
         return int(out)
 
     def wait(self, deadline_s: float = 240.0) -> int:
         """Return how many records it wrote, when it has written all it was to."""
-        code = self._process.wait(deadline_s)
+        code = self._process.wait(PATIENCE * deadline_s)
         assert code == 0, "the load failed"
         return self.stop()
 

@@ -71,6 +71,7 @@ class JoinApplication(Application):
         )
         self.customers, self.orders = "" if alone else f"{self.name}-customers", f"{self.name}-orders"
         self.rates = f"{self.name}-rates" if rates else ""
+        self._held = folder / f"{self.name}-held"
         self.joined = (
             windowed(self.orders, self.out)
             if windows
@@ -83,6 +84,7 @@ class JoinApplication(Application):
             "JOIN_ORDERS": self.orders,
             "JOIN_RATES": self.rates,
             "JOIN_OUT": self.out,
+            "JOIN_HELD": str(self._held),
         }
         self._producer = Producer(broker.client_config(**{"linger.ms": 1}))
         self._sent = 0
@@ -133,13 +135,18 @@ class JoinApplication(Application):
         self.flush()
 
     def write_late_orders(self, rounds: int) -> None:
-        """Write customers and then orders, again and again, so that each time what is late should come first."""
+        """Write a customer and then an order, again and again; a worker that lies folds the order first each time, and records a choice."""
         for at in range(rounds):
+            self.wait_folded()
+            self._held.touch()
             for topic in (self.customers, self.orders):
                 self.send(topic, f"add k1 {at}")
                 self.flush()
                 time.sleep(0.01)
-            time.sleep(0.7)
+            _, order = self.ends()[0]
+            wait_for("the order", lambda order=order: self.states()[0][1].applied[1] == order, 60, self.tails)  # type: ignore[misc]
+            self._held.unlink()
+        self.wait_folded()
 
     # -- proof
 

@@ -4,6 +4,9 @@
 spare. How much of a core this process got meanwhile is measured beside the block, by bursts of work: where
 other programs take 19 of 20 parts of it, the limit is 60 s. While the machine lets nothing run at all, the limit
 stands still.
+
+`AwakeClock` is for what the product itself limits: a claim whose owner stands still for longer than its lease is lost,
+and rightly. A member that has no rival is given this clock where a test is about something else.
 """
 
 from __future__ import annotations
@@ -12,10 +15,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
+
+from holdfast.clock import SystemClock
 
 _BURST_S = 0.02
 """Longer than a scheduler lets one program run beside others, so that a burst meets them."""
 _REST_S = 0.2
+_TICK_S = 0.05
+_LONGEST_S = 0.25
+"""What may lie between two ticks of a machine that is only busy."""
 
 
 class Slowness:
@@ -56,6 +65,17 @@ class Slowness:
 
 
 @contextmanager
+def measured() -> Iterator[Slowness]:
+    """Measure the machine beside the block: its `stalled_s` counts once the block has ended."""
+    slowness = Slowness()
+    slowness.start()
+    try:
+        yield slowness
+    finally:
+        slowness.stop()
+
+
+@contextmanager
 def at_most(limit_s: float, what: str = "it") -> Iterator[None]:
     """Fail when the block takes longer than *limit_s*, times how much slower than an idle one the machine was."""
     slowness = Slowness()
@@ -76,3 +96,36 @@ def check(took_s: float, limit_s: float, slower: float, what: str) -> None:
     assert took_s < limit_s * slower, (
         f"{what} took {took_s:.2f} s: {limit_s:g} s is the limit, and the machine gave 1/{slower:.1f} of a core"
     )
+
+
+class AwakeClock(SystemClock):
+    """The machine's clock, which stands still for durations while the machine lets this process do nothing.
+
+    Use it as a context manager: a thread looks at the time between those that ask.
+    """
+
+    def __init__(self) -> None:
+        self._looking = threading.Lock()
+        self._seen_s = super().monotonic_s()
+        self._asleep_s = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="awake-clock", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _tick(self) -> None:
+        while not self._ended.wait(_TICK_S):
+            self.monotonic_s()
+
+    def monotonic_s(self) -> float:
+        with self._looking:
+            now_s = super().monotonic_s()
+            self._asleep_s += max(0.0, now_s - self._seen_s - _LONGEST_S)
+            self._seen_s = now_s
+            return now_s - self._asleep_s

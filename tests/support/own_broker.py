@@ -9,6 +9,7 @@ at the top of a file puts it in the place of the run's broker, for `fresh_topic`
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -38,3 +39,18 @@ def holdfast_broker(disturbed_broker: SessionBroker) -> Iterator[SessionBroker]:
 def broker(holdfast_broker: SessionBroker) -> SessionBroker:
     """Give the same by its usual name."""
     return holdfast_broker
+
+
+@contextmanager
+def frozen(broker: SessionBroker) -> Iterator[None]:
+    """Have the node stand still meanwhile.
+
+    It was away for longer than its own session, perhaps, and leads nothing then: what comes later finds it leading again.
+    """
+    assert broker.cluster is not None, "a broker of the session's own, which can be frozen"
+    broker.cluster.pause(1)
+    try:
+        yield
+    finally:
+        broker.cluster.resume(1)
+        broker.cluster.wait_ready()

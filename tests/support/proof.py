@@ -30,7 +30,7 @@ from tests.chaos.counting import EMIT_EVERY, Count
 from tests.support.columns import take
 from tests.support.harness import Application, Worker, end_transactions
 
-READ_DEADLINE_S = 60.0
+READ_DEADLINE_S = 180.0
 CUT = 777
 _ADD = re.compile(rb"add (k[0-9]+) [0-9]{1,18}")
 

@@ -20,9 +20,10 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import DevBrokerError
 
-QUESTION_DEADLINE_S = 10.0
-ANSWER_DEADLINE_S = 240.0
-"""Longer than a cluster may take to start, the archive of its classes included."""
+QUESTION_DEADLINE_S = 120.0
+"""Who stands still between two lines is asked for no less than that; all say it at once."""
+ANSWER_DEADLINE_S = 480.0
+"""Longer than a cluster may take to start, the archive of its classes included, behind one who says nothing."""
 
 
 class Desk:

@@ -80,6 +80,32 @@ def test_a_replay_that_differs_fails_the_test(tmp_path: Path) -> None:
     assert "ImpureFoldError: words partition 0: replay of 2 records gives other rows or timers" in done.stdout
 
 
+def test_a_failing_test_is_told_what_its_topologies_refused(tmp_path: Path) -> None:
+    program = PROGRAM.format(row="1 // 0") + "    assert made.table('words') == {'be': 1, 'to': 1}\n"
+    done = ran(tmp_path, program)
+    assert done.returncode == 1, done.stdout
+    assert done.stdout.count("holdfast refused in this topology:") == 1, done.stdout
+    assert "lines/0/0 by words, at fold: ZeroDivisionError" in done.stdout
+
+
+def test_pytest_shows_of_an_error_of_the_kit_the_line_of_the_test_alone(tmp_path: Path) -> None:
+    done = ran(tmp_path, PROGRAM.format(row="next(numbers)"))
+    assert done.returncode == 1, done.stdout
+    assert 'made.pipe("lines", "to")' in done.stdout
+    assert "holdfast/testing/" not in done.stdout.replace("holdfast/testing/plugin.py", "")
+    assert "words['to'] was 0, is 1" in done.stdout
+    assert "runs.py" in ran(tmp_path, PROGRAM.format(row="next(numbers)"), "--full-trace").stdout
+
+
+def test_the_schema_registry_in_memory_ends_with_the_test(tmp_path: Path) -> None:
+    program = PROGRAM.format(row="1") + (
+        "\n\nfrom holdfast.testing.schemas import KitSchemas\n\nclosed = []\n"
+        "KitSchemas.close = lambda self: closed.append(self)\n\n\ndef test_closed():\n    assert len(closed) == 1\n"
+    )
+    done = ran(tmp_path, program, "--fold-hash-seeds=0")
+    assert done.returncode == 0, done.stdout
+
+
 def test_no_kafka_client_is_loaded_for_a_test_without_a_broker(tmp_path: Path) -> None:
     program = "import sys\n\n\ndef test_it(topology):\n    assert not {'confluent_kafka', 'faust', 'pyarrow'} & set(sys.modules)\n"
     done = ran(tmp_path, program)

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 import faust
+from faust.utils.terminal import SpinnerHandler
 from mode.worker import EX_FAILURE
 
 from holdfast.agents.faust.process.outages import outages
@@ -30,7 +31,24 @@ CRASHED = "Crashed reason=%r"
 None" stands for the traceback.
 """
 
+LEAVING = "leaving: %(reason)s"
+
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
+
+
+class LinesLogged:
+    """How many lines the handlers of the root logger have let pass in this process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Count *record*, and let it pass."""
+        self.count += 1
+        return True
+
+
+lines_logged = LinesLogged()
 
 
 def one_line(error: BaseException) -> str:
@@ -54,12 +72,14 @@ def one_line_of_bug(error: Exception) -> str:
 class Worker(faust.Worker):
     """Faust's worker process.
 
-    It leaves with 1 after an error. The last thing that it logs of one names its cause: in one line if it is an operating
-    error, after the traceback of a bug.
+    It leaves with 1 after an error, and logs its cause: in one line if it is an operating error, after the traceback of
+    a bug. Where the end of all services has logged anything after it, that line comes once more as the last.
     """
 
     app: Any
-    _told = False
+    _told: str | None = None
+    """Why it leaves."""
+    _lines_when_told = 0
 
     async def start(self) -> None:
         """Start everything; an operating error ends the worker as a crash does."""
@@ -76,13 +96,17 @@ class Worker(faust.Worker):
         super()._crash(reason)
 
     def _tell(self, error: Exception) -> None:
-        if self._told:
+        if self._told is not None:
             return  # what fails because of the first failure is not worth another line
-        self._told = True
         text = one_line(error) if isinstance(error, HoldfastError) else one_line_of_bug(error)
-        logger.critical("leaving: %(reason)s", {"reason": text})
+        self._told = self.app.worded(text) if self.app.worded is not None else text
+        self._log_cause()
         if self.logfile:  # the operator looks here first
-            print(f"holdfast: {text}", file=self.stderr)
+            print(f"holdfast: {self._told}", file=self.stderr)
+
+    def _log_cause(self) -> None:
+        logger.critical(LEAVING, {"reason": self._told})
+        self._lines_when_told = lines_logged.count
 
     def on_setup_root_logger(self, logger: logging.Logger, level: int) -> None:
         """Log each crash once, not again by each service that it passes, and in the form of the settings."""
@@ -91,26 +115,30 @@ class Worker(faust.Worker):
         for handler in logger.handlers:
             handler.addFilter(shortened)
             handler.addFilter(outages.filter)
+            if not isinstance(handler, SpinnerHandler):  # which sees all, and draws only that time goes on
+                handler.addFilter(lines_logged.filter)  # the last: it counts what the others let pass
 
     def stop_and_shutdown(self) -> None:
         """End everything. What fails at that is told: mode would leave with 1 and without a word."""
         try:
             super().stop_and_shutdown()
         except Exception as error:
-            if not self._told:
+            if self._told is None:
                 logger.error("the worker did not end in good order", exc_info=error)
                 self._tell(error)
             raise
 
     def _shutdown_loop(self) -> None:
-        if self._told:
+        if self._told is not None:
             self.crash_reason = None  # stock raises it once more, for its traceback
         try:
             super()._shutdown_loop()
         except (Exception, asyncio.CancelledError):
-            if not self._told:  # else the error is of a task that ends because of the logged one
+            if self._told is None:  # else the error is of a task that ends because of the logged one
                 raise
-        if self._told:
+        if self._told is not None:
+            if lines_logged.count != self._lines_when_told:
+                self._log_cause()  # of twenty lines about the end of services, a person reads the last
             raise SystemExit(EX_FAILURE)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from holdfast.cli.application import Application, load_application
 from holdfast.cli.context import Globals, globals_of
+from holdfast.cli.cures import with_application
 from holdfast.cli.doctor.diagnosis import Diagnosis, Fitness, errors_of
 from holdfast.cli.output import note, show
 from holdfast.config import Settings
@@ -31,7 +32,12 @@ def doctor(
     found = list(diagnoses(chosen, offline=offline))
     show(
         [
-            {"check": each.check, "state": str(each.fitness), "found": each.found, "cure": each.cure}
+            {
+                "check": each.check,
+                "state": str(each.fitness),
+                "found": each.found,
+                "cure": with_application(each.cure, chosen.application),
+            }
             for each in found
         ],
         COLUMNS,

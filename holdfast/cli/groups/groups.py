@@ -101,11 +101,14 @@ def list_groups(
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     with _open(context, timeout) as admin:
-        groups = [group for group in admin.list() if kind is None or group.kind is kind]
+        survey = admin.survey()
+    groups = [group for group in survey.groups if kind is None or group.kind is kind]
     _show([_group(group) for group in groups], LIST_COLUMNS, output_of(context))
     if not groups:
         note("there are no groups")
     _refuse_silence(groups, timeout)
+    if survey.unlisted and kind is not GroupKind.CLAIM:
+        raise BrokerError(survey.unlisted)
 
 
 def _refuse_silence(groups: Sequence[GroupDescription], timeout_s: float) -> None:

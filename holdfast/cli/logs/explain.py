@@ -172,15 +172,15 @@ def _one_line(cell: Cell) -> Cell:
 def _partition(text: str) -> int:
     if not text.isdecimal() or int(text) > LAST_PARTITION:
         raise typer.BadParameter(
-            f"{text!r} is not a partition, 0 to {LAST_PARTITION}; for a row of a table say --at",
+            f"{text!r} is not a partition, 0 to {LAST_PARTITION}; for a row of a table write PROCESSOR KEY alone, with --at for another time",
             param_hint="PARTITION",
         )
     return int(text)
 
 
 @app.command(
-    help="Show the batches of a segment file (--segment FILE), everything known about one offset (TOPIC PARTITION OFFSET), or a row of a table as it was "
-    "and the records that led to it (PROCESSOR KEY --at TIME). Of a batch that cannot be read it shows what the header claims, and why; the exit code is then 1."
+    help="Show the batches of a segment file (--segment FILE), everything known about one offset (TOPIC PARTITION OFFSET), or a row of a table "
+    "and the records that led to it (PROCESSOR KEY, with --at TIME as it was then). Of a batch that cannot be read it shows what the header claims, and why; the exit code is then 1."
 )
 def explain(
     context: typer.Context,
@@ -208,7 +208,8 @@ def explain(
         typer.Option(
             "--at",
             metavar="TIME|OFFSET",
-            help="Of a row: as it was at a time (2026-11-25T12:00:00Z), or after an offset of its partition (17, 0:17; of several sources 0:orders:17).",
+            help="Of a row: as it was at a time (2026-11-25T12:00:00Z), or after an offset of its partition (17, 0:17; of several sources 0:orders:17). "
+            "Default: as it is at the end of the log. A key that is a number needs --at.",
         ),
     ] = None,
     changes: Annotated[
@@ -228,7 +229,8 @@ def explain(
     ] = False,
 ) -> None:
     output = output_of(context)
-    if at is not None:
+    of_row = segment is None and offset is None and place is not None and not place.isdecimal()
+    if at is not None or of_row:
         if topic is None or place is None or offset is not None or segment is not None:
             raise ConfigError("with --at, name a row as PROCESSOR KEY, or PROCESSOR.TABLE KEY")
         asked = AskedRow(topic, place, at, changes, engine, chosen_source(source, lake), lake, allow_holes)
@@ -241,7 +243,9 @@ def explain(
         return
     partition = None if place is None else _partition(place)
     if topic is None or partition is None or offset is None:
-        raise ConfigError("name an offset as TOPIC PARTITION OFFSET, or a file with --segment FILE")
+        raise ConfigError(
+            "name an offset as TOPIC PARTITION OFFSET, a row as PROCESSOR KEY (--at TIME, if its key is a number), or a file with --segment FILE"
+        )
     found, unreadable = asyncio.run(
         fetch_explanation(settings_of(context), topic, partition, offset, timeout)
     )

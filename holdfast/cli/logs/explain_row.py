@@ -1,4 +1,4 @@
-"""`holdfast explain PROCESSOR KEY --at`: a row as it was, and the records that made it so."""
+"""`holdfast explain PROCESSOR KEY [--at]`: a row as it is, or was, and the records that made it so."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AskedRow(NamedTuple):
 
     table: str
     key: str
-    at: str
+    at: str | None
     changes: int
     engine: EngineName
     source: Source
@@ -56,11 +56,11 @@ def explain_row(context: typer.Context, asked: AskedRow) -> None:
             application.processor(name),
             application.settings,
             asked.key,
-            _at(asked.at),
+            None if asked.at is None else _at(asked.at),
             AsOfOptions(replay=options, limit=asked.changes),
             table=table,
         )
-    _show(found, output_of(context))
+    _show(found, output_of(context), past=asked.at is not None)
 
 
 def _at(text: str) -> Until | int:
@@ -69,7 +69,7 @@ def _at(text: str) -> Until | int:
     return int(text) if text.isdecimal() and len(text) <= OFFSET_DIGITS else parse_until(text, "--at")
 
 
-def _show(found: RowsAsOf, output: Output) -> None:
+def _show(found: RowsAsOf, output: Output, *, past: bool) -> None:
     told = [_cells(row.partition, each) for row in found.rows for each in row.changes]
     if output is Output.JSON:
         rows: list[Cell] = [
@@ -97,7 +97,7 @@ def _show(found: RowsAsOf, output: Output) -> None:
             + (f"; {earlier} earlier changes are not shown (--changes)" if earlier else "")
         )
     if not found.rows:
-        note(f"there was never a row of {found.key!r} by then")
+        note(f"there was never a row of {found.key!r}{' by then' if past else ''}")
 
 
 def _cells(partition: int, each: MadeChange) -> dict[str, Cell]:

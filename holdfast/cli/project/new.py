@@ -22,6 +22,9 @@ SUFFIX = ".template"
 NAME_IN_PATHS = "NAME"
 """Stands for the project's name in the paths of templates, as $name does in their text."""
 
+_COMMENTED = re.compile(r"(?P<command>    [a-z].*?) {2,}# (?P<comment>.*)")
+"""A command of a page, and what is said beside it."""
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
@@ -86,9 +89,26 @@ def _rendered(name: str) -> dict[Path, str]:
     }
     with resources.as_file(resources.files(__package__) / TEMPLATES) as root:
         found = sorted(root.rglob(f"*{SUFFIX}"))
-        return {
+        texts = {
             Path(str(path.relative_to(root)).removesuffix(SUFFIX).replace(NAME_IN_PATHS, name)): Template(
                 path.read_text("utf-8")
             ).substitute(values)
             for path in found
         }
+    return {path: aligned(text) if path.suffix == ".md" else text for path, text in texts.items()}
+
+
+def aligned(text: str) -> str:
+    """Return *text* with the comments of its commands, indented lines of Markdown, below each other: names are of any length.
+
+    >>> aligned("    cd shop        # go\\n    ls   # look\\nmore    # is left\\n").splitlines()
+    ['    cd shop    # go', '    ls         # look', 'more    # is left']
+    """
+    commands = [found for line in text.splitlines() if (found := _COMMENTED.fullmatch(line))]
+    width = max((len(found["command"]) for found in commands), default=0)
+    return "".join(
+        f"{found['command']:<{width}}    # {found['comment']}\n"
+        if (found := _COMMENTED.fullmatch(line))
+        else f"{line}\n"
+        for line in text.splitlines()
+    )

@@ -12,7 +12,7 @@ from holdfast.cli.lake.engines import EngineName, EngineOption, takes_spark
 from holdfast.cli.lake.lakes import absolute
 from holdfast.cli.lake.progress import shown_progress
 from holdfast.cli.lake.sources import LakeOption
-from holdfast.cli.output import Output, note, show, show_json
+from holdfast.cli.output import Output, note, number_of, show, show_json
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -159,4 +159,4 @@ def _show(report: AuditReport, output: Output) -> None:
             f"{undigested} records bear no digest, as an older version published them: that they are unchanged is not proved"
         )
     verdict = "nothing is wrong" if report.is_clean else "NOT as it must be"
-    note(f"{report.audited} records audited on {report.engine}: {verdict}")
+    note(f"{number_of(report.audited, 'record')} audited on {report.engine}: {verdict}")

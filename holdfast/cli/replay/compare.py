@@ -13,7 +13,7 @@ from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.lake.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
 from holdfast.cli.lake.progress import shown_progress
 from holdfast.cli.lake.sources import LakeOption, SourceOption, UntilOption, history_options
-from holdfast.cli.output import Output, note, show, show_json
+from holdfast.cli.output import Output, note, number_of, show, show_json
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def compare(
         if found.left_out:
             note(f"{found.left_out} more keys differ, or did, than are told; all are counted")
         same = "equal" if found.equal else f"DIFFERENT, {found.apart} keys at the end"
-        note(f"{name} and {other}: {same}, after {found.records} records on {found.engine}")
+        note(f"{name} and {other}: {same}, after {number_of(found.records, 'record')} on {found.engine}")
     if html is not None:
         note(f"the page is {html}")
     if not found.equal:

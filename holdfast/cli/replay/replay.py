@@ -14,7 +14,7 @@ from holdfast.cli.lake.engines import EngineName, EngineOption, StateMemoryOptio
 from holdfast.cli.lake.lakes import absolute
 from holdfast.cli.lake.progress import shown_progress
 from holdfast.cli.lake.sources import LakeOption, SourceOption, UntilOption, history_options
-from holdfast.cli.output import Output, left_out, note, show, show_json
+from holdfast.cli.output import Output, left_out, note, number_of, show, show_json
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def replay(
         for base in document["bases"]:
             note(base)
         note(
-            f"{replayed.records} records{left_out(replayed.skipped)} on {replayed.engine}; digest of the table {replayed.digest}"
+            f"{number_of(replayed.records, 'record')}{left_out(replayed.skipped)} on {replayed.engine}; digest of the table {replayed.digest}"
         )
     if out is not None:
         note(f"tables are in {options.out}")

@@ -15,7 +15,7 @@ from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.lake.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
 from holdfast.cli.lake.progress import shown_progress
 from holdfast.cli.lake.sources import LakeOption, SourceOption, history_options
-from holdfast.cli.output import Output, left_out, note, show, show_json
+from holdfast.cli.output import Output, left_out, note, number_of, show, show_json
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.errors import ConfigError
 
@@ -126,7 +126,7 @@ def _report(
             note(base)
         for why in verdict.partial:
             note(f"partial: {why}")
-        read = f"{verdict.records} records{left_out(verdict.skipped)} on {verdict.engine}"
+        read = f"{number_of(verdict.records, 'record')}{left_out(verdict.skipped)} on {verdict.engine}"
         note(f"{found} after {read}; {digest}")
     if not verdict.equal or (strict and verdict.partial):
         raise typer.Exit(1)
@@ -150,7 +150,7 @@ def _of_emits(
             if each.difference is not None:
                 note(each.difference.explain())
         same = "what was emitted is what a replay emits" if verdict.equal else "DIFFERENT"
-        note(f"{processor.name}: {same}, after {verdict.records} records on {verdict.engine}")
+        note(f"{processor.name}: {same}, after {number_of(verdict.records, 'record')} on {verdict.engine}")
     if not verdict.equal:
         raise typer.Exit(1)
 

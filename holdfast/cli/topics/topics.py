@@ -8,6 +8,7 @@ import typer
 
 from holdfast.cli.application import Application, load_application
 from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.cures import with_application
 from holdfast.cli.output import OutputRow, note, show
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import check_topics, create_topics, plan_topics
@@ -104,7 +105,7 @@ def create(
     if not actions:
         note("nothing to do: every topic exists")
     if not dry_run:
-        _insist(check_topics(settings, processors, admin=admin))
+        _insist(check_topics(settings, processors, admin=admin), globals_of(context).application)
 
 
 def _done(action: TopicChange) -> OutputRow:
@@ -136,10 +137,11 @@ def _done(action: TopicChange) -> OutputRow:
     }
 
 
-def _insist(findings: list[TopicFinding]) -> None:
+def _insist(findings: list[TopicFinding], named: str | None) -> None:
     """Tell what is still not right, and fail when state on these topics would be wrong."""
     for finding in findings:
-        note(f"{finding.severity}: topic {finding.topic} {finding.message}; {finding.remedy}")
+        remedy = with_application(finding.remedy, named)
+        note(f"{finding.severity}: topic {finding.topic} {finding.message}; {remedy}")
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
     if errors:
         raise TopicError(
@@ -159,7 +161,7 @@ def check_command(
             "severity": finding.severity.value,
             "topic": finding.topic,
             "message": finding.message,
-            "remedy": finding.remedy,
+            "remedy": with_application(finding.remedy, globals_of(context).application),
         }
         for finding in findings
     ]

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from holdfast.cli.application import load_app, load_application
+from holdfast.cli.cures import with_application
 from holdfast.config import Settings, settings_from_environment
 from holdfast.errors import ConfigError, HoldfastError
 
@@ -28,6 +29,7 @@ def main() -> NoReturn:
         )
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     app.load_again = partial(load_application, place or None, settings)
+    app.worded = partial(with_application, application=place or None)
     sys.argv = ["holdfast", *arguments]
     app.main()
     sys.exit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -24,6 +25,10 @@ MOST_FAILURES = 5
 LONGEST_PAUSE_S = 30.0
 LAST_WORDS_S = 5.0
 CHUNK, LONGEST_LINE = 1 << 16, 1 << 20
+LEAVING, REFUSED = "leaving: ", "holdfast: "
+"""How the last line of a worker begins to say why it left: one that ran, and one that did not start."""
+LONGEST_CAUSE = 1_000
+"""Characters of a worker's last line in the error that ends all."""
 
 Print = Callable[[str], None]
 
@@ -60,6 +65,7 @@ class WorkerProcesses:
         self._tell = tell
         self._ending = asyncio.Event()
         self._failed: WorkersError | None = None
+        self._last_lines = dict[str, bytes]()
 
     async def run(self) -> int:
         """Run until told to end. Returns 0, or the code by which a shell knows the signal of an interruption."""
@@ -90,7 +96,7 @@ class WorkerProcesses:
             if failures > MOST_FAILURES:
                 self._failed = WorkersError(
                     f"{launch.name} has ended {failures} times in a row soon after its start, the last time with {_said(code)}: "
-                    "its own last lines say why; the other workers were ended too"
+                    f"{cause_of(self._last_lines.get(launch.name, b''))}; the other workers were ended too"
                 )
                 self._ending.set()  # the others commit and leave the group
                 return
@@ -101,6 +107,7 @@ class WorkerProcesses:
 
     async def _one_life(self, launch: Launch) -> int:
         """Run one process of a worker until it ends by itself or is told to; return its exit code."""
+        self._last_lines.pop(launch.name, None)
         bound = (sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()))
         process = await asyncio.create_subprocess_exec(
             *bound,
@@ -146,14 +153,34 @@ class WorkerProcesses:
             *lines, begun = (begun + piece).split(b"\n")
             if len(begun) > LONGEST_LINE:
                 lines, begun = [*lines, begun], b""
-            _write(b"".join(head + line + b"\n" for line in lines))
+            self._write(name, head, lines)
         if begun:
-            _write(head + begun + b"\n")
+            self._write(name, head, [begun])
+
+    def _write(self, name: str, head: bytes, lines: Sequence[bytes]) -> None:
+        sys.stdout.buffer.write(b"".join(head + line + b"\n" for line in lines))
+        sys.stdout.buffer.flush()
+        self._last_lines[name] = next(filter(bytes.strip, reversed(lines)), self._last_lines.get(name, b""))
 
 
-def _write(content: bytes) -> None:
-    sys.stdout.buffer.write(content)
-    sys.stdout.buffer.flush()
+def cause_of(line: bytes) -> str:
+    """Return why a worker left, from the last line that it printed; the line itself where that does not say.
+
+    >>> cause_of(b"[2026-11-27 08:08:10] [CRITICAL] leaving: cannot listen on port 6066")
+    'cannot listen on port 6066'
+    >>> cause_of(b'{"event": "leaving: %(reason)s", "message": "leaving: disk full"}')
+    'disk full'
+    >>> cause_of(b"Killed"), cause_of(b"")
+    ('its last line is "Killed"', 'it printed nothing')
+    """
+    text = " ".join(line.decode(errors="replace").split())
+    with suppress(ValueError, KeyError, TypeError):
+        text = str(json.loads(text)["message"])
+    for mark in (LEAVING, REFUSED):
+        _, marked, cause = text.partition(mark)
+        if marked:
+            return cause[:LONGEST_CAUSE]
+    return f'its last line is "{text[:LONGEST_CAUSE]}"' if text else "it printed nothing"
 
 
 def _said(code: int) -> str:

@@ -106,10 +106,9 @@ class GroupAdmin:
         view = self._look()
         found = [] if view is None else _claim_groups(view)
         shadows = {group.group for group in found}
+        states, unlisted = self._broker.states()
         wanted = [
-            name
-            for name, state in self._broker.states().items()
-            if name not in shadows or state not in ("Empty", "Dead")
+            name for name, state in states.items() if name not in shadows or state not in ("Empty", "Dead")
         ]
         owners = {} if view is None else _claim_owners(view)
         for group, (described, members) in self._broker.describe_all(wanted).items():
@@ -118,7 +117,9 @@ class GroupAdmin:
                 place: member.consumer_id for member in members for place in member.assignment
             }
         return GroupSurvey(
-            groups=tuple(sorted(found, key=lambda group: (group.group, group.kind))), owners=owners
+            groups=tuple(sorted(found, key=lambda group: (group.group, group.kind))),
+            owners=owners,
+            unlisted=unlisted,
         )
 
     def state(self, group: str, kind: GroupKind | None = None) -> GroupDescription:

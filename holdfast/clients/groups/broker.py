@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -20,13 +20,15 @@ from holdfast.clients.groups.records import GroupDescription, GroupKind, MemberD
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, GroupError
-from holdfast.kafka.codes import NO_GROUP, code_of, retriable
+from holdfast.kafka.codes import NO_ANSWER, NO_GROUP, code_of, retriable
 from holdfast.kafka.coordinator_admin import AGAIN_S, NEVER_S, CoordinatorAdmin
 from holdfast.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
 
 GroupWithMembers: TypeAlias = tuple[GroupDescription, tuple[MemberDescription, ...]]
+_LISTING_SHARE = 0.9
+"""Of the time: the client's own deadline comes first, and brings what the other brokers have answered."""
 LIMIT_NAMED = 3
 """Groups that an error names where none of them was answered for."""
 _STATES = {
@@ -41,6 +43,13 @@ _STATES = {
 }
 
 
+class ListedGroups(NamedTuple):
+    """The state of each group; and which brokers listed none, empty where all have."""
+
+    states: dict[str, str]
+    unlisted: str
+
+
 class BrokerGroups:
     """The broker's groups. Each call asks for at most *timeout_s*, again while coordinators move or load their log."""
 
@@ -50,27 +59,47 @@ class BrokerGroups:
         config: dict[str, Any] = settings.client()
         self._admin = CoordinatorAdmin(config, logger, clock=clock)
 
-    def states(self) -> dict[str, str]:
-        """Return the state of every group."""
+    def states(self) -> ListedGroups:
+        """Return the state of every group that the brokers list; BrokerError where none of them lists any."""
         what, until_s = "list of groups", self._clock.monotonic_s() + self._timeout_s
         refused: BrokerError | GroupError | None = None
+        states = dict[str, str]()
         while True:
             left_s = max(0.0, until_s - self._clock.monotonic_s())
             try:
                 listed = self._admin.result(
-                    self._admin.client.list_consumer_groups(request_timeout=NEVER_S), left_s
+                    self._admin.client.list_consumer_groups(request_timeout=_LISTING_SHARE * left_s + 0.001),
+                    left_s,
                 )
             except FutureTimeoutError as error:
                 raise refused or self._silent(what) from error
             except KafkaException as error:
                 raise self._refused(what, error) from error
+            states |= {each.group_id: _STATES[each.state] for each in listed.valid}
             if not listed.errors:
-                return {each.group_id: _STATES[each.state] for each in listed.valid}
-            # One of the brokers still loads the groups that it coordinates: the list would lack them.
-            refused = self._refused(what, KafkaException(listed.errors[0]))
-            if not isinstance(refused, BrokerError) or self._clock.monotonic_s() + AGAIN_S >= until_s:
-                raise refused
+                return ListedGroups(states, "")
+            # One of the brokers still loads the groups that it coordinates, or is silent: the list lacks them.
+            why: KafkaError = next((e for e in listed.errors if e.code() not in NO_ANSWER), listed.errors[0])
+            is_over = self._clock.monotonic_s() + AGAIN_S >= until_s
+            if why.code() not in NO_ANSWER:
+                refused = self._refused(what, KafkaException(why))
+                if is_over or not isinstance(refused, BrokerError):
+                    raise refused
+            elif is_over or why.code() == KafkaError._TIMED_OUT:
+                told = refused or self._refused(what, KafkaException(why))
+                return self._incomplete(states, len(listed.errors), told)
             time.sleep(AGAIN_S)
+
+    def _incomplete(
+        self, states: dict[str, str], brokers: int, refused: BrokerError | GroupError
+    ) -> ListedGroups:
+        self._admin.close()  # its connection to the silent broker counts as usable: the next question might take that one
+        if not states:
+            raise refused
+        return ListedGroups(
+            states,
+            f"{brokers} of the brokers did not list the groups that they coordinate: {refused}; more groups may be there",
+        )
 
     def describe(self, group: str) -> GroupWithMembers | None:
         """Return a group with its members; None where the broker has none of that name."""
@@ -196,6 +225,8 @@ class BrokerGroups:
 
     def _refused(self, what: str, error: KafkaException) -> BrokerError | GroupError:
         cause: KafkaError = error.args[0]
+        if cause.code() == KafkaError._TIMED_OUT:
+            return self._silent(what)
         if retriable(cause.code()) or cause.retriable():
             return BrokerError(f"{what}: {cause.str()}; asked {self._servers}, check the broker")
         return GroupError(f"{what}: {cause.str()}")

@@ -57,11 +57,13 @@ class GroupDescription:
 class GroupSurvey:
     """All groups by name, and who holds what in each: *owners* has by kind and name of a group the `consumer_id` of each place that is held.
 
-    A lane is a place of its own: its topic has the lane's name.
+    A lane is a place of its own: its topic has the lane's name. *unlisted* says which brokers did not list the groups that they
+    coordinate; empty where all have.
     """
 
     groups: tuple[GroupDescription, ...]
     owners: Mapping[tuple[GroupKind, str], Mapping[Place, str]]
+    unlisted: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

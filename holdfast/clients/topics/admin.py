@@ -39,7 +39,7 @@ from holdfast.config import Settings
 from holdfast.core.kafka.grants import Operation
 from holdfast.errors import BrokerError, ConfigError, TopicError
 from holdfast.kafka.clients import make_admin
-from holdfast.kafka.codes import REFUSED_CONNECTION, code_of, retriable
+from holdfast.kafka.codes import code_of, refuses_connection, retriable
 from holdfast.kafka.leader_requests import delete_records, list_offsets
 from holdfast.kafka.librdkafka_log import Quiet
 
@@ -432,17 +432,7 @@ class Admin:
     def _on_error(self, error: KafkaError) -> None:
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._last_error = error.str().partition(" (after ")[0]
-            self._refused = _refuses(error)
-
-
-def _refuses(error: KafkaError) -> bool:
-    """Whether a connection failed over who is who, which no second attempt mends.
-
-    A broker whose answer is there before the client first looks is refused by librdkafka's connect rather
-    than by its handshake, which calls everything transport trouble; the text alone tells then (its
-    rd_kafka_transport_ssl_connect).
-    """
-    return error.code() in REFUSED_CONNECTION or "certificate verify failed" in error.str()
+            self._refused = refuses_connection(error)
 
 
 def _text(error: KafkaException) -> str:

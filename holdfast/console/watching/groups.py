@@ -19,7 +19,7 @@ TIMEOUT_S = 4.0
 
 
 class GroupDesk:
-    """The groups of the cluster, as of the last `look`; *trouble* is why that look failed."""
+    """The groups of the cluster, as of the last `look`; *trouble* is why that look failed, or lacks groups."""
 
     def __init__(self, settings: Settings, *, wait_s: float = WAIT_S, clock: Clock = system_clock) -> None:
         """*wait_s* is how long an answer is waited for."""
@@ -34,8 +34,9 @@ class GroupDesk:
         """Bring `groups` abreast; a failure is kept as `trouble`, and what was known stays."""
         try:
             survey = await self.ask(lambda admin: admin.survey())
-            self.ownership.learn(survey.owners, at_ms=self._clock.now_ms())
-            self.groups, self.trouble = survey.groups, None
+            if not survey.unlisted:  # a group that was not listed has not lost its owners
+                self.ownership.learn(survey.owners, at_ms=self._clock.now_ms())
+            self.groups, self.trouble = survey.groups, survey.unlisted or None
         except HoldfastError as error:
             self.trouble = str(error)
 

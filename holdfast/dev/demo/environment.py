@@ -47,7 +47,7 @@ JOIN = {"app": "ads", "instance_id": "joiner", "session_timeout_s": 6.0, "heartb
 
 KEPT_FOLDER = Path(".holdfast/demo")
 STOP_GRACE_S = 10.0
-COMMAND_DEADLINE_S = 60.0
+COMMAND_DEADLINE_S = 120.0
 BROKER_FOLDER = "broker"
 _STATE_FILE = "demo.json"
 

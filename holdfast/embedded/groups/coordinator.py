@@ -12,6 +12,7 @@ from holdfast.embedded.groups.loading import load_groups
 from holdfast.embedded.groups.modern_records import ModernImage, changes, image_of
 from holdfast.embedded.internal_log import OFFSETS, Note, home_of, write_notes
 from holdfast.embedded.protocol.table import NO_UUID
+from holdfast.embedded.recurring import Recurring, set_apart
 from holdfast.embedded.settings import EmbeddedSettings
 from holdfast.embedded.topics.registry import TopicRegistry
 from holdfast.models.consumer_group import ModernGroup, time_passes
@@ -55,7 +56,7 @@ class EmbeddedGroups:
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[GroupReply]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._sweeping: asyncio.Task[None] | None = None
+        self._sweeps = Recurring("the sweep of groups", SWEEP_S, self.sweep)
 
     def every(self) -> list[EmbeddedGroup]:
         """Return all groups."""
@@ -175,21 +176,20 @@ class EmbeddedGroups:
 
     def start(self) -> None:
         """Begin to look for members of modern groups that are silent, on the running loop."""
-        self._sweeping = asyncio.ensure_future(self._sweeps())
-
-    async def _sweeps(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            self.sweep()
+        self._sweeps.start()
 
     def sweep(self) -> None:
         """Have the members of modern groups be gone who were silent for a session."""
-        for group in self._groups.values():
-            before = group.modern
-            if before is not None:
-                group.modern = time_passes(before, self._topics.counts(), self._steady_ms())
-                if group.modern is not before:
-                    self.modern_changed(group, before)
+        for group in list(self._groups.values()):
+            with set_apart(f"the sweep of group {group.group_id}", SWEEP_S):
+                self._sweep(group)
+
+    def _sweep(self, group: EmbeddedGroup) -> None:
+        before = group.modern
+        if before is not None:
+            group.modern = time_passes(before, self._topics.counts(), self._steady_ms())
+            if group.modern is not before:
+                self.modern_changed(group, before)
 
     def become_modern(self, group: EmbeddedGroup) -> None:
         """Have the log say nothing of the classic group that it was."""
@@ -278,8 +278,7 @@ class EmbeddedGroups:
 
     def close(self) -> None:
         """Let nothing happen any more."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        self._sweeps.close()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

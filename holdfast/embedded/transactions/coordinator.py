@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 
 from holdfast.core.kafka.topic_partition import Place
@@ -25,6 +24,7 @@ from holdfast.embedded.faults import RequestedFaults
 from holdfast.embedded.groups.coordinator import EmbeddedGroups
 from holdfast.embedded.internal_log import OFFSETS, TRANSACTIONS, Note, home_of, write_notes
 from holdfast.embedded.logs.kept_rows import KeptRows
+from holdfast.embedded.recurring import Recurring, set_apart
 from holdfast.embedded.settings import EmbeddedSettings
 from holdfast.embedded.storage.storage import BrokerStorage
 from holdfast.embedded.topics.registry import TopicRegistry
@@ -52,7 +52,12 @@ class EmbeddedTransactions:
         self._faults, self._storage = faults, storage
         self._topics, self._groups, self._settings, self._now_ms = topics, groups, settings, now_ms
         self.rows: KeptRows[CoordinatorRow] = KeptRows(CoordinatorRow)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._aborting = Recurring(
+            "the abort of transactions that are open for too long",
+            settings.transaction_sweep_ms / 1000,
+            self.abort_timed_out,
+        )
+        self._expiring = Recurring("the expiry of transactional ids", _EXPIRY_S, self.expire_ids)
 
     def get(self, transactional_id: str) -> Transaction | None:
         return transaction_of(self.rows, transactional_id)
@@ -65,6 +70,12 @@ class EmbeddedTransactions:
 
     def do(self, command: CoordinatorCommand) -> CoordinatorReply:
         """Apply *command*, log what changed, and write the markers of what was decided."""
+        reply = self._decide(command)
+        for transactional_id in reply.touched:
+            self._carry_out(transactional_id)
+        return reply
+
+    def _decide(self, command: CoordinatorCommand) -> CoordinatorReply:
         reply = coordinate(
             self.rows,
             command,
@@ -72,14 +83,16 @@ class EmbeddedTransactions:
             max_timeout_ms=self._settings.max_transaction_timeout_ms,
         )
         self._claim_ids()
-        for transactional_id in reply.touched:
-            self._log(transactional_id)
-            known = self.get(transactional_id)
-            if known is not None and known.state in _SETTLED:
-                self._storage.settle()
-            if known is not None and known.state in PREPARED:
-                self.write_markers(transactional_id, known)
         return reply
+
+    def _carry_out(self, transactional_id: str) -> None:
+        """Log what is decided of an id, and write its markers."""
+        self._log(transactional_id)
+        known = self.get(transactional_id)
+        if known is not None and known.state in _SETTLED:
+            self._storage.settle()
+        if known is not None and known.state in PREPARED:
+            self.write_markers(transactional_id, known)
 
     def _claim_ids(self) -> None:
         """Have no producer id of the present block be given again, whatever happens."""
@@ -140,21 +153,28 @@ class EmbeddedTransactions:
 
     def start(self) -> None:
         """Begin to look for transactions that are open for too long, and ids that nobody uses any more."""
-        every_s = self._settings.transaction_sweep_ms / 1000
-        self._tasks = [
-            asyncio.ensure_future(self._every(every_s, AbortTimedOut())),
-            asyncio.ensure_future(self._every(_EXPIRY_S, ExpireIds())),
-        ]
+        self._aborting.start()
+        self._expiring.start()
 
-    async def _every(self, wait_s: float, command: CoordinatorCommand) -> None:
-        while True:
-            await asyncio.sleep(wait_s)
-            self.do(command)
+    def abort_timed_out(self) -> None:
+        """Abort what is open for too long, and complete what was decided before, but failed to be carried out: nobody else
+        would, and its producer would be told for ever to wait.
+        """
+        self._decide(AbortTimedOut())
+        for transactional_id in [name for name, known in self.every() if known.state in PREPARED]:
+            with set_apart(f"the end of transaction {transactional_id}", self._aborting.every_s):
+                self._carry_out(transactional_id)
+
+    def expire_ids(self) -> None:
+        """Forget ids that nobody uses any more."""
+        for transactional_id in self._decide(ExpireIds()).touched:
+            with set_apart(f"the expiry of transactional id {transactional_id}", _EXPIRY_S):
+                self._carry_out(transactional_id)
 
     def close(self) -> None:
         """Sweep no more."""
-        for each in self._tasks:
-            each.cancel()
+        self._aborting.close()
+        self._expiring.close()
 
 
 def _value(known: Transaction) -> dict[str, object]:

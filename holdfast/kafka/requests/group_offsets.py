@@ -19,6 +19,7 @@ from holdfast.kafka.codes import NO_GROUP, name_of, retriable
 from holdfast.kafka.requests.connections import connector, log_in_refused
 
 ATTEMPT_S = 3.0
+"""How long the first attempt may take. Each further one may take twice as long, for a coordinator that is slow."""
 _GROUP_COORDINATOR = 0
 _BACKOFF = Backoff(0.05, 1.0)
 
@@ -33,11 +34,15 @@ async def committed_offsets(
     """
     asked = f"offsets of group {group}"
     until_s, waits_s, why = clock.monotonic_s() + timeout_s, _BACKOFF.waits_s(), "no answer"
+    attempts_s = Backoff(ATTEMPT_S, timeout_s).waits_s()
     while True:
+        attempt_s = min(next(attempts_s), max(0.0, until_s - clock.monotonic_s()))
         try:
-            async with asyncio.timeout(min(ATTEMPT_S, max(0.0, until_s - clock.monotonic_s()))):
-                code, found = await _ask(settings, group)
-        except (KafkaError, TimeoutError, OSError) as error:
+            async with asyncio.timeout(attempt_s):
+                code, found = await _ask(settings, group, attempt_s)
+        except TimeoutError:
+            why = "no answer"
+        except (KafkaError, OSError) as error:
             why = f"{type(error).__name__}: {error}"
             if isinstance(error, KafkaConnectionError):
                 await _require_log_in(settings, until_s - clock.monotonic_s())
@@ -68,9 +73,9 @@ async def _require_log_in(settings: Settings, wait_s: float) -> None:
         )
 
 
-async def _ask(settings: Settings, group: str) -> tuple[int, dict[Place, int]]:
+async def _ask(settings: Settings, group: str, timeout_s: float) -> tuple[int, dict[Place, int]]:
     """Return an error code, 0 for none, and what is committed. Each attempt has connections of its own, which find out who is there."""
-    client = connector(settings, timeout_s=ATTEMPT_S)()
+    client = connector(settings, timeout_s=timeout_s)()
     try:
         await client.bootstrap()
         try:

@@ -47,6 +47,10 @@ from holdfast.outbox.schema.layouts import OutboxRow
 logger = logging.getLogger(__name__)
 
 FIRST_ROWS = 64
+LAST_ANSWERS_S = 1.0
+"""How long a producer that a fatal error ended waits for what is on its way: a broker that answers at all does so sooner. What a
+silent one appends later repeats rows.
+"""
 
 
 class MarkTerm:
@@ -270,8 +274,10 @@ class MarkTerm:
         producer, sent = self._producer, list[int]()
 
         def note_failure(row_id: int, error: KafkaError | None, _: Message) -> None:
-            if error is not None:  # the client reports failures only
-                failed.setdefault(row_id, error)
+            # The client may call while an exception of its own is pending, the fatal error: then whatever is
+            # called here raises it. So nothing is; a failure that is not noted would count as a delivery.
+            if error is not None and row_id not in failed:  # the client reports failures only
+                failed[row_id] = error
 
         self._stats.in_flight = len(rows)
         produce = producer.produce
@@ -309,8 +315,12 @@ class MarkTerm:
     def _await(self, sent: Sequence[int], failed: dict[int, KafkaError]) -> None:
         """Wait for the answers to the rows *sent*, and move those that did not fail from lost to
         delivered.
+
+        A producer that a fatal error ended sends nothing more: what it has in hand fails at once, what is on its way
+        within LAST_ANSWERS_S.
         """
         until_s = self._clock.monotonic_s() + self._settings.heartbeat_timeout_s + SLICE_S
+        ended_s: float | None = None
         while self._clock.monotonic_s() < until_s and not self._signals.abandoned():
             try:
                 if not self._producer.flush(SLICE_S):
@@ -323,6 +333,10 @@ class MarkTerm:
                 # SystemError, now and then); the answers for the other rows come with the next flush.
                 logger.info("outbox %(outbox)s: %(error)s", {"outbox": self._settings.name, "error": error})
                 forget_frames(error)
+                ended_s = self._clock.monotonic_s() if ended_s is None else ended_s
+            if ended_s is not None:
+                is_over = self._clock.monotonic_s() - ended_s >= LAST_ANSWERS_S
+                self._producer.purge(in_flight=is_over)
 
     # -- the producer
 

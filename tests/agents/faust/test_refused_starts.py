@@ -239,10 +239,14 @@ REFUSALS = {
         ("cannot take part in its group", "holdfast acls"), command=FORKED, prepare=_no_group, topics=False
     ),
     "the web port is taken": Refusal(
-        ("cannot listen on 127.0.0.1 port", "set web_bind and web_port"), command=FORKED, prepare=_taken_port
+        ("cannot listen on 127.0.0.1 port", "set web_port (`holdfast worker --port`) and web_bind"),
+        command=FORKED,
+        prepare=_taken_port,
     ),
     "another process has the stores": Refusal(
-        ("is in use by another process: give each worker its own data folder",),
+        (
+            "is in use by another process: give each worker a data_dir of its own (`holdfast worker --data-dir`)",
+        ),
         command=FORKED,
         prepare=_used_store,
     ),

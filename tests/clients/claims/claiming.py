@@ -32,6 +32,16 @@ from tests.support.places import ROOT
 DEADLINE_S = 60.0
 SCENARIO_S = 240.0
 """Longer than any one wait, since a busy machine takes a minute to start a few processes."""
+PATIENT_S = 20.0
+"""Between heartbeats where no claim may lapse, however slow the machine is."""
+LAPSE_S = 3.0
+"""Of a stall of this process after which claims with the ground's heartbeat may be others', and rightly."""
+PATIENCE: dict[str, Any] = {
+    "start_timeout_s": 2 * DEADLINE_S,
+    "request_timeout_s": DEADLINE_S,
+    "flush_timeout_s": 2 * DEADLINE_S,
+}
+"""Deadlines of a consumer that are not what a test is about."""
 POLL_S = 0.01
 LOG_APPEND = {"message.timestamp.type": "LogAppendTime"}
 
@@ -100,15 +110,14 @@ class Ground:
     def consumer(self, client: str, **named: Any) -> ClaimConsumer:
         """Return a consumer of the ground's topic, not yet started; a heartbeat of 3 s by default."""
         topics = named.pop("topics", [self.topic])
-        named.setdefault("heartbeat_interval_s", 3.0)
+        named = {"heartbeat_interval_s": 3.0, **PATIENCE, **named}
         return ClaimConsumer(
             self.settings, topics=topics, group=named.pop("group", self.group), client=client, **named
         )
 
     def process(self, client: str, **named: Any) -> Child:
         """Start a consumer in a process of its own."""
-        named.setdefault("heartbeat_interval_s", 3.0)
-        return Child(self, client, named)
+        return Child(self, client, {"heartbeat_interval_s": 3.0, **PATIENCE, **named})
 
     # -- messages
 
@@ -151,7 +160,7 @@ class Ground:
                 ]
             )
         ends = {
-            at: self._reader.get_watermark_offsets(TopicPartition(self.coordination, at), 10)[1]
+            at: self._reader.get_watermark_offsets(TopicPartition(self.coordination, at), DEADLINE_S)[1]
             for at in self._read
         }
         deadline_s = time.monotonic() + DEADLINE_S
@@ -213,7 +222,7 @@ class Ownership:
 
 
 async def take(
-    consumer: ClaimConsumer, count: int, within_s: float = 20.0, *, commit: bool = True
+    consumer: ClaimConsumer, count: int, within_s: float = 120.0, *, commit: bool = True
 ) -> list[ClaimedMessage]:
     """Return the next *count* messages, committed by default."""
     out = []

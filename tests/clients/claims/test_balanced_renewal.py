@@ -16,7 +16,7 @@ from holdfast.core.claims.frames import ReleasingPartition
 from holdfast.core.groups.balancer import Balancer
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from tests.clients.claims.claiming import drain, scenario, until
+from tests.clients.claims.claiming import PATIENT_S, drain, scenario, until
 from tests.clients.claims.test_balanced_consumer import (
     PARTITIONS,
     BalancedGround,
@@ -63,7 +63,7 @@ async def a_member_comes_and_goes(ground: BalancedGround) -> tuple[Taken, list[t
     after), and which partitions were released meanwhile, as often as they were.
     """
     taken: Taken = {name: [] for name in "abcd"}
-    members = {name: ground.member(name) for name in "abcd"}
+    members = {name: ground.member(name, heartbeat_interval_s=PATIENT_S) for name in "abcd"}
     tasks: list[asyncio.Task[Any]] = [asyncio.create_task(writing(ground))]
     async with AsyncExitStack() as stack:
         try:
@@ -71,7 +71,7 @@ async def a_member_comes_and_goes(ground: BalancedGround) -> tuple[Taken, list[t
                 await stack.enter_async_context(members[name])
                 tasks.append(asyncio.create_task(drain(members[name], taken[name])))
             await until("three to settle", lambda: settled([members[name] for name in "abc"], PARTITIONS))
-            owners, releases = [ground.owners()], len(ground.frames(ReleasingPartition))
+            owners, releases = [ground.owners(PATIENT_S)], len(ground.frames(ReleasingPartition))
             await until(
                 "messages of all partitions",
                 lambda: len({m.partition for each in taken.values() for _, m in each}) == PARTITIONS,
@@ -81,12 +81,12 @@ async def a_member_comes_and_goes(ground: BalancedGround) -> tuple[Taken, list[t
             await members["d"].__aenter__()
             tasks.append(asyncio.create_task(drain(members["d"], taken["d"])))
             await until("four to settle", lambda: settled(list(members.values()), PARTITIONS))
-            owners.append(ground.owners())
+            owners.append(ground.owners(PATIENT_S))
             await members["d"].terminate(release=True)
             await until(
                 "three to settle again", lambda: settled([members[name] for name in "abc"], PARTITIONS)
             )
-            owners.append(ground.owners())
+            owners.append(ground.owners(PATIENT_S))
             released = [frame.partition for frame in ground.frames(ReleasingPartition)[releases:]]
             marks = {name: len(taken[name]) for name in "abc"}
             await until(

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from holdfast.clients.claims.blocking import BlockingClaimConsumer
+from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.core.member.actions import Event, ReleaseReason
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from tests.clients.claims.claiming import Ground, drain, scenario, until
+from tests.clients.claims.claiming import PATIENCE, Ground, drain, scenario, until
+from tests.support.limits import AwakeClock
 
 BEAT_S = 1.0
 WORK_S = 9 * BEAT_S
@@ -30,11 +32,23 @@ def ground(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Ground]:
         yield found
 
 
+@pytest.fixture
+def awake() -> Iterator[AwakeClock]:
+    """Give a clock by which no claim lapses because the machine stands still."""
+    with AwakeClock() as clock:
+        yield clock
+
+
+def given_back(consumer: ClaimConsumer | BlockingClaimConsumer) -> list[ReleaseReason | None]:
+    """Return why the consumer has given claims back, so far."""
+    return [each.reason for each in consumer.recent_events if each.event is Event.RELEASING]
+
+
 @pytest.mark.parametrize(
     "named", [{}, {"delivery": "at-most-once"}, {"lanes": 2}, {"queue_messages": 5}], ids=str
 )
 def test_a_slow_handler_gets_each_message_once_and_keeps_what_it_holds(
-    ground: Ground, named: dict[str, Any]
+    ground: Ground, awake: AwakeClock, named: dict[str, Any]
 ) -> None:
     """While one message is worked on, the other partition's wait; and the log of both grows."""
 
@@ -42,24 +56,24 @@ def test_a_slow_handler_gets_each_message_once_and_keeps_what_it_holds(
     async def slow() -> None:
         ground.fill(20)
         seen: Counter[tuple[int, int]] = Counter()
-        async with ground.consumer("one", heartbeat_interval_s=BEAT_S, greedy=True, **named) as one:
+        alone = {"heartbeat_interval_s": BEAT_S, "greedy": True, "clock": awake}
+        async with ground.consumer("one", **alone, **named) as one:
             async for message in one:
                 if not seen:
                     for step in range(9):
                         ground.fill(1, start=20 + step)
                         await asyncio.sleep(WORK_S / 9)
+                    assert not given_back(one)
                 seen[message.partition, message.offset] += 1
                 message.commit()
                 if len(seen) == 58:
                     break
-            given = [each for each in one.recent_events if each.event is Event.RELEASING]
-        assert not given
         assert set(seen.values()) == {1}
 
     slow()
 
 
-def test_a_slow_handler_without_asyncio_gets_each_message_once(ground: Ground) -> None:
+def test_a_slow_handler_without_asyncio_gets_each_message_once(ground: Ground, awake: AwakeClock) -> None:
     ground.fill(20)
     seen: Counter[tuple[int, int]] = Counter()
     with BlockingClaimConsumer(
@@ -69,36 +83,38 @@ def test_a_slow_handler_without_asyncio_gets_each_message_once(ground: Ground) -
         client="one",
         heartbeat_interval_s=BEAT_S,
         greedy=True,
+        clock=awake,
+        **PATIENCE,
     ) as one:
         for message in one:
             if not seen:
                 time.sleep(WORK_S)
+                assert not given_back(one)
             seen[message.partition, message.offset] += 1
             message.commit()
             if len(seen) == 40:
                 break
-        assert not [each for each in one.recent_events if each.event is Event.RELEASING]
     assert set(seen.values()) == {1}
 
 
 @scenario
 async def test_a_handler_that_exceeds_its_deadline_is_warned_of_twice_and_loses_its_claim(
-    ground: Ground, caplog: pytest.LogCaptureFixture
+    ground: Ground, awake: AwakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     ground.fill(3, partition=0)
     caplog.set_level(logging.INFO)
-    async with ground.consumer("one", heartbeat_interval_s=BEAT_S, handler_timeout_s=6) as one:
-        message = await one.get(60)
+    timed = {"heartbeat_interval_s": BEAT_S, "clock": awake}
+    async with ground.consumer("one", handler_timeout_s=6, **timed) as one:
+        message = await one.get(120)
         assert message is not None
-        async with ground.consumer("two", heartbeat_interval_s=BEAT_S) as two:
+        async with ground.consumer("two", **timed) as two:
             out: list[Any] = []
             taking = asyncio.create_task(drain(two, out))
             await until("the message at its next owner", lambda: out)
             taking.cancel()
             with suppress(asyncio.CancelledError):
                 await taking
-        given = [each.reason for each in one.recent_events if each.event is Event.RELEASING]
-        assert given[0] is ReleaseReason.HANDLER_TIMEOUT
+        assert given_back(one)[0] is ReleaseReason.HANDLER_TIMEOUT
     assert out[0][1].offset == message.offset
     told = [
         each.getMessage()

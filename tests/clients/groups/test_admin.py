@@ -142,7 +142,7 @@ def test_members_that_cannot_obey_are_named_and_nothing_is_written(desk: GroupDe
         assert admin.state("shop").paused_until_s is None
     # As seldom as a Go member is heard of, it is live: the fleet's own short interval does not hide it. After
     # 120 s it is gone.
-    with desk.admin(clock=LaterClock(100)) as admin, pytest.raises(GroupError, match="go-1-g1"):
+    with desk.admin(clock=LaterClock(60)) as admin, pytest.raises(GroupError, match="go-1-g1"):
         admin.pause("shop", 60)
     with desk.admin(clock=LaterClock(130)) as admin:
         admin.pause("shop", 600)

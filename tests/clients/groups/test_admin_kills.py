@@ -162,7 +162,7 @@ def test_killed_by_the_system_and_found_by_a_second_reset(desk: GroupDesk, step:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=3 * DEADLINE_S,
     )
     assert child.returncode == -signal.SIGKILL, child.stderr
     with desk.admin() as admin:

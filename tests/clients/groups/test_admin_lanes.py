@@ -23,7 +23,7 @@ from holdfast.core.claims.lanes import lane_topic, lane_topics
 from holdfast.core.claims.resets import Aim, Where
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import GroupError
-from tests.clients.claims.claiming import Ground, scenario, until
+from tests.clients.claims.claiming import PATIENT_S, Ground, scenario, until
 from tests.support.group_desk import EndingClock, GroupDesk
 
 LANES = 4
@@ -145,7 +145,7 @@ async def test_live_members_begin_again_in_every_lane_where_a_reset_says(
     """Members obey the pause, nobody works while the reset does, and each lane hands out its messages
     again from there.
     """
-    records, interval_s = 80, 2.0
+    records, interval_s = 80, PATIENT_S
     with closing(Ground(broker.config, fresh_topic, coordination=2)) as ground:
         for number in range(records):
             ground.producer.produce(ground.topic, key=b"key-%d" % (number % 16), value=b"x", partition=0)

@@ -88,7 +88,7 @@ def test_a_coordinator_that_is_not_ready_is_asked_again(
     refused = refuse("OffsetFetch", code, 3)
     assert (groups.committed("billing"), len(refused)) == ({("orders", 0): 7}, 3)
     refused = refuse("ListGroups", code, 3)
-    assert (groups.states()["billing"], len(refused)) == ("Empty", 3)
+    assert (groups.states().states["billing"], len(refused)) == ("Empty", 3)
     refused = refuse("DeleteGroups", code, 3)
     groups.delete("billing")
     assert len(refused) == 3
@@ -133,26 +133,30 @@ def test_what_no_patience_mends_is_told_at_once(groups: BrokerGroups, refuse: Re
 
 
 class SilentBroker:
-    """One of three brokers that answers no DescribeGroups; "loud" lives at another one than "silent"."""
+    """One of three brokers that gives no answer to *apis* from `fall_silent` on; "loud" lives at another one than "silent"."""
 
     def __init__(self, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-        answer: Callable[[Any], Any] = handlers.HANDLERS["DescribeGroups"]
+        self._monkeypatch = monkeypatch
         at = {name: home_of(kafka.cluster.topics, OFFSETS, name).leader for name in ("loud", "silent")}
         assert at["loud"] != at["silent"]
-        node = kafka.cluster.nodes[at["silent"]]
-        self.name = f"127.0.0.1:{node.port} ({node.node_id})"
+        self._node = kafka.cluster.nodes[at["silent"]]
+        self.name = f"127.0.0.1:{self._node.port} ({self._node.node_id})"
+        self.other = f"127.0.0.1:{kafka.cluster.nodes[at['loud']].port}"
+
+    def fall_silent(self, api: str) -> None:
+        answer: Callable[[Any], Any] = handlers.HANDLERS[api]
 
         async def never() -> None:
             await asyncio.Event().wait()
 
         def answered(call: Any) -> Any:
-            return never() if call.node_id == node.node_id else answer(call)
+            return never() if call.node_id == self._node.node_id else answer(call)
 
-        monkeypatch.setitem(handlers.HANDLERS, "DescribeGroups", answered)
+        self._monkeypatch.setitem(handlers.HANDLERS, api, answered)
 
 
 @pytest.fixture
-def silent_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, str]]:
+def silent_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, SilentBroker]]:
     with EmbeddedKafka(nodes=3, seed=1) as kafka:
         kafka.create_topic("orders")
         for group in ("loud", "silent"):
@@ -161,12 +165,16 @@ def silent_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, s
             consumer.close()
         yield (
             Settings(kafka={"bootstrap.servers": kafka.bootstrap}),
-            SilentBroker(kafka, monkeypatch).name,
+            SilentBroker(kafka, monkeypatch),
         )
 
 
-def test_a_silent_coordinator_is_named_and_hides_no_other_groups(silent_broker: tuple[Settings, str]) -> None:
-    settings, name = silent_broker
+def test_a_silent_coordinator_is_named_and_hides_no_other_groups(
+    silent_broker: tuple[Settings, SilentBroker],
+) -> None:
+    settings, broker = silent_broker
+    broker.fall_silent("DescribeGroups")
+    name = broker.name
     found = BrokerGroups(settings, timeout_s=1.0).describe_all(["silent", "loud"])
     assert {group: (each.state, each.members) for group, (each, _) in found.items()} == {
         "loud": ("Empty", 0),
@@ -178,9 +186,11 @@ def test_a_silent_coordinator_is_named_and_hides_no_other_groups(silent_broker: 
 
 
 def test_a_list_that_lacks_a_coordinator_shows_the_others_and_fails(
-    silent_broker: tuple[Settings, str], capsys: pytest.CaptureFixture[str]
+    silent_broker: tuple[Settings, SilentBroker], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings, name = silent_broker
+    settings, broker = silent_broker
+    broker.fall_silent("DescribeGroups")
+    name = broker.name
     with pytest.raises(SystemExit) as ended:
         main(f"--bootstrap {settings.bootstrap_servers} groups list --timeout 1 --output json".split())
     told = capsys.readouterr()
@@ -197,7 +207,7 @@ def test_a_list_that_lacks_a_coordinator_shows_the_others_and_fails(
 def test_a_list_waits_for_its_time_once(groups: BrokerGroups, monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers that load for 6 of 10 s, and are silent then, have 4 s left; what they refused is told."""
     clock, waits = ManualClock(), list[float]()
-    loading = SimpleNamespace(errors=[KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)])
+    loading = SimpleNamespace(valid=[], errors=[KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)])
 
     def result(future: object, timeout_s: float) -> object:
         waits.append(timeout_s)
@@ -213,9 +223,61 @@ def test_a_list_waits_for_its_time_once(groups: BrokerGroups, monkeypatch: pytes
     assert waits == [10.0, 4.0]
 
 
-def test_a_wrong_password_is_told_at_once() -> None:
+@pytest.mark.parametrize("api", ["ListGroups", "ApiVersions"])
+def test_a_broker_that_lists_no_groups_hides_none_of_others(
+    silent_broker: tuple[Settings, SilentBroker], capsys: pytest.CaptureFixture[str], api: str
+) -> None:
+    """One that falls silent later, and one that never was heard of."""
+    _, broker = silent_broker
+    broker.fall_silent(api)
+    with pytest.raises(SystemExit) as ended:
+        main(f"--bootstrap {broker.other} groups list --timeout 1 --output json".split())
+    told = capsys.readouterr()
+    assert told.out, told.err
+    assert (ended.value.code, [each["group"] for each in json.loads(told.out)]) == (1, ["loud"])
+    assert (
+        "1 of the brokers did not list the groups that they coordinate: list of groups: no answer" in told.err
+    )
+
+
+def test_a_coordinator_that_cuts_its_answers_is_asked_again(
+    kafka: EmbeddedKafka, groups: BrokerGroups
+) -> None:
+    for api, question in (
+        ("ListGroups", groups.states),
+        ("OffsetFetch", partial(groups.committed, "billing")),
+    ):
+        before = len(kafka.faults.hits)
+        kafka.fault("cut", api)
+        assert question()
+        assert len(kafka.faults.hits) == before + 1
+
+
+def test_a_coordinator_that_is_slower_than_the_first_attempt_is_heard(
+    groups: BrokerGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("coordinator_admin", "requests.group_offsets"):
+        monkeypatch.setattr(f"holdfast.kafka.{module}.ATTEMPT_S", 0.05)
+    for api in ("DescribeGroups", "OffsetFetch"):
+        answer: Callable[[Any], Any] = handlers.HANDLERS[api]
+
+        async def slowly(call: Any, answer: Callable[[Any], Any] = answer) -> Any:
+            await asyncio.sleep(0.3)
+            return answer(call)
+
+        monkeypatch.setitem(handlers.HANDLERS, api, slowly)
+    assert described(groups) is not None
+    assert groups.committed("billing") == {("orders", 0): 7}
+
+
+@pytest.mark.parametrize(
+    "question",
+    [BrokerGroups.states, lambda asked: asked.describe("billing"), lambda asked: asked.committed("billing")],
+    ids=["states", "describe", "committed"],
+)
+def test_a_wrong_password_is_told_at_once(question: Callable[[BrokerGroups], object]) -> None:
     with EmbeddedKafka(users={"root": "secret"}) as kafka:
         config = {key: str(value) for key, value in kafka.client_config().items()}
         asked = BrokerGroups(Settings(kafka={**config, "sasl.password": "wrong"}), timeout_s=3_600.0)
         with pytest.raises(BrokerError, match=r"cannot log in .*: .*; check the sasl"):
-            asked.committed("billing")
+            question(asked)

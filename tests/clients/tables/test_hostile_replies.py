@@ -117,7 +117,6 @@ async def _answer(
 
 
 @pytest.mark.process
-@pytest.mark.timeout(120)
 def test_an_answer_without_end_costs_the_asker_a_bounded_piece_of_it() -> None:
     async def run() -> list[tuple[str, int]]:
         servers = [

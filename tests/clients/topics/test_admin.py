@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
 )
 
 from holdfast.clients.claims.logs.reset_log import ResetLog
-from holdfast.clients.topics.admin import Admin, _refuses
+from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import check_topics, create_topics, require_topics
 from holdfast.clients.topics.specs import topic_names
 from holdfast.clients.topics.types import AlterConfig, CreateTopic, Severity, TopicRole, TopicSpec
@@ -28,6 +28,7 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.rows import Rows
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError, TopicError
+from holdfast.kafka.codes import refuses_connection
 from tests.support.harness import wait_for
 
 DEADLINE_S = 60.0
@@ -339,7 +340,7 @@ def test_what_no_second_attempt_mends_is_told_from_trouble_on_the_way(
     """The third comes of a broker that answers before the client first looks: 63 of 150 connections on two
     busy cores.
     """
-    assert _refuses(error) == refuses
+    assert refuses_connection(error) == refuses
 
 
 def test_a_property_that_librdkafka_refuses_is_a_configuration_error(settings: Settings) -> None:

@@ -96,7 +96,7 @@ def test_an_actor_has_the_services_settings_and_ends_with_the_stage(tmp_path: Pa
     with DemoEnvironment(keep=False, folder=tmp_path / "stage") as stage:
         stage.service_config.write_text(f'[holdfast]\napp = "{SERVICE["app"]}"\n')
         asked = stage.actor("asked", "holdfast.cli", "config", "-o", "json")
-        wait_until("its answer", lambda: not asked.running, 30)
+        wait_until("its answer", lambda: not asked.running, 120)
         assert f'"value": "{SERVICE["app"]}"' in asked.log.read_text()
         with pytest.raises(DemoError, match=r"asked ended with code 0; the end of .*asked\.log says"):
             asked.check()

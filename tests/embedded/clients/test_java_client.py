@@ -35,5 +35,5 @@ def test_kafkas_own_client_copies_exactly_once(embedded: EmbeddedKafka) -> None:
         str(PROGRAM),
         embedded.bootstrap,
     ]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert ran.stdout == EXPECTED, ran.stderr

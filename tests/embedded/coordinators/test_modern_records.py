@@ -55,9 +55,10 @@ class Bench:
         return HANDLERS[api](Call(self.cluster, 1, version, decode(f"{api}Request", version, sent), "client"))
 
     def beat(self, member: str, epoch: int, **more: Any) -> dict[str, Any]:
-        told = {"rebalance_timeout_ms": -1, "topic_partitions": None, "subscribed_topic_names": None, **more}
         named = {"group_id": GROUP, "member_id": member, "member_epoch": epoch}
-        found: dict[str, Any] = self.ask("ConsumerGroupHeartbeat", 1, **named, **told)
+        usual = {"rebalance_timeout_ms": -1, "topic_partitions": None, "subscribed_topic_names": None}
+        told: dict[str, Any] = {**named, **usual, **more}
+        found: dict[str, Any] = self.ask("ConsumerGroupHeartbeat", 1, **told)
         return found
 
     async def joins_as_of_old(self) -> None:

@@ -87,7 +87,7 @@ def test_kafkas_own_tool_reads_every_file(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         check=False,
         env={**os.environ, **QUICK_JAVA},
     )

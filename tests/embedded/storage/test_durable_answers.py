@@ -103,11 +103,14 @@ def test_answers_wait_for_the_disk_and_share_a_sync(tmp_path: Path) -> None:
         for each in producers:
             each.produce("orders", b"warm")
             assert each.flush(DEADLINE_S) == 0
+        partition = kafka.cluster.topics.partition("orders", 0)
+        assert partition is not None
         before = disk.syncs
         with waiting(disk):
             for each in producers:
                 each.produce("orders", b"a")
             assert disk.asked.wait(DEADLINE_S)
+            wait_for("all five to be taken", lambda: partition.log.end_offset == 10, DEADLINE_S)
             assert [each.flush(0.1) for each in producers] == [1] * 5, "nobody is answered"
         assert [each.flush(DEADLINE_S) for each in producers] == [0] * 5
         assert disk.syncs - before <= 3, "those that came meanwhile share one"

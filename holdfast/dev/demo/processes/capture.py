@@ -17,7 +17,7 @@ from holdfast.kafka.clients import make_writer
 
 logger = logging.getLogger(__name__)
 
-FLUSH_TIMEOUT_S = 30.0
+FLUSH_TIMEOUT_S = 120.0
 PARTITIONS = 4
 
 

@@ -39,7 +39,7 @@ GROUPS = (("billing", "invoices"), ("fraud", "payments"), ("mail", "messages"), 
 
 PARTITIONS_PER_TOPIC = 10
 TICK_S = 0.05
-LIMIT_WAIT_S = 30.0
+LIMIT_WAIT_S = 120.0
 RESTART_EVERY_TICKS = 10
 
 

@@ -28,7 +28,7 @@ WORKER = (
 )
 """What the repository's Procfile says; an installed wheel has no Procfile beside it."""
 
-KILL_DEADLINE_S = 10.0
+KILL_DEADLINE_S = 60.0
 
 
 def read_commands(path: Path | None = None) -> dict[str, str]:

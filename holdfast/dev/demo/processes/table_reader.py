@@ -32,7 +32,7 @@ from holdfast.kafka.clients import make_writer
 logger = logging.getLogger(__name__)
 
 PROBE_GROUP, PROBE_CLIENT, PROBE_INSTANCE = "demo", "demo-desk", "00000001"
-WRITE_TIMEOUT_S = READ_TIMEOUT_S = 15.0
+WRITE_TIMEOUT_S = READ_TIMEOUT_S = 60.0
 POLL_S = 0.1
 LIMIT_SHOWN = 3
 
@@ -78,7 +78,7 @@ class TableReader:
 
     async def __aenter__(self) -> Self:
         self._poller.start()
-        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10.0))
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60.0))
         await self.tables.__aenter__()
         return self
 

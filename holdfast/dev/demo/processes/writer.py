@@ -20,7 +20,7 @@ from holdfast.outbox.writer.outbox_writer import OutboxWriter
 
 CUSTOMERS = 40
 PAUSE_S = 0.008
-WAIT_S = 30.0
+WAIT_S = 120.0
 GIVE_UP_EVERY = 10
 REFUSED_CENTS = 13
 """What orders cost that are rolled back, and no others."""

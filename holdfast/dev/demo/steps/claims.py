@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 
 TOPIC, GROUP, CLIENTS, PARTITIONS = "letters", "mail", ("anna", "ben", "cleo"), 6
 LETTERS_A_SECOND = 120
-SETTLE_DEADLINE_S = TAKEOVER_DEADLINE_S = HANDLED_DEADLINE_S = 40.0
+SETTLE_DEADLINE_S = TAKEOVER_DEADLINE_S = HANDLED_DEADLINE_S = 120.0
 STOP_GRACE_S = 20.0
-LIMIT_FLUSH_S = 15.0
+LIMIT_FLUSH_S = 60.0
 BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
 
 T = TypeVar("T")

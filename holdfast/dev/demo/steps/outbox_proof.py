@@ -21,7 +21,7 @@ from holdfast.kafka.clients import make_reader, reader_options
 from holdfast.kafka.reading.log_reader import LogReader
 
 READ_RECORDS = 5_000
-READ_DEADLINE_S = 30.0
+READ_DEADLINE_S = 120.0
 SHOWN = 5
 
 

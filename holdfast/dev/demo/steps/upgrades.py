@@ -29,7 +29,7 @@ from holdfast.kafka.clients import make_writer
 
 PARTITIONS, PAGES, WRITTEN_A_SECOND = 2, 16, 200
 FIRST_VISITS = 500
-DEADLINE_S, STOP_GRACE_S, FLUSH_S, READY_S = 60.0, 20.0, 15.0, 2.0
+DEADLINE_S, STOP_GRACE_S, FLUSH_S, READY_S = 120.0, 20.0, 60.0, 2.0
 BEFORE, NEXT = "holdfast.dev.demo.processes.visiting", "holdfast.dev.demo.processes.visiting_next"
 
 

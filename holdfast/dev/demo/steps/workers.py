@@ -28,9 +28,9 @@ from holdfast.dev.demo.processes.procfile import Process
 from holdfast.dev.demo.processes.table_reader import Snapshot, TableReader, compare
 from holdfast.errors import DemoError
 
-READY_DEADLINE_S = 45.0
-TAKEOVER_DEADLINE_S = 60.0
-SCAN_TIMEOUT_S = 20.0
+READY_DEADLINE_S = 120.0
+TAKEOVER_DEADLINE_S = 120.0
+SCAN_TIMEOUT_S = 60.0
 ROUNDS_S = 6.0
 T = TypeVar("T")
 
