@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +14,6 @@ from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.dev.broker import jars
 from holdfast.dev.broker.cluster import Cluster, Credentials
 from holdfast.dev.embedded_process import EmbeddedFault, EmbeddedGuard, EmbeddedProcess, EmbeddedStart
-from holdfast.embedded.faults import EVERY_API
 from holdfast.embedded.kafka import NOTICE
 from holdfast.embedded.security.acl_lines import rules_of_lines
 from holdfast.errors import ConfigError, DevBrokerError
@@ -21,6 +21,14 @@ from holdfast.errors import ConfigError, DevBrokerError
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 DEFAULT_FOLDER = Path(".holdfast/broker")
+
+_PLACES: Mapping[str, tuple[str, ...]] = {
+    "move": ("topic", "partition"),
+    "corrupt": ("topic", "partition", "offset"),
+    "forget": ("group", "member"),
+    **dict.fromkeys(("markers", "disk", "clock", "none", "kill", "revive"), ()),
+}
+"""What faults of the broker need told of where; those of answers may name a request."""
 
 DirOption = Annotated[Path, typer.Option("--dir", help="The folder with the broker's data, logs and state.")]
 
@@ -65,6 +73,10 @@ def up(
             help="For --folder: answer once a write is on the disk, so that it survives a power cut.",
         ),
     ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="For --embedded: the same ids and the same faults at each start with this number."),
+    ] = None,
     users: Annotated[
         Path | None,
         typer.Option(help="For --embedded --sasl: a file of more users, a line NAME=PASSWORD each."),
@@ -87,15 +99,15 @@ def up(
         ("--acls", acls, guard, guarded, "only users of the embedded Kafka have rights"),
         ("--folder", kept_in, "--embedded", embedded, "Apache Kafka keeps its data in --dir"),
         ("--fsync", fsync, "--embedded", embedded, "Apache Kafka is told by --property"),
+        ("--seed", seed is not None, "--embedded", embedded, "Apache Kafka leaves nothing to a seed"),
         ("--fsync", fsync, "--folder F", kept_in, "there is nothing to sync"),
     )
     wanted, output = _pairs(server_properties or []), output_of(context)
     if embedded:
         users_told = _guard(password, users, acls) if sasl else None
         kept = None if kept_in is None else kept_in.absolute()
-        _up_embedded(
-            folder, wanted, EmbeddedStart(guard=users_told, folder=kept, fsync=fsync), nodes, port, output
-        )
+        told = EmbeddedStart(guard=users_told, folder=kept, fsync=fsync, seed=seed)
+        _up_embedded(folder, wanted, told, nodes, port, output)
     else:
         credentials = Credentials(password=password) if password else sasl
         _up_apache(folder, wanted, credentials, nodes, port, output)
@@ -227,16 +239,19 @@ def _fate(folder: Path, cluster: Cluster | None, embedded: EmbeddedProcess | Non
 
 @app.command(
     help="Make the embedded Kafka fail: answers drop, cut, delay, repeat or reorder; markers lost; disk full; clock moved by"
-    " --ms; a broker of three to kill or revive; none ends all but dead brokers."
+    " --ms; a broker of three to kill or revive; a leader, and with it a coordinator, to move; a stored batch to corrupt; a"
+    " member of a classic group to forget. none ends all but dead brokers."
 )
 def fault(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="One of those above.")],
-    api: Annotated[
-        str,
+    where: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="[API]", help="The request whose answers are hit: EndTxn, Fetch, ...; * is any."
+            metavar="[WHERE]...",
+            help="Of answers, the request that they are to: EndTxn, Fetch, ... [default: any]. For move TOPIC PARTITION, for"
+            " corrupt TOPIC PARTITION OFFSET, for forget GROUP MEMBER.",
         ),
-    ] = EVERY_API,
+    ] = None,
     folder: DirOption = DEFAULT_FOLDER,
     times: Annotated[int, typer.Option(min=1, help="How many answers, or markers.")] = 1,
     skip: Annotated[int, typer.Option(min=0, help="How many answers to leave alone first.")] = 0,
@@ -247,6 +262,7 @@ def fault(
     client: Annotated[str, typer.Option(help="Only clients whose id begins so.")] = "",
     node: Annotated[int, typer.Option(min=0, help="Which broker to kill or revive.")] = 0,
 ) -> None:
+    places = _where(kind, where or [])
     embedded = _running_embedded(folder)
     if embedded is None:
         raise DevBrokerError(
@@ -255,7 +271,7 @@ def fault(
     embedded.fault(
         EmbeddedFault(
             kind=kind,
-            api=api,
+            **places,
             client=client,
             skip=skip,
             times=times,
@@ -269,6 +285,26 @@ def fault(
         if kind != "none"
         else "nothing goes wrong any more"
     )
+
+
+def _where(kind: str, words: list[str]) -> dict[str, Any]:
+    """Return what *words* say of the place of a fault."""
+    names = _PLACES.get(kind, ("api",))
+    if len(words) != len(names) and not (kind not in _PLACES and not words):
+        wanted = " ".join(each.upper() for each in names)
+        raise ConfigError(
+            f"fault {' '.join([kind, *words])}: {kind} takes {wanted or 'no further words'}"
+            + ("" if kind in _PLACES else ", or nothing for answers to any")
+        )
+    found: dict[str, Any] = {}
+    for name, word in zip(names, words, strict=False):
+        is_number = name in ("partition", "offset")
+        if is_number and not word.isdecimal():
+            raise ConfigError(
+                f"fault {' '.join([kind, *words])}: {word!r} is no {name}: write a number from 0"
+            )
+        found[name] = int(word) if is_number else word
+    return found
 
 
 def _running_embedded(folder: Path) -> EmbeddedProcess | None:
@@ -286,6 +322,9 @@ def _refuse_another(running: EmbeddedProcess, told: EmbeddedStart, folder: Path)
         raise DevBrokerError(
             f"an embedded Kafka runs already in {folder}, with its records in {where}; {advice}"
         )
+    if told.seed not in (None, running.seed):
+        how = "without a seed" if running.seed is None else f"with the seed {running.seed}"
+        raise DevBrokerError(f"an embedded Kafka runs already in {folder}, {how}; {advice}")
 
 
 def _guard(password: str | None, users: Path | None, acls: Path | None) -> EmbeddedGuard:

@@ -46,6 +46,7 @@ class _State(msgspec.Struct, frozen=True):
     """What a client needs beside the address: with a password, so the file is for this user alone."""
     kept_in: str = ""
     """The folder in which it keeps what it holds, "" for none: it is in memory."""
+    seed: int | None = None
 
 
 class EmbeddedGuard(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,11 +65,14 @@ class EmbeddedGuard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddedStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What such a process is told as it starts: how it is guarded, and where it keeps what it holds."""
+    """What such a process is told as it starts: how it is guarded, where it keeps what it holds, and from what its ids and
+    faults follow.
+    """
 
     guard: EmbeddedGuard | None = None
     folder: Path | None = None
     fsync: bool = False
+    seed: int | None = None
 
 
 _PLAIN = EmbeddedStart()
@@ -85,6 +89,11 @@ class EmbeddedFault(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 1.0
     delay_ms: int = 100
     node: int = 0
+    topic: str = ""
+    partition: int = 0
+    offset: int = 0
+    group: str = ""
+    member: str = ""
 
 
 class EmbeddedStatus(NamedTuple):
@@ -205,6 +214,11 @@ class EmbeddedProcess:
         return Path(self._state.kept_in) if self._state.kept_in else None
 
     @property
+    def seed(self) -> int | None:
+        """What it was started with; None: every start is another one."""
+        return self._state.seed
+
+    @property
     def is_running(self) -> bool:
         return processes.is_alive(self._state.pid, self._state.birth)
 
@@ -251,6 +265,12 @@ def obey(kafka: EmbeddedKafka, told: EmbeddedFault) -> None:
             kafka.kill(told.node)
         case "revive":
             kafka.revive(told.node)
+        case "move":
+            kafka.move_leader(told.topic, told.partition)
+        case "corrupt":
+            kafka.corrupt(told.topic, told.partition, told.offset)
+        case "forget":
+            kafka.forget_member(told.group, told.member)
         case _:
             kafka.fault(
                 told.kind,
@@ -285,14 +305,14 @@ def serve(folder: Path, nodes: int, port: int) -> None:
     )
     try:
         options = {} if told.guard is None else told.guard.options(folder)
-        options |= {"folder": told.folder, "fsync": told.fsync}
+        options |= {"folder": told.folder, "fsync": told.fsync, "seed": told.seed}
         with EndingSignals(), EmbeddedKafka(nodes=nodes, port=port, **options) as kafka:
             print(f"{NOTICE}, on {kafka.bootstrap}", flush=True)
             pid = os.getpid()
             client = kafka.client_config()
             endpoints = tuple(client.pop("bootstrap.servers").split(","))
             kept_in = "" if told.folder is None else str(told.folder)
-            state = _State(pid, processes.birth_of(pid) or "", endpoints, client, kept_in)
+            state = _State(pid, processes.birth_of(pid) or "", endpoints, client, kept_in, told.seed)
             if client:
                 _write(folder / CLIENT_FILE, render(kafka.client_config()))
             asked: SimpleQueue[None] = (

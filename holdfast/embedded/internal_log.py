@@ -37,10 +37,11 @@ KINDS: Mapping[str, int] = {"OffsetCommit": 1, "GroupMetadata": 2, "TransactionL
 """What begins the key of a record. Earlier versions of the key of an offset count from 0."""
 VALUE_VERSIONS: Mapping[str, int] = {
     "OffsetCommit": 4,
-    "GroupMetadata": 4,
+    "GroupMetadata": 3,
     "TransactionLog": 1,
     **dict.fromkeys(_MODERN, 0),
 }
+"""What is written, as Apache Kafka 4.3 writes it. Every version of the table is read: folders may hold others."""
 
 
 class Note(NamedTuple):

@@ -91,7 +91,11 @@ def _put(rows: Rows[CoordinatorRow], transactional_id: str, before: Transaction,
     assert before.state in ALLOWED_PREVIOUS[after.state], (
         f"{transactional_id}: no way from {steps[0].name} to {steps[1].name}"
     )
-    rows[transaction_key(transactional_id)] = after
+    # The previous id is that of the state before, so it is the producer's own from the second state on, as in Kafka
+    # (TransactionMetadata.prepareTransitionTo): what is asked with an id of long ago is not asked again, but late.
+    rows[transaction_key(transactional_id)] = msgspec.structs.replace(
+        after, previous_producer_id=before.producer_id
+    )
 
 
 def _next_id(rows: Rows[CoordinatorRow]) -> int:
@@ -134,7 +138,6 @@ def _init(
         after = msgspec.structs.replace(
             known,
             producer_id=_next_id(rows),
-            previous_producer_id=known.producer_id,
             epoch=0,
             last_epoch=NO_EPOCH if expected_epoch is None else known.epoch,
         )
@@ -193,6 +196,7 @@ def _fenced(known: Transaction, at_ms: int) -> Transaction:
         state=_S.PREPARE_ABORT,
         pending_state=None,
         updated_ms=at_ms,
+        client_version=EPOCH_PER_TRANSACTION,  # the coordinator's own, whatever the producer's is
     )
 
 
@@ -320,7 +324,6 @@ def _complete(rows: Rows[CoordinatorRow], command: MarkersWritten, at_ms: int) -
         after = msgspec.structs.replace(
             after,
             producer_id=known.next_producer_id,
-            previous_producer_id=known.producer_id,
             next_producer_id=NO_ID,
             epoch=0,
         )

@@ -307,6 +307,20 @@ def test_the_last_epoch_ends_in_the_next_id_and_its_end_may_be_asked_again() -> 
     assert (again.error, again.producer_id, again.epoch) == (Code.NONE, new, 0)
     assert end(desk, 9, EXHAUSTED_EPOCH - 1, version=2).error is Code.INVALID_PRODUCER_ID_MAPPING
     assert add(desk, new, 0, version=2).error is Code.NONE
+    late = end(desk, 9, EXHAUSTED_EPOCH, version=2)
+    assert late.error is Code.INVALID_PRODUCER_ID_MAPPING, "it would end the transaction of the new id"
+    assert desk.row().state is S.ONGOING
+    assert init(desk, (9, EXHAUSTED_EPOCH)).error is Code.PRODUCER_FENCED
+
+
+def test_a_fenced_transaction_is_aborted_by_the_coordinators_own_protocol() -> None:
+    """As Apache Kafka 4.3 writes it, whatever the producer speaks (the transcript `log_of_transactions`)."""
+    desk = Desk()
+    pid = init(desk).producer_id
+    add(desk, pid, 0)
+    assert desk.row().client_version == 0
+    init(desk)
+    assert (desk.row().state, desk.row().client_version) == (S.PREPARE_ABORT, 2)
 
 
 # -- sweeps

@@ -149,7 +149,14 @@ class EmbeddedGroups:
             return
         for reply in self._step(group, TimePasses()):
             self._tell(reply)
-        self.forget_new(group.group_id)
+        if group.is_new:
+            self.delete(group)
+
+    def note_new(self, group: EmbeddedGroup) -> None:
+        """Write of a group that a member was the first to ask for that nobody is in it yet, as Kafka does."""
+        empty = EmbeddedGroup.empty(group.group_id, self._settings)
+        self._write(group, [_generation(empty, self._now_ms())])
+        group.is_noted = True
 
     def _note(self, group: EmbeddedGroup, before: ClassicGroup) -> None:
         """Write a generation that is agreed on, or that nobody is in any more, as Kafka does."""
@@ -158,6 +165,7 @@ class EmbeddedGroups:
         left = after.state is GroupState.EMPTY and before.state is not GroupState.EMPTY
         if agreed or left:
             self._write(group, [_generation(group, self._now_ms())])
+            group.is_noted = True
 
     # -- modern groups
 
@@ -185,8 +193,9 @@ class EmbeddedGroups:
 
     def become_modern(self, group: EmbeddedGroup) -> None:
         """Have the log say nothing of the classic group that it was."""
-        if group.classic.generation > 0 and not group.written:
+        if group.is_noted:
             self._write(group, [Note("GroupMetadata", {"group": group.group_id}, None)])
+            group.is_noted = False
 
     def become_classic(self, group: EmbeddedGroup) -> None:
         """Have the log say nothing of the modern group that it was, which nobody is in."""

@@ -55,6 +55,8 @@ class EmbeddedGroup:
     group_id: str
     classic: ClassicGroup
     protocol_type: str = ""
+    is_noted: bool = False
+    """Whether the log has a generation of the classic group."""
     modern: ModernGroup | None = None
     homes: dict[str, MemberHome] = field(default_factory=dict)
     told: dict[str, ModernTold] = field(default_factory=dict)

@@ -61,7 +61,9 @@ def _load_offset(group: EmbeddedGroup, note: Note, producer_id: int | None) -> N
 def _load_generation(group: EmbeddedGroup, value: Mapping[str, Any] | None, steady_ms: int) -> None:
     if value is None:  # it is gone, or has become a modern one, whose offsets stay
         group.classic, group.protocol_type = ClassicGroup(settings=group.classic.settings), ""
+        group.is_noted = False
         return
+    group.is_noted = True
     group.protocol_type = value["protocol_type"]
     group.classic = _classic(group.classic, value, steady_ms)
     group.homes = {

@@ -17,12 +17,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
 from holdfast.jars import find_java, kafka_jars, resolve
 from tests.support.places import TESTDATA
 
 PROGRAM = Path(__file__).parent / "KafkaTools.java"
 RECORDED = TESTDATA / "kafka_tools_transcript.txt.gz"
-DEADLINE_S = 240.0
+DEADLINE_S, OPEN_DEADLINE_S = 240.0, 60.0
 TOOLS = "org.apache.kafka.tools."
 _GROUPS, _TOPICS = f"{TOOLS}consumer.group.ConsumerGroupCommand", f"{TOOLS}TopicCommand"
 _CONFIGS, _TRANSACTIONS = "kafka.admin.ConfigCommand", f"{TOOLS}TransactionsCommand"
@@ -76,17 +79,50 @@ def commands(topic: str, group: str) -> Iterator[list[str]]:
     yield [_TRANSACTIONS, BROKER, ENDPOINT, "describe-producers", "--topic", other, "--partition", "0"]
     yield [_TRANSACTIONS, BROKER, ENDPOINT, "describe", "--transactional-id", f"{group}-nobody"]
     yield [_TRANSACTIONS, BROKER, ENDPOINT, "find-hanging", *of_topic, "--partition", "0"]
+    yield from _ends(f"{topic}-open", group)
     yield [f"{TOOLS}GetOffsetShell", *of_topic]
     yield [f"{TOOLS}GetOffsetShell", *of_topic, "--time", "earliest"]
     yield [f"{TOOLS}ClusterTool", "list-endpoints"]
     yield [_TOPICS, "--delete", *of_topic]
     yield [_TOPICS, "--delete", "--topic", f"{topic}-nowhere"]
     yield [_TOPICS, "--delete", "--topic", other]
+    yield [_TOPICS, "--delete", "--topic", f"{topic}-open"]
+
+
+def _ends(topic: str, group: str) -> Iterator[list[str]]:
+    """Yield what ends the two transactions that `held_open` has in *topic*: one by its start, one by its id."""
+    transactions, place = [_TRANSACTIONS, BROKER, ENDPOINT], ["--topic", topic, "--partition", "0"]
+    yield [*transactions, "list", "--transactional-id-pattern", f"{group}-open.*"]
+    yield [*transactions, "describe-producers", *place]
+    yield [*transactions, "abort", *place, "--start-offset", "7"]
+    yield [*transactions, "abort", *place, "--start-offset", "0"]
+    yield [*transactions, "describe-producers", *place]
+    yield [*transactions, "forceTerminateTransaction", "--transactionalId", f"{group}-open-2"]
+    yield [*transactions, "describe-producers", *place]
+    yield [*transactions, "list", "--transactional-id-pattern", f"{group}-open.*"]
+    yield [f"{TOOLS}GetOffsetShell", "--topic", topic]
+
+
+def held_open(endpoint: str, topic: str, group: str) -> list[Producer]:
+    """Return producers that each have a transaction open, which began at offset 0 and 1 of a new topic."""
+    admin = AdminClient({"bootstrap.servers": endpoint, "log_level": 0})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(OPEN_DEADLINE_S)
+    found = []
+    for number in (1, 2):
+        told = {"transactional.id": f"{group}-open-{number}", "transaction.timeout.ms": 600_000}
+        producer = Producer({"bootstrap.servers": endpoint, "log_level": 0, **told})
+        producer.init_transactions(OPEN_DEADLINE_S)
+        producer.begin_transaction()
+        producer.produce(topic, b"a", partition=0)
+        assert producer.flush(OPEN_DEADLINE_S) == 0
+        found.append(producer)
+    return found
 
 
 def told(endpoint: str) -> list[str]:
     """Return what the programs say of the broker at *endpoint*, with times, rates and names masked."""
     ending = uuid.uuid4().hex[:8]
+    opened = held_open(endpoint, f"tools-{ending}-open", f"readers-{ending}")
     asked = (
         each if ENDPOINT in each else [*each, BROKER, ENDPOINT]
         for each in commands(f"tools-{ending}", f"readers-{ending}")
@@ -106,6 +142,7 @@ def told(endpoint: str) -> list[str]:
         command, input=lines, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert ran.returncode == 0, ran.stderr + ran.stdout
+    del opened
     lines_of = (each for each in ran.stdout.splitlines() if not each.startswith("\tat "))
     return [masked(line, endpoint, ending) for line in _in_order(lines_of)]
 
@@ -116,7 +153,7 @@ def _in_order(lines: Iterable[str]) -> Iterator[str]:
     """
     rows: list[str] = []
     for line in lines:
-        if re.match(r"(readers|tools)\S* |\{|\d+\s+\d+\s", line):
+        if re.match(r"(readers|tools)\S* |readers-\S+-open-\d\s|\{|\d+\s+\d+\s", line):
             rows.append(line)
             continue
         yield from _settled(rows)
@@ -140,7 +177,14 @@ def _settled(rows: list[str]) -> list[str]:
         elif told.get("partitions") != []:
             left.append(json.dumps(told) if told else row)
     totals = (("read", dict(read)), ("committed", committed))
-    return sorted(left) + [f"{what} {dict(sorted(each.items()))}" for what, each in totals if each]
+    return sorted(left, key=_in_numbers) + [
+        f"{what} {dict(sorted(each.items()))}" for what, each in totals if each
+    ]
+
+
+def _in_numbers(row: str) -> str:
+    """Return what sorts a row that begins with a number, which is masked later, by that number."""
+    return re.sub(r"^\d+", lambda found: found[0].zfill(20), row)
 
 
 _MASKS = (
@@ -150,6 +194,7 @@ _MASKS = (
     (re.compile(r"^20\d\d-.*?, .*?, .*?, .*?, (\d+), .*"), r"\1 records read"),
     (re.compile(r"(?<=\bproducerId=)\d+"), "<id>"),
     (re.compile(r"\s+"), " "),
+    (re.compile(r"^(readers-open-\d \d+) \d+ "), r"\1 <id> "),
     (re.compile(r"(readers-performer) \d+ \d+ (\w+ \d+) <time> \d+"), r"\1 <id> <epoch> \2 <time> <ms>"),
     (re.compile(r"^\d+ \d+ (-?\d+) -?\d+ <time> (\w+)"), r"<id> <epoch> \1 <sequence> <time> \2"),
 )

@@ -58,6 +58,7 @@ def test_the_coordinators_write_what_kafkas_readers_read() -> None:
     assert [isinstance(each[3], Committed) and each[3].offset for each in told[:2]] == [1, 2]
     generations = [each.noted for each in offsets if isinstance(each, GroupNote)]
     assert [each is not None and (each.generation, len(each.members)) for each in generations] == [
+        (0, 0),
         (1, 1),
         (2, 0),
     ]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from holdfast.cli.__main__ import main
 from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT
 from holdfast.embedded.faults import Fault, FaultKind, RequestedFaults
 from holdfast.embedded.kafka import EmbeddedKafka
@@ -156,6 +157,25 @@ def test_a_marker_that_is_lost_leaves_the_transaction_open(kafka: EmbeddedKafka)
     known = kafka.cluster.transactions.get("writer")
     assert known is not None
     assert known.state.name == "COMPLETE_COMMIT"
+
+
+def test_what_a_lost_marker_left_open_is_ended(
+    kafka: EmbeddedKafka, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = kafka.create_topic("orders")
+    producer = Producer(kafka.client_config(**{"transactional.id": "writer"}))
+    producer.init_transactions(DEADLINE_S)
+    producer.begin_transaction()
+    producer.produce(topic, b"a")
+    kafka.lose_markers()
+    producer.commit_transaction(DEADLINE_S)
+    words = ["--bootstrap", kafka.bootstrap, "producers", "hanging", "--topic", topic, "--end"]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code in (0, None), capsys.readouterr()
+    found = fetched(kafka, topic, isolation_level=1)
+    assert (found["high_watermark"], found["last_stable_offset"]) == (2, 2)
+    assert found["aborted_transactions"] == [], "its coordinator had committed it"
 
 
 def test_a_full_disk_refuses_writes_until_there_is_room(kafka: EmbeddedKafka) -> None:

@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as Place
 
 from holdfast.embedded.apis.topics.replicas import PREFERRED, UNCLEAN
+from holdfast.embedded.internal_log import OFFSETS, home_of
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.errors import DevBrokerError
@@ -163,3 +164,31 @@ def test_a_node_that_is_none_is_an_error(three: EmbeddedKafka) -> None:
         three.kill(7)
     with pytest.raises(DevBrokerError, match="does not run in a thread"):
         EmbeddedKafka(nodes=3).kill(1)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_goes_on_as_its_coordinator_moves(three: EmbeddedKafka, protocol: str) -> None:
+    """What was committed with the coordinator before counts with the next, and no member has to join again."""
+    topic = three.create_topic("orders", partitions=2)
+    home = home_of(three.cluster.topics, OFFSETS, "readers")
+    told = {**QUICK, "group.id": "readers", "auto.offset.reset": "earliest", "group.protocol": protocol}
+    consumer = Consumer(three.client_config(**told, **{"enable.auto.commit": False}))
+    joined: list[int] = []
+    consumer.subscribe([topic], on_assign=lambda _, places: joined.append(len(places)))
+    producer = Producer(three.client_config(**QUICK))
+    for number in (1, 2):
+        for partition in (0, 1):
+            producer.produce(topic, b"%d" % number, partition=partition)
+        assert producer.flush(DEADLINE_S) == 0
+        read, until_s = 0, time.monotonic() + DEADLINE_S
+        while read < 2 and time.monotonic() < until_s:
+            read += len([each for each in consumer.consume(2, 0.1) if each.error() is None])
+        assert read == 2
+        if number == 1:  # librdkafka takes a second to look for another coordinator
+            before = home.leader
+            assert three.move_leader(OFFSETS, home.index) != before
+        consumer.commit(asynchronous=False)
+        places = consumer.committed([Place(topic, each) for each in (0, 1)], DEADLINE_S)
+        assert [each.offset for each in places] == [number, number]
+    consumer.close()
+    assert joined == [2], "one assignment, whoever coordinates"

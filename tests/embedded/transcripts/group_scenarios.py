@@ -7,14 +7,9 @@ import re
 import time
 from typing import Any
 
-from holdfast.core.groups.java_order import coordinator_partition
-from holdfast.core.kafka.record_batch import (
-    Record,
-    batches,
-)
-from holdfast.embedded.internal_log import KINDS
-from holdfast.embedded.protocol.codec import decode, encode
+from holdfast.embedded.internal_log import OFFSETS
 from tests.embedded.transcripts.asking import scenario
+from tests.embedded.transcripts.coordinator_logs import log_of
 from tests.embedded.transcripts.talk import DEADLINE_S, Talk
 
 # -- groups
@@ -366,38 +361,6 @@ def group_of_the_new_protocol(talk: Talk) -> None:
 # -- what a group of the new protocol leaves in the log
 
 
-def log_of(talk: Talk, group: str) -> list[tuple[str, dict[str, Any], dict[str, Any] | None]]:
-    """Return the records of *group* in the coordinators' topic; each is written again as the same bytes."""
-    found, place, offset = list[Any](), coordinator_partition(group, 8), 0
-    kinds = {number: kind for kind, number in KINDS.items() if kind != "TransactionLog"}
-    while True:
-        wanted = {"partition": place, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
-        told = [{"topic": "__consumer_offsets", "partitions": [wanted]}]
-        limits: dict[str, Any] = {"max_wait_ms": 0, "min_bytes": 0, "max_bytes": 1 << 20}
-        answer = talk.client().ask("Fetch", 12, topics=told, **limits)
-        records = bytes(answer["responses"][0]["partitions"][0]["records"] or b"")
-        if not records:
-            return found
-        for _, _, each in batches(records):
-            offset = each.base_offset + each.last_offset_delta + 1
-            if not each.is_control:
-                found += [
-                    _read(record, kinds) for record in each.records if group.encode() in (record.key or b"")
-                ]
-
-
-def _read(record: Record, kinds: dict[int, str]) -> tuple[str, dict[str, Any], dict[str, Any] | None]:
-    assert record.key is not None
-    kind = kinds[int.from_bytes(record.key[:2], "big")]
-    key, value = decode(f"{kind}Key", 0, record.key, 2), None
-    assert bytes(encode(f"{kind}Key", 0, key, bytearray(record.key[:2]))) == record.key
-    if record.value is not None:
-        version = int.from_bytes(record.value[:2], "big")
-        value = decode(f"{kind}Value", version, record.value, 2)
-        assert bytes(encode(f"{kind}Value", version, value, bytearray(record.value[:2]))) == record.value
-    return kind, key, value
-
-
 @scenario
 def log_of_the_new_protocol(talk: Talk) -> None:
     """The last record of each key, once the group has come to rest. Epochs count what Kafka did in its own time, and who
@@ -452,7 +415,7 @@ def log_of_the_new_protocol(talk: Talk) -> None:
         return told
 
     def tell() -> None:
-        last = {json.dumps([kind, key]): (kind, key, value) for kind, key, value in log_of(talk, group)}
+        last = {json.dumps(each[:2]): each[:3] for each in log_of(talk, OFFSETS, group)}
         epoch = max(
             [value["epoch"] for _, _, value in last.values() if value and "epoch" in value], default=0
         )

@@ -18,11 +18,13 @@ from tempfile import TemporaryDirectory
 
 from tests.embedded.transcripts.guarded import Guarded, GuardedKafka, GuardedTalk
 from tests.embedded.transcripts.guarded_sessions import SCENARIOS as GUARDED_SCENARIOS
-from tests.embedded.transcripts.scenarios import SCENARIOS
+from tests.embedded.transcripts.scenarios import SCENARIOS, log_scenarios
 from tests.embedded.transcripts.talk import Talk
 from tests.support.places import TESTDATA
 
 RECORDED = TESTDATA / "kafka_transcripts.txt.gz"
+LOGS = TESTDATA / "kafka_log_transcripts.txt.gz"
+"""Those of `log_scenarios`."""
 GUARDED = TESTDATA / "kafka_guarded_transcripts.txt.gz"
 HEAD = "== "
 
@@ -47,10 +49,11 @@ def told_guarded(guarded: Guarded, name: str) -> list[str]:
     return talk.lines
 
 
-def recorded(path: Path = RECORDED) -> dict[str, list[str]]:
-    """Return what Apache Kafka answered, by scenario."""
+def recorded(*paths: Path) -> dict[str, list[str]]:
+    """Return what Apache Kafka answered, by scenario: of *paths*, or of all that ask a broker that is open to everybody."""
     found: dict[str, list[str]] = {}
-    for line in gzip.decompress(path.read_bytes()).decode().splitlines():
+    texts = (gzip.decompress(path.read_bytes()).decode() for path in paths or (RECORDED, LOGS))
+    for line in (line for text in texts for line in text.splitlines()):
         if line.startswith(HEAD):
             lines = found[line.removeprefix(HEAD)] = []
         else:
@@ -67,7 +70,13 @@ def record(path: Path, names: Iterable[str], tell: Callable[[str], list[str]]) -
 def main(endpoint: str, *names: str) -> None:
     if endpoint != "guarded":
         kept = {name: lines for name, lines in recorded().items() if name not in names} if names else {}
-        return record(RECORDED, SCENARIOS, lambda name: kept[name] if name in kept else told(endpoint, name))
+        logs = {name for name, body in SCENARIOS.items() if body.__module__ == log_scenarios.__name__}
+
+        def tell(name: str) -> list[str]:
+            return kept[name] if name in kept else told(endpoint, name)
+
+        record(LOGS, sorted(logs), tell)
+        return record(RECORDED, [name for name in SCENARIOS if name not in logs], tell)
     with TemporaryDirectory() as folder, GuardedKafka(Path(folder)) as guarded:
         record(GUARDED, GUARDED_SCENARIOS, lambda name: told_guarded(guarded, name))
     return None

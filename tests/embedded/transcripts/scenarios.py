@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.embedded.transcripts import (
     group_scenarios,
     group_state_scenarios,
+    log_scenarios,
     record_scenarios,
     topic_scenarios,
     transaction_scenarios,
@@ -18,6 +19,7 @@ __all__ = [
     "SLOW",
     "group_scenarios",
     "group_state_scenarios",
+    "log_scenarios",
     "record_scenarios",
     "topic_scenarios",
     "transaction_scenarios",

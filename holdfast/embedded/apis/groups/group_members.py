@@ -52,18 +52,26 @@ def join_group(call: Call) -> Fields | Awaitable[Fields]:
     fields = call.fields
     if (code := misplaced(call)) is not None:
         return _not_joined(call, code)
-    group = call.cluster.groups.get(fields["group_id"])
+    group, is_new = call.cluster.groups.get(fields["group_id"]), False
     if group is None:
         if fields["member_id"]:
             return _not_joined(call, KafkaCode.UNKNOWN_MEMBER_ID)
         group = call.cluster.groups.opened(fields["group_id"])
+        is_new = True
     if (group.modern is not None and not group.is_empty) or not _fits(group, fields):
+        if is_new:
+            call.cluster.groups.note_new(group)
         return _not_joined(call, KafkaCode.INCONSISTENT_GROUP_PROTOCOL)
     if group.modern is not None:
         call.cluster.groups.become_classic(group)
+        is_new = True
     request = _join_request(call)
     _note_home(call, group, request)
     reply = call.cluster.groups.take(group, request)
+    if is_new and isinstance(reply, GroupReply) and reply.code is GroupCode.INVALID_SESSION_TIMEOUT:
+        call.cluster.groups.forget_new(group.group_id)  # Kafka looks at the session before it makes a group
+    elif is_new:
+        call.cluster.groups.note_new(group)
     if not isinstance(reply, GroupReply):
         return _joined_later(call, group, reply)
     return _joined(call, group, reply)
