@@ -72,20 +72,34 @@ class CommittedOffsets:
         outcome: list[tuple[KafkaError | None, list[TopicPartition]]] = []
         with self._consumer(on_commit=lambda error, told: outcome.append((error, told))) as consumer:
             until_s = self._clock.monotonic_s() + self._timeout_s
-            try:
-                consumer.commit(offsets=places, asynchronous=True)
-                while not outcome:
-                    if self._clock.monotonic_s() > until_s:
-                        raise BrokerError(
-                            f"new offsets of group {self._group}: no answer within {self._timeout_s:g} s"
-                        )
-                    consumer.poll(_POLL_S)
-            except KafkaException as error:
-                raise self._refused("new offsets", error.args[0]) from error
+            while (wrong := self._commit_once(consumer, places, outcome, until_s)) is not None:
+                # A broker that has just started makes its book with the first question for it.
+                if wrong.code() not in COORDINATOR_MOVES or self._clock.monotonic_s() > until_s:
+                    raise self._refused("new offsets", wrong)
+                outcome.clear()
+                consumer.poll(_POLL_S)
+
+    def _commit_once(
+        self,
+        consumer: Consumer,
+        places: list[TopicPartition],
+        outcome: list[tuple[KafkaError | None, list[TopicPartition]]],
+        until_s: float,
+    ) -> KafkaError | None:
+        """Ask for *places* to be committed, whose answer comes to *outcome*; return what was wrong."""
+        try:
+            consumer.commit(offsets=places, asynchronous=True)
+            while not outcome:
+                if self._clock.monotonic_s() > until_s:
+                    raise BrokerError(
+                        f"new offsets of group {self._group}: no answer within {self._timeout_s:g} s"
+                    )
+                consumer.poll(_POLL_S)
+        except KafkaException as error:
+            cause: KafkaError = error.args[0]
+            return cause
         refusal, told = outcome[0]
-        wrong = refusal or next((place.error for place in told if place.error is not None), None)
-        if wrong is not None:
-            raise self._refused("new offsets", wrong)
+        return refusal or next((place.error for place in told if place.error is not None), None)
 
     @contextmanager
     def _consumer(self, **more: Any) -> Iterator[Consumer]:

@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from holdfast.cli.__main__ import main
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.groups.records import GroupDescription, ShownState
+from holdfast.clients.topics.committed import CommittedOffsets
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.config import Settings
 from holdfast.embedded.apis import handlers
@@ -32,9 +33,15 @@ LOADING, MOVED, DENIED = (
     KafkaCode.NOT_COORDINATOR,
     KafkaCode.GROUP_AUTHORIZATION_FAILED,
 )
-EACH_IN = {"DescribeGroups": "groups", "DeleteGroups": "results"}
-"""Where an answer has an error code for each group; elsewhere it has one for all."""
+EACH_IN = {
+    "DescribeGroups": ("groups",),
+    "DeleteGroups": ("results",),
+    "OffsetCommit": ("topics", "partitions"),
+}
+"""Where an answer has an error code for each group or partition; elsewhere it has one for all."""
 DEADLINE_S = 60.0
+MORE_THAN_CLIENTS_TRY = 8
+"""librdkafka sends a commit again by itself, twice."""
 Refuse = Callable[[str, KafkaCode, int], list[str]]
 
 
@@ -75,7 +82,10 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Refuse:
             fields = answer(call)
             if len(refused) < times:
                 refused.append(api)
-                for each in fields[EACH_IN[api]] if api in EACH_IN else [fields]:
+                found = [fields]
+                for name in EACH_IN.get(api, ()):
+                    found = [each for outer in found for each in outer[name]]
+                for each in found:
                     each["error_code"] = code
             return fields
 
@@ -106,6 +116,17 @@ def test_a_coordinator_that_is_not_ready_is_asked_again(
     groups.delete("billing")
     assert len(refused) == 3
     assert described(groups) is None
+
+
+@pytest.mark.parametrize("code", [LOADING, MOVED])
+def test_offsets_are_written_once_their_coordinator_is_ready(
+    groups: BrokerGroups, kafka: EmbeddedKafka, refuse: Refuse, code: KafkaCode
+) -> None:
+    refused = refuse("OffsetCommit", code, MORE_THAN_CLIENTS_TRY)
+    settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap})
+    CommittedOffsets(settings, "billing", timeout_s=DEADLINE_S).commit({("orders", 0): 9})
+    assert len(refused) == MORE_THAN_CLIENTS_TRY
+    assert groups.committed("billing") == {("orders", 0): 9}
 
 
 def test_of_many_groups_only_those_without_an_answer_are_asked_again(
