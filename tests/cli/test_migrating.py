@@ -115,7 +115,7 @@ def test_rows_go_on_in_the_next_version(tmp_path: Path) -> None:
         assert shop.run("topics", "create")[0] == 0
         code, refused = shop.run("worker", "-l", "error")
         assert code == 1
-        assert "run `holdfast bootstrap counts --version 2 --from version` first" in refused
+        assert "run `holdfast -A shop bootstrap counts --version 2 --from version` first" in refused
         code, done = shop.run("bootstrap", "counts")
         assert code == 0, done
         assert "begins with the rows of an earlier version" in done

@@ -46,7 +46,7 @@ def fleet(broker: SessionBroker, schema_registry: SchemaRegistryServer, tmp_path
         module="tests.schemas.worker",
         declare=processors,
         schema_registry_url=schema_registry.url,
-        schema_registry_timeout_s=120,
+        schema_registry_timeout_s=60,
     )
     create_topics(made.settings, made.processors, partitions=PARTITIONS)
     yield made
