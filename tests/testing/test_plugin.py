@@ -51,6 +51,7 @@ def ran(folder: Path, program: str, *options: str) -> subprocess.CompletedProces
             "holdfast.testing.plugin",
             "-p",
             "no:cacheprovider",
+            "-rN",  # what a summary repeats of an error depends on where it runs
             *options,
             ".",
         ],
