@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,8 @@ def test_of_tasks_and_a_process_that_race_one_wins(
 def test_records_that_are_gone_end_it_and_leave_no_file(
     spark: SparkSession, books: Books, lake: Path
 ) -> None:
-    table = TaskTable(spark, books.settings, bronze_path(str(lake), books.source))
+    hasty = replace(books.settings, stall_timeout_s=10, commit_timeout_s=10)  # after which it knows
+    table = TaskTable(spark, hasty, bronze_path(str(lake), books.source))
     with pytest.raises((SparkError, LostRecordsError)):
         table._write_files(books.source, {0: Span(first=0, end=120), 1: Span(first=0, end=9_999)}, {})
     assert not [each for each in lake.rglob("*.parquet") if "partition=1" in str(each)]
