@@ -415,6 +415,29 @@ def test_a_topic_that_stays_unknown_is_taken_for_missing(
     assert brokers.refreshed == 3
 
 
+def test_a_topic_of_which_the_brokers_tell_nothing_any_more_is_taken_for_missing(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was deleted: whoever asks anew finds neither partitions nor leaders. It is not waited for as if it had none just now."""
+    monkeypatch.setattr(transactional_client, "UNKNOWN_TOPIC_S", 5.0)
+    monkeypatch.setattr(transactional_client, "system_clock", TickingClock())
+    brokers.faults[wire.PRODUCE] = [3]
+
+    async def asked() -> bool:
+        brokers.refreshed += 1
+        brokers.leaders.pop(LOG, None)
+        return brokers.refreshed > 10  # until then no broker answers
+
+    brokers.force_metadata_update = asked  # type: ignore[method-assign]
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(UndeliverableError, match="topic log refused a record: UNKNOWN_TOPIC_OR_PART"):
+            await writer.write(changes(1), (), 60)
+
+    written(brokers, use)
+    assert brokers.refreshed == 13
+
+
 def test_a_topic_is_not_missing_while_no_broker_tells_of_it(
     brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,8 +225,8 @@ class TransactionalClient:
                 unknown.forget()
             self.why = ", ".join(map(name_of, codes))
             await pauses.wait(quick=codes == _UNFINISHED)
-            if codes != _UNFINISHED:
-                await self._client.force_metadata_update()
+            if codes != _UNFINISHED and not await self._client.force_metadata_update():
+                unknown.forget()  # what is known of topics is of before
 
     async def _append_once(self, batches: Mapping[Place, SentBatch]) -> list[Appended]:
         by_leader: dict[int, dict[Place, bytes]] = {}
@@ -234,7 +234,10 @@ class TransactionalClient:
         for place, batch in batches.items():
             leader = self._client.cluster.leader_for_partition(TopicPartition(*place))
             if leader is None or leader < 0:
-                out.append(Appended(place, KafkaError.LEADER_NOT_AVAILABLE, -1))
+                # Of a topic that was deleted meanwhile the brokers tell nothing any more.
+                is_known = self._client.cluster.partitions_for_topic(place[0]) is not None
+                code = KafkaError.LEADER_NOT_AVAILABLE if is_known else KafkaError.UNKNOWN_TOPIC_OR_PART
+                out.append(Appended(place, code, -1))
             else:
                 by_leader.setdefault(leader, {})[place] = batch.data
         sending = [self._append_to(leader, theirs) for leader, theirs in by_leader.items()]
