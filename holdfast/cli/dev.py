@@ -290,7 +290,8 @@ def fault(
 def _where(kind: str, words: list[str]) -> dict[str, Any]:
     """Return what *words* say of the place of a fault."""
     names = _PLACES.get(kind, ("api",))
-    if len(words) != len(names) and not (kind not in _PLACES and not words):
+    of_any_answer = kind not in _PLACES and not words
+    if len(words) != len(names) and not of_any_answer:
         wanted = " ".join(each.upper() for each in names)
         raise ConfigError(
             f"fault {' '.join([kind, *words])}: {kind} takes {wanted or 'no further words'}"

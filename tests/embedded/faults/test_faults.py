@@ -144,7 +144,8 @@ def test_a_fault_that_cannot_be_is_told(kafka: EmbeddedKafka) -> None:
 # -- of the broker
 
 
-def test_a_marker_that_is_lost_leaves_the_transaction_open(kafka: EmbeddedKafka) -> None:
+def committed_without_markers(kafka: EmbeddedKafka) -> str:
+    """Return the topic of a transaction that is committed, and whose markers were lost."""
     topic = kafka.create_topic("orders")
     producer = Producer(kafka.client_config(**{"transactional.id": "writer"}))
     producer.init_transactions(DEADLINE_S)
@@ -152,6 +153,11 @@ def test_a_marker_that_is_lost_leaves_the_transaction_open(kafka: EmbeddedKafka)
     producer.produce(topic, b"a")
     kafka.lose_markers()
     producer.commit_transaction(DEADLINE_S)
+    return topic
+
+
+def test_a_marker_that_is_lost_leaves_the_transaction_open(kafka: EmbeddedKafka) -> None:
+    topic = committed_without_markers(kafka)
     found = fetched(kafka, topic, isolation_level=1)
     assert (found["high_watermark"], found["last_stable_offset"]) == (1, 0)
     known = kafka.cluster.transactions.get("writer")
@@ -162,13 +168,7 @@ def test_a_marker_that_is_lost_leaves_the_transaction_open(kafka: EmbeddedKafka)
 def test_what_a_lost_marker_left_open_is_ended(
     kafka: EmbeddedKafka, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    topic = kafka.create_topic("orders")
-    producer = Producer(kafka.client_config(**{"transactional.id": "writer"}))
-    producer.init_transactions(DEADLINE_S)
-    producer.begin_transaction()
-    producer.produce(topic, b"a")
-    kafka.lose_markers()
-    producer.commit_transaction(DEADLINE_S)
+    topic = committed_without_markers(kafka)
     words = ["--bootstrap", kafka.bootstrap, "producers", "hanging", "--topic", topic, "--end"]
     with pytest.raises(SystemExit) as ended:
         main(words)
