@@ -27,7 +27,7 @@ from holdfast.outbox.settings import HarvestSettings
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.topic import TopicLog
 from tests.agents.fleet import Fleet, Writer
-from tests.console.running import DEADLINE_S, PARTITIONS, RunningConsole, running_fleet
+from tests.console.running import DEADLINE_S, PARTITIONS, RunningConsole, running_fleet, shown_text
 
 pytestmark = pytest.mark.process
 
@@ -277,7 +277,7 @@ class Person:
                 shown = reply.read().decode()
         except urllib.error.HTTPError as error:
             with error:
-                told = " ".join(re.sub(r"<[^>]*>", "", error.read().decode()).split())
+                told = " ".join(shown_text(error.read().decode()).split())
             raise AssertionError(f"{page}: {error.code}: {told}") from None
         found = re.search(r'name="form_token" value="([^"]*)"', shown)
         assert found is not None, page
