@@ -27,7 +27,7 @@ from holdfast.outbox.settings import HarvestSettings
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.topic import TopicLog
 from tests.agents.fleet import Fleet, Writer
-from tests.console.running import DEADLINE_S, PARTITIONS, RunningConsole, running_fleet
+from tests.console.running import DEADLINE_S, PARTITIONS, RunningConsole, running_fleet, shown_text
 
 pytestmark = pytest.mark.process
 
@@ -272,8 +272,14 @@ class Person:
 
     def act(self, page: str, **form: str) -> str:
         """Return what came of the form on *page*."""
-        with self._opener.open(self._url + page, timeout=DEADLINE_S) as reply:
-            found = re.search(r'name="form_token" value="([^"]*)"', reply.read().decode())
+        try:
+            with self._opener.open(self._url + page, timeout=DEADLINE_S) as reply:
+                shown = reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                told = " ".join(shown_text(error.read().decode()).split())
+            raise AssertionError(f"{page}: {error.code}: {told}") from None
+        found = re.search(r'name="form_token" value="([^"]*)"', shown)
         assert found is not None, page
         return self.post("/act", form_token=found[1], **form)
 
