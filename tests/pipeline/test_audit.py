@@ -145,7 +145,8 @@ def test_topics_and_last_numbers_are_taken_from_the_leaders(
     assert report.is_clean, told(report)
     assert all(each.ends for each in report.partitions)
     # an open transaction hides what comes after it: then no end is reported
-    open_producer = Producer(broker.client_config(**{"transactional.id": f"{outbox}-open"}))
+    still_open = {"transactional.id": f"{outbox}-open", "transaction.timeout.ms": 600_000}
+    open_producer = Producer(broker.client_config(**still_open))
     open_producer.init_transactions(60)
     open_producer.begin_transaction()
     open_producer.produce(topic, b"v", b"k", 1)

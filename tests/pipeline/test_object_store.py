@@ -140,7 +140,7 @@ def test_of_two_landings_that_race_one_wins(topic: TopicInMemory, lake: str) -> 
 
 
 _LANDS = """
-import sys
+import os, sys
 from holdfast.pipeline.landing import landing, local_table
 from holdfast.pipeline.landing.options import LandOptions
 from tests.pipeline.test_object_store import landing_at, topic_of
@@ -149,9 +149,17 @@ topic = topic_of()
 local_table.TopicReader = lambda settings, name, skips: topic
 landing.read_skips = lambda settings: _NoSkips()
 made = landing_at(topic, sys.argv[1], LandOptions(max_records=20))
-while made.step(made.ends()) is not None:
+steps = int(sys.argv[2])
+for _ in range(steps or sys.maxsize):
+    if made.step(made.ends()) is None:
+        break
     print("landed", flush=True)
+if steps:
+    os.close(1)
+    sys.stdin.read()
 """
+"""Lands all, or so many steps and then waits for its end: one that is to be killed leaves something to others, however late that comes."""
+STEPS = 6
 
 
 def topic_of() -> TopicInMemory:
@@ -167,7 +175,8 @@ def test_landings_that_are_killed_lose_and_double_nothing(lake: str) -> None:
     chance, kills = random.Random(3), 0
     for _ in range(40):
         child = subprocess.Popen(
-            [sys.executable, "-P", "-c", _LANDS, lake],
+            [sys.executable, "-P", "-c", _LANDS, lake, str(STEPS if kills < 8 else 0)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -212,6 +221,7 @@ def on_spark(what: str, lake: str, kafka: EmbeddedKafka) -> subprocess.Popen[byt
     command = [sys.executable, "-P", "-m", "tests.support.s3_spark", what, lake, "t"]
     return subprocess.Popen(
         [*command, str(kafka.client_config()["bootstrap.servers"])],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -245,7 +255,7 @@ def test_landings_of_spark_that_are_killed_lose_and_double_nothing(kafka: Embedd
         producer.produce("t", b"v%d" % at, partition=at % 2)
     assert producer.flush(60) == 0
     for _ in range(8):
-        with on_spark("land", lake, kafka) as child:
+        with on_spark("land" if kills >= 3 else "land-some", lake, kafka) as child:
             assert child.stdout is not None
             if kills < 3:
                 for _ in range(chance.randrange(1, 4)):

@@ -1,10 +1,11 @@
-"""What a process with Spark does to a lake in an object store, in whose environment it is started: `python -m tests.support.s3_spark land|race LAKE TOPIC BOOTSTRAP`."""
+"""What a process with Spark does to a lake in an object store, in whose environment it is started: `python -m tests.support.s3_spark land|land-some|race LAKE TOPIC BOOTSTRAP`."""
 
 from __future__ import annotations
 
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 from confluent_kafka import Producer
@@ -25,19 +26,21 @@ from tests.pipeline.folds import accounts
 
 SPARK = SparkOptions(master="local[2]", quick=True)
 ROUNDS = 6
+SOME = 4
 
 
-def landed(settings: Settings, lake: str, topic: str) -> None:
-    """Land what there is, a few records at a time."""
-    options = LandOptions(engine="spark", max_records=120)
-    land(
-        settings,
-        topic,
-        lake,
-        options=options,
-        spark=SPARK,
-        progress=lambda _: print("landed", flush=True),
-    )
+def landed(settings: Settings, lake: str, topic: str, *, commits: int | None = None) -> None:
+    """Land what there is, a few records at a time; after *commits* of them wait for the end of the input: one that is to be
+    killed leaves something to others, however late that comes.
+    """
+    options, numbers = LandOptions(engine="spark", max_records=120), count(1)
+
+    def told(_: object) -> None:
+        print("landed", flush=True)
+        if next(numbers) == commits:
+            sys.stdin.read()
+
+    land(settings, topic, lake, options=options, spark=SPARK, progress=told)
 
 
 def raced(settings: Settings, lake: str, topic: str) -> dict[str, Any]:
@@ -77,6 +80,8 @@ def main() -> None:
     )
     if what == "land":
         landed(settings, lake, topic)
+    elif what == "land-some":
+        landed(settings, lake, topic, commits=SOME)
     else:
         print(json.dumps(raced(settings, lake, topic)), flush=True)
 
