@@ -102,6 +102,8 @@ class RangeLog:
         self._producer: Producer | None = None
         self._admin: AdminClient | None = None
         self._horizons: dict[int, Horizon] = {}
+        self._folded: dict[int, int] = {}
+        """By partition of the ranges' log the offset before which all is folded, -1 where nothing is yet."""
         self._trimmed: dict[int, int] = {}
         self._short: set[int] = set()
         """Partitions that end before what is done of them, and were reported."""
@@ -141,11 +143,9 @@ class RangeLog:
             self._keys[key], self._homes[partition] = partition, coordinator_partition(key, homes)
         self._trimmed = dict.fromkeys(self._homes.values(), 0)
         self._horizons = {home: Horizon() for home in self._trimmed}
+        self._folded = dict.fromkeys(self._trimmed, -1)
         self._reader.assign({(self._ranges_topic, home): OFFSET_BEGINNING for home in self._trimmed})
         self.catch_up()
-        for partition in self._homes:
-            if partition not in self.rows:
-                self.wish(partition, Base(-1, Ranges(self._begin(partition))))
 
     def _count(self, topic: str, what: str) -> int:
         assert self._reader is not None
@@ -183,13 +183,16 @@ class RangeLog:
         return int(self._clock.monotonic_s() * 1_000) + (self._log_lead_ms or 0)
 
     def catch_up(self) -> None:
-        """Fold all that is in the log by now."""
+        """Fold all that is in the log by now, and begin the rows that are not in it."""
         assert self._reader is not None
         try:
             ends = {place: self._bounds(self._reader.consumer, place)[1] for place in self._reader.next}
         except KafkaException as error:
             raise self._broken("the end of the ranges' log", error) from None
         self._read_to(ends)
+        for partition in self._homes:
+            if partition not in self.rows:
+                self.wish(partition, Base(-1, Ranges(self._begin(partition))))
 
     def _read_to(self, ends: Mapping[Place, int]) -> None:
         assert self._reader is not None
@@ -204,6 +207,9 @@ class RangeLog:
 
     def _seen(self, message: Message) -> None:
         home, offset = message.partition() or 0, message.offset() or 0
+        if 0 <= self._folded[home] < offset:
+            self._pass_hole(home)
+        self._folded[home] = offset + 1
         at_ms = message.timestamp()[1]
         lead_ms = at_ms - int(self._clock.monotonic_s() * 1_000)
         self._log_lead_ms = lead_ms if self._log_lead_ms is None else max(self._log_lead_ms, lead_ms)
@@ -219,6 +225,29 @@ class RangeLog:
         if row is not None and row is not before:
             self.rows[partition] = row
             self._counted |= (home, offset) == self._watched
+
+    def _pass_hole(self, home: int) -> None:
+        """Forget rows whose records were deleted before they were read: what is left of the log begins them."""
+        assert self._reader is not None
+        try:
+            earliest, _ = self._bounds(self._reader.consumer, (self._ranges_topic, home))
+        except KafkaException as error:
+            raise self._broken("the beginning of the ranges' log", error) from None
+        if earliest <= self._folded[home]:  # a batch that nobody can read: all pass it alike
+            return
+        logger.info(
+            "%(topic)s/%(partition)d was shortened to offset %(earliest)d while this member had read up to %(folded)d: "
+            "it reads on from there, as a new member does",
+            {
+                "topic": self._ranges_topic,
+                "partition": home,
+                "earliest": earliest,
+                "folded": self._folded[home],
+            },
+        )
+        self._horizons[home] = Horizon()
+        for partition in [each for each in self.rows if self._homes[each] == home]:
+            del self.rows[partition]
 
     def wish(self, partition: int, wish: Wish) -> bool:
         """Write a wish, read the log up to it, and return whether it counted."""

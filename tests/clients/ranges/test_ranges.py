@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -368,3 +368,45 @@ async def test_the_log_of_wishes_stays_short_and_who_finds_only_its_end_goes_on_
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert sorted(seen) == [(0, offset) for offset in range(340)] + [(1, offset) for offset in range(300)]
+
+
+@scenario
+async def test_who_slept_while_its_log_was_shortened_begins_again_where_it_begins(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "BASE_EVERY", 10)
+    monkeypatch.setattr(log, "TRIM_RECORDS", 1)  # so that one Base is all there is
+    field.fill(300, 0)
+    field.fill(300, 1)
+    seen: list[tuple[int, int]] = []
+    done: list[int] = []
+    long = partial(field.consumer, lease_s=60.0)
+    async with long("sleeper") as sleeper:
+        with asleep(sleeper, field):
+            async with long("a") as a:
+                await work_until(a, seen, done, 600)
+        field.fill(40, 0)
+        await work_until(sleeper, seen, done, 640)
+    assert sorted(seen) == [(0, offset) for offset in range(340)] + [(1, offset) for offset in range(300)]
+
+
+@contextmanager
+def asleep(consumer: RangeConsumer, field: Field) -> Iterator[None]:
+    """Have the client of a member fetch nothing, as that of a process which stands still."""
+    reader = consumer._log._reader
+    assert reader is not None
+    homes = [TopicPartition(field.ranges, home) for home in range(2)]
+    reader.consumer.pause(homes)
+    yield
+    reader.consumer.resume(homes)
+
+
+async def work_until(
+    consumer: RangeConsumer, seen: list[tuple[int, int]], done: list[int], total: int
+) -> None:
+    """Let *consumer* work until *total* messages are done."""
+    task = asyncio.create_task(work(consumer, seen, done=done))
+    await until(f"{total} to be done", lambda: sum(done) >= total or task.done())
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
