@@ -15,6 +15,7 @@ from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.verify.table import read_live, verify
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.support.proof import last_offsets, prove, read_topic
 
@@ -55,7 +56,7 @@ def test_workers_go_on_behind_a_bootstrap_that_was_killed_twice(application: Mak
     wait_for(
         "a history",
         lambda: sum(last_offsets(read_topic(app.broker, app.source)).values()) > 4_000,
-        60,
+        DEADLINE_S,
     )
     killed_at(app, "counts", 0, BootstrapStep.APPENDED)
     killed_at(app, "counts", 1, BootstrapStep.APPENDING)
