@@ -133,7 +133,7 @@ chaos: $(READY) ## the long runs: kills, freezes, rebalances under load on a rea
 
 .PHONY: bench
 bench: $(READY) ## benchmarks with their rivals, as ratios (takes long; wants a quiet machine)
-	@for each in backlog hostile_web outbox_poison scans merge windows windows_live closing timers embedded rekey joins several books claim_consumer settle keeping pace live queries restore two_workers spark_replay landing fold_tail lake_upkeep outbox outbox_life; do \
+	@for each in backlog hostile_web outbox_poison scans merge windows windows_live closing timers embedded rekey joins several books claim_consumer settle keeping pace live queries restore two_workers spark_replay landing bootstrap fold_tail lake_upkeep outbox outbox_life; do \
 		echo "== bench $$each"; PYTHONPATH=. $(RUN)/python -P -m bench.$$each $(ARGS) || exit 1; done
 
 .PHONY: lock

@@ -42,6 +42,8 @@ PAGES = sorted(
 )
 FOLLOWED = ("tutorial", "tutorial-claims", "tutorial-streams")
 """Pages whose files test_tutorial.py saves and runs."""
+SAVED = (*FOLLOWED, "lake")
+"""And those of which tests/pipeline/test_lake_page.py does."""
 
 _FENCE = re.compile(
     r"^(?P<fence>`{3,})(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=fence)[ ]*$", re.MULTILINE | re.DOTALL
@@ -237,7 +239,7 @@ def missing_imports(page: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_python_block_runs_somewhere(page: Path) -> None:
-    assert idle_blocks(page.read_text(), followed=page.stem in FOLLOWED) == []
+    assert idle_blocks(page.read_text(), followed=page.stem in SAVED) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -31,6 +31,10 @@ PROBE_S = 0.2
 """How long a registry is waited for that was silent last time: whoever asks stands still, and comes again."""
 _NOT_FOUND = (40400, 40401, 40402, 40403)
 """Error codes for a schema, subject or version that is not there. A 404 with another one is the answer of another server."""
+_FAILED = 500
+"""What a registry answers that does not know the form of the schemas that it is to compare. Waiting does not help then."""
+LIMIT_SAID = 300
+"""How much of a registry's own words an error tells: some tell the whole schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +162,19 @@ class SchemaRegistry:
             return None
 
     def is_compatible(self, subject: str, schema: SchemaText) -> bool:
-        """Tell whether *schema* may follow the newest version of *subject*, as the registry judges."""
+        """Tell whether *schema* may follow the newest version of *subject*, as the registry judges; raises SchemaError where it fails to."""
         try:
             return bool(self._ask(lambda client: client.test_compatibility(subject, _schema(schema))))
         except NotRegisteredError:
             return True
+        except Later as error:
+            if getattr(error.__cause__, "http_status_code", 0) != _FAILED:
+                raise
+            text = (
+                f"subject {subject}: its registry cannot compare the schema with what it has: {error}. If it says so again, it does not know "
+                "schemas of this form: compare them yourself, and set the subject's compatibility to NONE there"
+            )
+            raise SchemaError(text) from error
 
     def register(self, subject: str, schema: SchemaText) -> SchemaVersion:
         """Register *schema* under *subject*, where it is not yet; raises SchemaError when the registry refuses it."""
@@ -221,7 +233,7 @@ class SchemaRegistry:
 
         if not isinstance(error, SchemaRegistryError):
             return self._later(f"cannot be asked: {type(error).__name__}: {error}")
-        said = f"answers {error.http_status_code}: {error.error_message}"
+        said = f"answers {error.http_status_code}: {error.error_message!s:.{LIMIT_SAID}}"
         if error.http_status_code == 404 and error.error_code in _NOT_FOUND:
             return NotRegisteredError(f"{self.place} {said}")
         if error.http_status_code in (409, 422):

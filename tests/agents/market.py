@@ -72,6 +72,9 @@ def market_app(environment: Mapping[str, str]) -> App:
 def _tables(app: App, bought: Any) -> None:
     totals = app.Table("totals", default=int, help="cents of each customer")
     minutes = app.Table("minutes", default=int).tumbling(MINUTE_S, expires=MINUTE_S * 60, key_index=True)
+    hops = app.Table("hops", default=int).hopping(
+        MINUTE_S, MINUTE_S / 2, expires=MINUTE_S * 60, key_index=True
+    )
     brief = app.Table("brief", default=int).tumbling(1.0, expires=2.0, key_index=True)
 
     @app.agent(bought)
@@ -81,6 +84,7 @@ def _tables(app: App, bought: Any) -> None:
                 raise ValueError(f"no such customer: {order}")
             totals[order.customer] += order.cents
             minutes[order.customer] += 1
+            hops[order.customer] += 1
             brief[order.customer] += 1
 
     @app.page("/totals/{customer}/")
@@ -94,7 +98,7 @@ def _tables(app: App, bought: Any) -> None:
 
     @app.page("/windows/")
     async def windows(view: View, request: Request) -> Any:
-        found = {"minutes": minutes, "brief": brief}
+        found = {"minutes": minutes, "hops": hops, "brief": brief}
         return view.json(
             {name: [[*key, value] for key, value in each.table.items()] for name, each in found.items()}
         )
@@ -120,7 +124,8 @@ def _buffers(app: App, bought: Any) -> None:
     async def copy(orders: Any) -> None:
         async for order in orders.through(f"{app.conf.id}-copies"):
             copied[order.customer] += 1
-            await packed.send(key=order.customer.encode(), value=order)
+            # A model's own serializer would come before the topic's.
+            await packed.send(key=order.customer.encode(), value=order.asdict())
 
     @app.page("/buffers/")
     async def buffers(view: View, request: Request) -> Any:

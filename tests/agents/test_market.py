@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import urllib.request
 from collections import Counter
@@ -17,6 +18,7 @@ from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Writer
 from tests.support.harness import Application, Worker, running, wait_for
 from tests.support.patience import DEADLINE_S
+from tests.support.proof import read_topic
 
 PARTITIONS = 3
 CUSTOMERS = ("ada", "ben", "cleo", "dan", "eve")
@@ -50,6 +52,15 @@ class Market(Application):
             ],
         )
         self.bought.update(dict.fromkeys(customers, count))
+
+    def packed(self) -> Counter[str]:
+        """Return the customers of the copies, which are JSON in base 64."""
+        found = read_topic(self.broker, f"{self.name}-packed")
+        return Counter(
+            json.loads(base64.b64decode(each.value() or b"", validate=True))["customer"]
+            for messages in found.values()
+            for each in messages
+        )
 
     def source_records(self, count: int) -> None:
         """Write *count* records to each partition of the processors' source."""
@@ -133,11 +144,18 @@ def test_everything_works_and_a_restart_finds_the_tables_as_they_were(market: Ma
         worker.tail,
     )
     wait_for("asked", lambda: page(worker, "/double/21/") == {"21": 42}, DEADLINE_S, worker.tail)
+    wait_for("all packed", lambda: market.packed() == market.bought, DEADLINE_S, worker.tail)
     windows = page(worker, "/windows/")
+    counted = {name: sum(count for *_, count in windows[name]) for name in ("minutes", "hops")}
+    assert counted == {"minutes": 150, "hops": 300}, (
+        "each moment is in two windows that hop by half of theirs"
+    )
     worker.stop()
     worker.start().wait_ready()
     assert page(worker, "/totals/") == dict(market.bought), worker.tail()
-    assert sorted(page(worker, "/windows/")["minutes"]) == sorted(windows["minutes"])
+    restored = page(worker, "/windows/")
+    for name in counted:
+        assert sorted(restored[name]) == sorted(windows[name]), name
     wait_for("short windows gone", lambda: not page(worker, "/windows/")["brief"], DEADLINE_S, worker.tail)
     market.buy(10)
     market.wait_page(worker, "/totals/", dict(market.bought))

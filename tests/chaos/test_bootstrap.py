@@ -50,7 +50,27 @@ def killed_at(app: Application, name: str, partition: int, step: BootstrapStep) 
 
 
 @pytest.mark.process
-def test_workers_go_on_behind_a_bootstrap_that_was_killed_twice(application: MakeApplication) -> None:
+@pytest.mark.parametrize(
+    ("kills", "left"),
+    [
+        pytest.param(
+            [(0, BootstrapStep.APPENDED), (1, BootstrapStep.APPENDING)],
+            [BootstrapOutcome.KEPT, BootstrapOutcome.WRITTEN],
+            id="twice",
+        ),
+        pytest.param(
+            [(partition, step) for partition in (0, 1) for step in BootstrapStep],
+            [BootstrapOutcome.KEPT, BootstrapOutcome.KEPT],
+            id="at every step",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_workers_go_on_behind_a_bootstrap_that_was_killed(
+    application: MakeApplication,
+    kills: list[tuple[int, BootstrapStep]],
+    left: list[BootstrapOutcome],
+) -> None:
     app = application(partitions=2)
     load = app.load(rate=1_500, seed=19)
     wait_for(
@@ -58,12 +78,12 @@ def test_workers_go_on_behind_a_bootstrap_that_was_killed_twice(application: Mak
         lambda: sum(last_offsets(read_topic(app.broker, app.source)).values()) > 4_000,
         DEADLINE_S,
     )
-    killed_at(app, "counts", 0, BootstrapStep.APPENDED)
-    killed_at(app, "counts", 1, BootstrapStep.APPENDING)
+    for partition, step in kills:
+        killed_at(app, "counts", partition, step)
     options = BootstrapOptions(replay=ReplayOptions(engine="local"), emits="send")
     counts, tally = app.processors
     done = bootstrap(counts, app.settings, options)
-    assert [each.outcome for each in done.partitions] == [BootstrapOutcome.KEPT, BootstrapOutcome.WRITTEN]
+    assert [each.outcome for each in done.partitions] == left
     bootstrap(tally, app.settings, options)
     begun = {each.partition: each.applied for each in read_live(counts, app.settings)}
     assert min(begun.values()) > 1_000

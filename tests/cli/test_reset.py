@@ -63,6 +63,7 @@ def test_agents_go_on_at_their_offsets_since_what_they_keep_stays(
             name="totals", source="orders", decode=bytes, fold=lambda *_: None, row=int
         )
         create_topics(settings, [totals], partitions=1)
+        kafka.create_topic(base := f"{module}-totals.v1-base", partitions=1)
         producer = Producer(kafka.client_config())
         for _ in range(ORDERS):
             producer.produce("orders", b"{}")
@@ -76,6 +77,7 @@ def test_agents_go_on_at_their_offsets_since_what_they_keep_stays(
     told = capsys.readouterr()
     assert ("Faust's tables and repartition topics stay" in told.err) == stays
     assert ("delete  group" in told.out) != stays
+    assert f"taken over from an earlier version or from Faust, go with {base}: " in told.err
 
 
 def test_a_time_is_where_the_sources_are_folded_from(

@@ -50,6 +50,11 @@ def running_fleet(broker: SessionBroker, folder: Path, *, rated: bool = False) -
         fleet.close()
 
 
+def shown_text(page: str) -> str:
+    """Return what a person reads of a page: no tags, and not the style, whose names are words too."""
+    return re.sub(r"<[^>]*>", "", re.sub(r"<style.*?</style>", "", page, flags=re.DOTALL))
+
+
 class RunningConsole:
     """`holdfast console` as a process of its own."""
 
@@ -79,7 +84,7 @@ class RunningConsole:
 
         def look() -> str | None:
             assert self.process.poll() is None, self.log.read_text()
-            text = re.sub(r"<[^>]*>", "", self.get(path))
+            text = shown_text(self.get(path))
             return text if text and all(each in text for each in wanted) else None
 
         return wait_for(

@@ -76,6 +76,11 @@ def value_at(table: pa.Table, at: int, value: bytes) -> pa.Table:
     return table.set_column(table.schema.get_field_index("value"), "value", pa.array(values, pa.binary()))
 
 
+def renumbered(row: pa.Table, offset: int) -> pa.Table:
+    """Return one row under another offset."""
+    return row.set_column(0, "offset", pa.array([offset], pa.int64()))
+
+
 def test_a_clean_lake_is_sound(topic: TopicInMemory, path: str, tmp_path: Path) -> None:
     verdict = check(tmp_path, deep=True)
     assert (verdict.sound, verdict.rows, verdict.commits, verdict.undigested) == (True, 60, 3, {})
@@ -124,6 +129,21 @@ def test_a_row_removed_from_a_file_is_told(path: str, tmp_path: Path) -> None:
     assert "has 9 rows, where the table's log says 10" in unreadable.told
 
 
+def test_a_row_added_to_a_file_is_told(path: str, tmp_path: Path) -> None:
+    file = rewritten(path, lambda table: pa.concat_tables([table, renumbered(table.slice(9), 22)]))
+    fault = only(check(tmp_path, deep=True))
+    assert (fault.kind, fault.partition) == ("unreadable", 1)
+    assert "has 11 rows, where the table's log says 10" in fault.told
+    for log in Path(path).glob("_delta_log/*.json"):  # and of one who covers that trace as well
+        lines = log.read_text().split("\n")
+        counts = r"\"numRecords\": 10", r"\"numRecords\": 11"
+        log.write_text("\n".join(line.replace(*counts) if file.name in line else line for line in lines))
+    fault = only(check(tmp_path))
+    assert (fault.kind, fault.partition) == ("extra", 1)
+    with pytest.raises(LakeError, match=r"partition 1 has 31 rows, where 30 were landed"):
+        open_bronze(path)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -146,12 +166,7 @@ def test_a_changed_row_is_told_though_counts_and_sizes_agree(
 
 
 def test_a_row_moved_to_another_offset_is_told(path: str, tmp_path: Path) -> None:
-    def moved(table: pa.Table) -> pa.Table:
-        offsets = table.column("offset").to_pylist()
-        offsets[9] = 22
-        return table.set_column(0, "offset", pa.array(offsets, pa.int64()))
-
-    rewritten(path, moved)
+    rewritten(path, lambda table: pa.concat_tables([table.slice(0, 9), renumbered(table.slice(9), 22)]))
     fault = only(check(tmp_path, deep=True))
     assert (fault.kind, fault.partition, fault.first, fault.last) == ("changed", 1, 12, 23)
 

@@ -9,7 +9,9 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import Message
 
-from holdfast import Protobuf, Source, Stream
+from holdfast import Processor, Protobuf, Source, Stream
+from holdfast.clients.topics.schemas import plan_schemas
+from holdfast.clients.topics.types import RegisterSchema
 from holdfast.errors import ConfigError, DecodeError, FoldError
 from holdfast.schemas.frames import header
 from holdfast.schemas.proto_files import message_types
@@ -45,6 +47,29 @@ def test_a_message_comes_back_and_needs_its_imports_registered(memory: SchemaReg
     value = stream.emit("k", ORDER).value
     assert value[5:7] == b"\x02\x02"
     assert Source("orders", Protobuf(shop_pb2.Order)).serde.decode(value) == ORDER
+
+
+def test_a_file_is_compared_with_all_that_it_imports_once_that_is_registered(
+    memory: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[SchemaText] = []
+
+    def compare(subject: str, schema: SchemaText) -> bool:
+        compared.append(schema)
+        return True
+
+    monkeypatch.setattr(memory, "is_compatible", compare)
+    told: Any = Stream("told", Protobuf(shop_pb2.Order))
+    processor: Processor[Any, Any] = Processor(
+        name="teller", source="in", decode=bytes, fold=lambda rows, event, at_ms: None, row=int, emits=(told,)
+    )
+    memory.register("told-value", SchemaText("PROTOBUF", 'syntax = "proto3"; message Order {}'))
+    planned = [RegisterSchema("told", "told-value", "PROTOBUF")]
+    assert (plan_schemas(memory.settings, [processor]), compared) == (planned, [])
+    common = shop_pb2.Address.DESCRIPTOR.file
+    memory.register(common.name, SchemaText("PROTOBUF", b64encode(common.serialized_pb).decode()))
+    assert plan_schemas(memory.settings, [processor]) == planned
+    assert [each.references for each in compared] == [((common.name, common.name, 1),)]
 
 
 def test_the_types_of_a_file_as_text_are_those_of_its_descriptor() -> None:

@@ -172,10 +172,14 @@ def test_a_proto_file_as_text_is_read(real: SchemaRegistry, client: SchemaRegist
 # -- create and check
 
 
-class BigWithNote(msgspec.Struct, frozen=True):
-    customer: str
-    total: Total
-    note: str
+def big_with(*note: Any) -> Any:
+    """Return `Big` with a field more: another schema of the same name."""
+    return msgspec.defstruct("Big", [("customer", str), ("total", Total), note], frozen=True)
+
+
+NEEDS_NOTE = big_with("note", str)
+"""Which no record of before has."""
+MAY_HAVE_NOTE = big_with("note", str, "")
 
 
 def emitting(topic: str, of: Any, serde: Any = Avro) -> list[Processor[Any, Any]]:
@@ -209,10 +213,47 @@ def test_schemas_are_registered_once_and_only_what_fits(
     with pytest.raises(
         SchemaError, match=f"subject {subject}: the schema of .* is not compatible with version 1"
     ):
-        plan_schemas(real.settings, emitting(topic, BigWithNote))
-    (finding,) = schema_findings(real.settings, emitting(topic, BigWithNote))
+        plan_schemas(real.settings, emitting(topic, NEEDS_NOTE))
+    (finding,) = schema_findings(real.settings, emitting(topic, NEEDS_NOTE))
     assert "is not compatible with version 1" in finding.message
     assert client.get_versions(subject) == [1]
+    register_schemas(real.settings, emitting(topic, MAY_HAVE_NOTE))
+    assert client.get_versions(subject) == [1, 2]
+    assert schema_findings(real.settings, emitting(topic, MAY_HAVE_NOTE)) == []
+
+
+def of_draft_7(of: Any) -> JsonSchema[Any]:
+    return JsonSchema(
+        of, {"$schema": "http://json-schema.org/draft-07/schema#"} | msgspec.json.schema(of) | {"title": "x"}
+    )
+
+
+def test_a_registry_that_cannot_compare_schemas_of_a_form_is_told_with_what_to_do(
+    real: SchemaRegistry, client: SchemaRegistryClient, topic: str
+) -> None:
+    """Apicurio reads Protobuf as text and JSON Schema up to draft 7 alone where it is to compare."""
+    in_binary, of_2020, of_7 = f"{topic}-p-big-value", f"{topic}-j-big-value", f"{topic}-7-big-value"
+    client.register_schema(in_binary, Schema('syntax = "proto3"; message Big { int64 a = 1; }', "PROTOBUF"))
+    register_schemas(real.settings, emitting(f"{topic}-j", Big, JsonSchema))
+    register_schemas(real.settings, emitting(f"{topic}-7", Big, of_draft_7))
+    for subject in (in_binary, of_2020, of_7):
+        client.set_compatibility(subject, "BACKWARD")
+    changed = {
+        in_binary: [totals_of(f"{topic}-p", f"{topic}-p-big", "protobuf")],
+        of_2020: emitting(f"{topic}-j", NEEDS_NOTE, JsonSchema),
+    }
+    for subject, processors in changed.items():
+        with pytest.raises(
+            SchemaError, match=f"subject {subject}: its registry cannot compare the schema .*to NONE there"
+        ):
+            plan_schemas(real.settings, processors)
+        (finding,) = schema_findings(real.settings, processors)
+        assert (finding.severity, finding.topic) == (Severity.ERROR, subject.removesuffix("-value"))
+        client.set_compatibility(subject, "NONE")
+        register_schemas(real.settings, processors)
+        assert client.get_versions(subject) == [1, 2]
+    with pytest.raises(SchemaError, match="is not compatible with version 1"):
+        plan_schemas(real.settings, emitting(f"{topic}-7", NEEDS_NOTE, of_draft_7))
 
 
 def test_a_source_whose_newest_schema_does_not_fit_is_found(
@@ -330,6 +371,6 @@ def test_a_worker_does_not_start_without_its_schemas(
     processors = [totals_of(topic, f"{topic}-big")]
     create_topics(settings, processors, partitions=1)
     assert [each for each in check_topics(settings, processors) if each.severity is Severity.ERROR] == []
-    later = emitting(topic, BigWithNote)
+    later = emitting(topic, NEEDS_NOTE)
     with pytest.raises(TopicError, match="has no schema of"):
         require_topics(settings, [*later, *processors][:1])

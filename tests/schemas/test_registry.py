@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,13 +17,14 @@ import pytest
 
 from holdfast import Avro
 from holdfast.config import SchemaRegistrySettings
-from holdfast.errors import DecodeError, Later
+from holdfast.errors import DecodeError, Later, SchemaError
 from holdfast.schemas import registry
 from holdfast.schemas.frames import header
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 from tests.support.harness import wait_for
 from tests.support.limits import at_most
 from tests.support.patience import DEADLINE_S
+from tests.support.places import TLS
 
 SCHEMA = {"schema": '"string"'}
 DRIP_S = 0.3
@@ -41,7 +44,8 @@ class Scripted:
         self.url = ""
 
     @contextmanager
-    def served(self) -> Iterator[Scripted]:
+    def served(self, context: ssl.SSLContext | None = None) -> Iterator[Scripted]:
+        """Serve, over TLS where a context is given."""
         scripted = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -66,9 +70,14 @@ class Scripted:
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
+        if context is not None:
+            # The handshake is a handler's, or whoever breaks it would hold up all others.
+            server.socket = context.wrap_socket(
+                server.socket, server_side=True, do_handshake_on_connect=False
+            )
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        self.url = f"http://127.0.0.1:{server.server_address[1]}"
+        self.url = f"http{'s' if context else ''}://127.0.0.1:{server.server_address[1]}"
         try:
             yield self
         finally:
@@ -217,6 +226,46 @@ def test_the_user_is_sent_and_the_password_is_not_shown(scripted: Scripted) -> N
     Avro(str).decode(header(3) + b"\x02x")
     assert scripted.authorization == ["Basic YWRhOmh1bnRlcjI="]
     assert "hunter2" not in repr(asked.settings)
+
+
+def test_a_registry_behind_tls_is_known_by_its_authority_and_shown_a_certificate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(TLS / "server.pem", TLS / "server-key.pem")
+    context.load_verify_locations(TLS / "ca.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    monkeypatch.setattr("sys.stderr", io.StringIO())  # where the server tells of handshakes that were refused
+    authority: dict[str, Any] = {"schema_registry_ca": TLS / "ca.pem"}
+    client: dict[str, Any] = {
+        "schema_registry_cert": TLS / "client.pem",
+        "schema_registry_key": TLS / "client-key.pem",
+    }
+    with Scripted().served(context) as scripted:
+        for given, why in ((client, "certificate verify failed"), (authority, "")):
+            asked_at(scripted.url, **given)
+            with pytest.raises(Later, match=f"cannot be asked: .*{why}"):
+                Avro(str).decode(header(3) + b"\x02x")
+        assert not scripted.asked
+        asked_at(scripted.url, **authority, **client)
+        assert Avro(str).decode(header(3) + b"\x02x") == "x"
+    asked_at(scripted.url, schema_registry_ca=TLS / "nothing.pem")
+    with pytest.raises(Later, match=r"cannot be asked with these settings: .*No such file"):
+        Avro(str).decode(header(3) + b"\x02x")
+
+
+def test_that_a_registry_fails_to_compare_schemas_is_no_reason_to_wait(scripted: Scripted) -> None:
+    asked = asked_at(scripted.url)
+    failed = 500, {"error_code": 500, "message": "Syntax error: " + "x" * 10_000}
+    scripted.answer = lambda path: failed
+    with pytest.raises(
+        SchemaError, match=r"^subject s: its registry cannot compare the schema .* answers 500: Syntax error"
+    ) as told:
+        asked.is_compatible("s", SchemaText("AVRO", '"string"'))
+    assert len(str(told.value)) < 800
+    scripted.answer = lambda path: (503, {"error_code": 503, "message": "not now"})
+    with pytest.raises(Later, match="answers 503"):
+        asked.is_compatible("s", SchemaText("AVRO", '"string"'))
 
 
 def test_what_is_kept_has_a_limit(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,10 @@ def reset(
     show(records, COLUMNS, output_of(context))
     if output_of(context) is Output.TABLE:
         _tell(application.settings.app, topics.outputs, done=yes, to=to_datetime)
+        if topics.bases:
+            note(
+                f"the rows that tables began with, taken over from an earlier version or from Faust, go with {', '.join(topics.bases)}: records that the sources no longer have are in no table then"
+            )
         if has_agents:
             note("agents go on at their committed offsets, for Faust's tables and repartition topics stay")
 

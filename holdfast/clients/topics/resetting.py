@@ -25,6 +25,11 @@ class ResetTopics:
     global_outputs: tuple[str, ...]
     left: tuple[tuple[str, TopicRole], ...]
 
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """Those of *deleted* that hold rows which tables began with."""
+        return tuple(topic for topic, role in self.deleted if role is TopicRole.BASE)
+
 
 def reset_topics(settings: Settings, processors: Processors, existing: Iterable[str]) -> ResetTopics:
     """Return what becomes of the topics of an application of which *existing* are on the cluster."""

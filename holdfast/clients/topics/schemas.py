@@ -105,14 +105,21 @@ def register_schemas(settings: SchemaRegistrySettings, processors: Processors) -
 
 
 def _is_registered(asked: SchemaRegistry, each: TopicSchema) -> bool:
-    """Tell whether a schema is registered; raises SchemaError for one that its subject does not take."""
+    """Tell whether a schema is registered; raises SchemaError for one that its subject does not take.
+
+    Where a file that it imports is not registered, nothing can be compared before it is: the registry does so as it registers.
+    """
     subject = str(each.serde.subject)
     try:
-        asked.registered(subject, each.serde.needed(asked, register=False))
+        schema = each.serde.needed(asked, register=False)
+    except NotRegisteredError:
+        return False
+    try:
+        asked.registered(subject, schema)
         return True
     except NotRegisteredError:
         pass
-    if (latest := asked.latest(subject)) is not None and not asked.is_compatible(subject, each.serde.schema):
+    if (latest := asked.latest(subject)) is not None and not asked.is_compatible(subject, schema):
         raise SchemaError(
             f"subject {subject}: the schema of {each.serde} is not compatible with version {latest.version} in {asked.place}: "
             "change it as the subject's compatibility asks, for one with defaults for new fields, or emit to a new topic"

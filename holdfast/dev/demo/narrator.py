@@ -156,9 +156,12 @@ class JoinFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpgradeFindings:
-    """What the steps of the upgrade measured; *pause_s* is the longest time without an answer."""
+    """What the steps of the upgrade measured: of *visits* the new version began with *begun*; *pause_s* is the longest time without
+    an answer.
+    """
 
     visits: int
+    begun: int
     answers: int
     pause_s: float
 
@@ -240,8 +243,8 @@ def summary(found: Measurements, pointers: Sequence[tuple[str, str]]) -> list[Li
         ),
         Line(
             "upgrade",
-            f"{found.upgraded.visits:,} visits counted once by a new version of their table, rolled out worker by worker; {found.upgraded.answers:,} answers "
-            f"meanwhile, at most {found.upgraded.pause_s:.1f} s apart",
+            f"{found.upgraded.visits:,} visits counted once by a new version of their table, begun with {found.upgraded.begun:,} of them from the lake and "
+            f"rolled out worker by worker; {found.upgraded.answers:,} answers meanwhile, at most {found.upgraded.pause_s:.1f} s apart",
         ),
         Line(
             "services",

@@ -40,6 +40,7 @@ OURS = {
     "shop-split.v1-changelog": TopicRole.CHANGELOG,
     "shop-split.v2-changelog": TopicRole.CHANGELOG,
     "shop-counts.v12-changelog": TopicRole.CHANGELOG,
+    "shop-counts.v2-base": TopicRole.BASE,
     "shop-counts-choices": TopicRole.CHOICES,
     "shop-counts-choices.v2": TopicRole.CHOICES,
     "words.v1": TopicRole.BETWEEN,
@@ -63,6 +64,7 @@ def test_state_positions_and_internal_topics_of_every_version_go_and_nothing_els
     others = ("lines", "told", "big", "rates", "shop-quarantine", "shop-skips")
     found = reset_topics(SETTINGS, [SPLIT, COUNTS], [*OURS, *NOT_OURS, *others])
     assert dict(found.deleted) == OURS
+    assert found.bases == ("shop-counts.v2-base",)
     assert (found.outputs, found.folded_outputs, found.global_outputs) == (("big", "told"), ("told",), ())
     assert dict(found.left) == {
         "lines": TopicRole.SOURCE,

@@ -132,6 +132,10 @@ def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_p
         assert re.search(r"^takeover +\d+\.\d s from SIGKILL", text, re.MULTILINE)
         assert re.search(r"For all 80 claims of the fleet", text)
         assert re.search(r"^upgrade +[\d,]+ visits counted once by a new version", text, re.MULTILINE)
+        assert re.search(
+            r"[\d,]+ visits from the lake and [\d,]+ that came since became 16 rows of version 2",
+            " ".join(text.split()),
+        )
         assert re.search(r"^join +[\d,]+ impressions told once", text, re.MULTILINE)
         described = re.findall(r"^ +mail   letters +(\d) .*  (\w+)$", text, re.MULTILINE)
         before, after = described[:6], described[6:]
@@ -424,7 +428,7 @@ def findings(*digests: str) -> Measurements:
         ],
         claimed=ClaimFindings(messages=1_297, again=59, takeover_s=6.12, bound_s=7.0),
         joined=JoinFindings(results=1_204, away_s=3.1, digest="ef" * 32),
-        upgraded=UpgradeFindings(visits=4_321, answers=987, pause_s=1.24),
+        upgraded=UpgradeFindings(visits=4_321, begun=1_234, answers=987, pause_s=1.24),
         outbox=OutboxFindings(orders=3_182, rolled_back=348, takeover_s=7.1, session_s=6.0),
         elapsed_s=61.2,
     )

@@ -1,5 +1,5 @@
-"""Steps of the demo: a table goes from one version to the next, worker by worker, while it is written and asked without a
-pause.
+"""Steps of the demo: a table goes from one version to the next, which begins from the lake, worker by worker, while it is
+written and asked without a pause.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class UpgradeSteps:
             create_topics(self._settings, [version], partitions=PARTITIONS, admin=admin)
         with Visitors(self._settings) as visitors, VisitReader(self._settings) as reader:
             workers = self._start(visitors, reader)
+            begun = self._begin(reader)
             workers = self._roll(workers, visitors, reader)
-            return self._hold(workers, visitors, reader)
+            return self._hold(workers, visitors, reader, begun)
 
     # -- steps
 
@@ -67,8 +68,41 @@ class UpgradeSteps:
             )
         return workers
 
+    def _begin(self, reader: VisitReader) -> int:
+        """Begin version 2 with what history makes of it, and return how many visits that were."""
+        # Imported where it is used: what these bring along takes a second to load.
+        from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
+        from holdfast.pipeline.bootstrap.sink import BootstrapOutcome
+        from holdfast.pipeline.landing.land import land
+        from holdfast.pipeline.landing.options import LandOptions
+        from holdfast.pipeline.replay import ReplayOptions
+        from holdfast.pipeline.verify.table import verify
+
+        with self._teller.step("Land the visits in the lake, and begin the table's next version from there"):
+            self._teller.waiting("landing")
+            lake = str(self._stage.folder / "lake")
+            landed = land(self._settings, SOURCE, lake, options=LandOptions(engine="local"))
+            self._teller.waiting("folding, and writing a changelog")
+            history = ReplayOptions(engine="local", source="history", lake=lake)
+            began_s = system_clock.monotonic_s()
+            done = bootstrap(visits_next, self._settings, BootstrapOptions(replay=history)).partitions
+            took_s = system_clock.monotonic_s() - began_s
+            begun, rows = sum(each.records for each in done), sum(each.rows for each in done)
+            whole = all(each.outcome is BootstrapOutcome.WRITTEN for each in done)
+            if not whole or rows != PAGES or begun < landed.rows:
+                raise DemoError(f"version 2 began with {begun} of {landed.rows} landed visits: {done}")
+            self._teller.waiting("folding once more, and comparing")
+            if not verify(visits_next, self._settings, history).equal:
+                raise DemoError("version 2 did not begin with what a replay makes of its history")
+            reader.check()
+            self._teller.say(
+                f"{landed.rows:,} visits from the lake and {begun - landed.rows:,} that came since became {rows} rows of version 2 in {took_s:.1f} s. A replay "
+                "makes the same of them. Visitors, workers of version 1 and the reader went on meanwhile."
+            )
+        return begun
+
     def _roll(self, workers: list[Process], visitors: Visitors, reader: VisitReader) -> list[Process]:
-        with self._teller.step("Give its fold a new version, and replace worker by worker"):
+        with self._teller.step("Replace worker by worker with those of the next version"):
             after = []
             for number, worker in enumerate(workers, 1):
                 self._teller.waiting(
@@ -81,12 +115,14 @@ class UpgradeSteps:
                 )
             wait_until("answers of version 2", lambda: reader.answers[2] > 0, DEADLINE_S, check=reader.check)
             self._teller.say(
-                "A new worker is ready when its version has caught up; until then, version 1 was folded on and answered. One record in "
-                f"{self._settings.workers_topic} made version 2 the current one."
+                "A new worker restores version 2, goes on behind it, and is ready when it has caught up; until then, version 1 was folded on and "
+                f"answered. One record in {self._settings.workers_topic} made version 2 the current one."
             )
         return after
 
-    def _hold(self, workers: list[Process], visitors: Visitors, reader: VisitReader) -> UpgradeFindings:
+    def _hold(
+        self, workers: list[Process], visitors: Visitors, reader: VisitReader, begun: int
+    ) -> UpgradeFindings:
         with self._teller.step("Stop the visitors, and hold the table against what they did"):
             expected = visitors.stop()
             wait_until(
@@ -99,7 +135,10 @@ class UpgradeSteps:
             for worker in workers:
                 worker.stop(grace_s=STOP_GRACE_S)
             found = UpgradeFindings(
-                visits=sum(expected.values()), answers=sum(reader.answers.values()), pause_s=reader.longest_s
+                visits=sum(expected.values()),
+                begun=begun,
+                answers=sum(reader.answers.values()),
+                pause_s=reader.longest_s,
             )
             self._teller.say(
                 f"{found.visits:,} visits, each counted once in version 2. {reader.answers[1]:,} answers of version 1, then {reader.answers[2]:,} of "
