@@ -26,7 +26,7 @@ from holdfast.core.engine.query_wire import LIMIT_KEYS, LIMIT_PAGE_ROWS, LIMIT_R
 from holdfast.core.engine.state.rows import LIMIT_KEY_BYTES
 from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Fleet
-from tests.support.harness import wait_for
+from tests.support.harness import UNDISTURBED, wait_for
 from tests.support.page_commands import command_line
 from tests.support.patience import DEADLINE_S
 from tests.support.places import DOCS
@@ -121,7 +121,8 @@ def metrics_table(page: str) -> str:
 def test_the_table_of_metrics_is_what_a_worker_tells(broker: SessionBroker, tmp_path: Path) -> None:
     fleet = Fleet(broker, tmp_path, app="metrics", partitions=2, standbys=1).create_topics()
     try:
-        first, second = fleet.worker().start(), fleet.worker().start()
+        patient = {f"HOLDFAST_{name.upper()}": str(value) for name, value in UNDISTURBED.items()}
+        first, second = (fleet.worker(**patient).start() for _ in range(2))
         fleet.wait_spread(first, second)
         assert first.ask("/tables/claims/0/rows/g%2Ft%2F0")[0] in (200, 421)
 

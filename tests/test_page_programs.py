@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from holdfast.core.producers.stamps import Stamp, read_stamp
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from tests.support.harness import TIMES, Worker, wait_for
+from tests.support.harness import TIMES, UNDISTURBED, Worker, wait_for
 from tests.support.installations import Installation, Installations
 from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
@@ -99,7 +99,7 @@ def started(
 @contextmanager
 def worker(folder: Path, environment: Mapping[str, str], *command: str) -> Iterator[Worker]:
     """Run a worker in *folder* and give it when it is ready."""
-    times = {f"HOLDFAST_{name.upper()}": str(value) for name, value in TIMES.items()}
+    times = {f"HOLDFAST_{name.upper()}": str(value) for name, value in {**TIMES, **UNDISTURBED}.items()}
     made = Worker("worker", folder, {**environment, **times}, command, cwd=folder)
     try:
         yield made.start().wait_ready()
@@ -215,7 +215,11 @@ def test_the_readmes_service_handles_what_it_claims(
     orders = fresh_topic("orders", partitions=2)
     environment = settings_of(broker, installed, coordination_topic=fresh_topic("claims", config=STAMPED))
     producer = Producer(broker.client_config())
+    # A member that stands still for longer than its claims last has an order again, and rightly.
+    interval, longer = "heartbeat_interval_s=3", "heartbeat_interval_s=60"
     text = exchanged(program(README, "billing.py"), {"orders": orders})
+    assert interval in text
+    text = text.replace(interval, longer)
     written = 0
     with started(tmp_path, environment, installed, "billing", text) as log:
 
@@ -248,6 +252,10 @@ def test_the_readmes_members_by_ranges_share_one_partition_and_get_each_message_
     )
     producer, written = Producer(broker.client_config()), 0
     text = exchanged(program(README, "thumbnails.py"), {"pictures": pictures})
+    # Another member is given the block of one that stands still for longer than its lease, and rightly.
+    client = 'client="thumbnails-1"'
+    assert client in text
+    text = text.replace(client, f"{client}, lease_s=120, request_timeout_s=60")
     with ExitStack() as members:
         logs = [
             members.enter_context(

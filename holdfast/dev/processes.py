@@ -13,7 +13,7 @@ from holdfast.clock import system_clock
 from holdfast.errors import DevBrokerError
 
 _POLL_S = 0.02
-_PAUSE_DEADLINE_S = 10.0
+_PAUSE_DEADLINE_S = 60.0
 
 
 def birth_of(pid: int) -> str | None:

@@ -15,6 +15,7 @@ from holdfast.errors import SkipError
 from tests.chaos.conftest import MakeApplication
 from tests.support.damage import MIB, damage, send
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
 LINGER_MS = 10_000
 
@@ -41,18 +42,18 @@ def test_a_worker_makes_the_skip_that_was_asked_for_and_goes_on(application: Mak
     worker = shop.worker().start()
     for first, last, error in ((2, 3, "LengthError"), (4, 4, "TooLargeError")):
         where = f"offset {first}" if first == last else f"offsets {first} to {last}"
-        worker.wait_said(f"stands before {where}, which cannot be read", 60)
+        worker.wait_said(f"stands before {where}, which cannot be read", DEADLINE_S)
         plan = asyncio.run(skipping.plan(shop.source, 0, first, skipping.skips()))
         assert (plan.batch.first, plan.batch.last, plan.batch.error) == (first, last, error)
         skipping.ask(plan, by="ada@desk")
-        wait_for("the skip to be made", partial(is_made, skipping, last), 60, worker.tail)
+        wait_for("the skip to be made", partial(is_made, skipping, last), DEADLINE_S, worker.tail)
     wait_for(
         "all to be folded",
         lambda: worker.applied() == {(each.name, 0): 8 for each in shop.processors},
-        60,
+        DEADLINE_S,
         worker.tail,
     )
-    wait_for("it to be ready", lambda: worker.ready, 60, worker.tail)
+    wait_for("it to be ready", lambda: worker.ready, DEADLINE_S, worker.tail)
     with BlockingTableClient(shop.settings, [counts]) as tables:
         row = tables.get(counts, "seen", partition=0, timeout_s=60).value
     assert row is not None

@@ -183,7 +183,7 @@ def test_a_batch_is_corrupted(one: OneBroker) -> None:
 
 
 def test_a_member_is_forgotten(one: OneBroker) -> None:
-    told = {"session_timeout_ms": 10_000, "rebalance_timeout_ms": 10_000, "protocol_type": "consumer"}
+    told = {"session_timeout_ms": 300_000, "rebalance_timeout_ms": 300_000, "protocol_type": "consumer"}
     protocols = [{"name": "range", "metadata": b""}]
     joined = one.client.ask("JoinGroup", 3, group_id="readers", member_id="", protocols=protocols, **told)
     said = {"group_id": "readers", "member_id": joined["member_id"]}

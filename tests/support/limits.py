@@ -36,10 +36,12 @@ class Slowness:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._measure, name="slowness", daemon=True)
         self._wall_s = self._worked_s = 0.0
+        self._began_s = self._used_s = 0.0
         self.stalled_s = 0.0
 
     def start(self) -> None:
-        """Begin to measure."""
+        """Begin to measure: what stands still before the thread runs counts too."""
+        self._began_s, self._used_s = time.monotonic(), time.process_time()
         self._thread.start()
 
     def stop(self) -> float:
@@ -49,19 +51,22 @@ class Slowness:
         return max(1.0, self._wall_s / self._worked_s) if self._worked_s else 1.0
 
     def _measure(self) -> None:
+        # Each part begins where the one before it ended: this thread may stand still at any line.
+        began_s, used_s = self._began_s, self._used_s
         while True:
-            began_s, used_s = time.monotonic(), time.process_time()
             ended = self._ended.wait(_REST_S)
             # What this process itself did meanwhile, holding the interpreter, is no stall of the machine.
-            used_s = time.process_time() - used_s
-            self.stalled_s += max(0.0, time.monotonic() - began_s - _REST_S - used_s)
+            now_s, used_s = time.monotonic(), time.process_time() - used_s
+            self.stalled_s += max(0.0, now_s - began_s - _REST_S - used_s)
             if ended:
                 return
-            began_s, worked_s = time.monotonic(), time.thread_time()
+            began_s, worked_s = now_s, time.thread_time()
             while time.thread_time() - worked_s < _BURST_S:
                 pass
-            self._wall_s += time.monotonic() - began_s
+            now_s, used_s = time.monotonic(), time.process_time()
+            self._wall_s += now_s - began_s
             self._worked_s += time.thread_time() - worked_s
+            began_s = now_s
 
 
 @contextmanager
@@ -79,8 +84,8 @@ def measured() -> Iterator[Slowness]:
 def at_most(limit_s: float, what: str = "it") -> Iterator[None]:
     """Fail when the block takes longer than *limit_s*, times how much slower than an idle one the machine was."""
     slowness = Slowness()
-    began_s = time.monotonic()
     slowness.start()
+    began_s = time.monotonic()
     try:
         yield
     except BaseException:

@@ -229,7 +229,8 @@ def test_a_demo_in_which_a_worker_dies_by_itself_fails_says_why_and_keeps_only_t
     [pytest.param((), marks=pytest.mark.broker), pytest.param(("--embedded",), marks=pytest.mark.process)],
 )
 def test_even_a_demo_that_is_killed_leaves_no_process(tmp_path: Path, kind: tuple[str, ...]) -> None:
-    with demo(tmp_path, *kind, *SMALL) as run:
+    # They are watched for long enough that it has not gone on by the time it is looked at.
+    with demo(tmp_path, *kind, *SMALL, "--seconds", "60") as run:
         run.wait_for("Watch them live")
         assert len(run.left()) >= 3  # a broker and two workers
         assert run.end(signal.SIGKILL, deadline_s=60) == -signal.SIGKILL

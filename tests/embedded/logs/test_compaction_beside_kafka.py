@@ -24,8 +24,8 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.logs.compaction import DELETE_HORIZON_BIT
 from holdfast.kafka.requests.raw_log import RawLog
 from tests.support.harness import wait_for, wait_for_ends
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 ROLL_MS = 50
 LINGER_MS = 50_000
 """A lot is sent when it is flushed, as one batch, though this process stands still before that."""
