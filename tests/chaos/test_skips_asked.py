@@ -17,7 +17,7 @@ from tests.support.damage import MIB, damage, send
 from tests.support.harness import wait_for
 from tests.support.patience import DEADLINE_S
 
-LINGER_MS = 10_000
+LINGER_MS = 50_000
 
 
 def lie_in_the_third(batch: bytearray) -> None:
