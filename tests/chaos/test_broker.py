@@ -123,10 +123,12 @@ def test_a_broker_killed_and_restarted_under_load_costs_nothing(
 
 
 def outage_lines(worker: Worker) -> list[str]:
-    """Return what a worker has said above INFO, besides of records that are to be refused: of an outage its beginning and its end, and what
-    becomes of the group.
+    """Return what a worker has said above INFO, besides of records that are to be refused, and of having stood still itself: of an outage its
+    beginning and its end, and what becomes of the group.
     """
-    return [line for line in worker.said(r"\[(WARNING|ERROR|CRITICAL)\]") if "record quarantined" not in line]
+    beside = ("record quarantined", "Thread keepalive is not responding")
+    said = worker.said(r"\[(WARNING|ERROR|CRITICAL)\]")
+    return [line for line in said if not any(each in line for each in beside)]
 
 
 def applied(app: Application) -> dict[tuple[str, int], int]:
