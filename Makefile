@@ -160,7 +160,7 @@ docs: $(SITE_TOOLS)/.ready ## the documentation as a site: built, and served unt
 # What builds and judges a release: in an environment of its own, since only a release needs it.
 $(RELEASE_TOOLS)/.ready: Makefile
 	@"$(PYTHON)" -m venv --clear $(RELEASE_TOOLS)
-	@$(RELEASE_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'build>=1.2,<2' 'twine>=6' 'cyclonedx-bom>=6,<8' 'kubernetes-validate>=1.31'
+	@$(RELEASE_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'build>=1.2,<2' 'twine>=6' 'cyclonedx-bom>=6,<8' 'kubernetes-validate>=1.31' 'check-jsonschema>=0.30'
 	@touch $@
 
 .PHONY: release
@@ -169,7 +169,9 @@ release: $(READY) $(RELEASE_TOOLS)/.ready ## sdist, wheel and bill of materials 
 
 MANIFESTS := deploy/kubernetes/holdfast.yaml
 .PHONY: manifests
-manifests: $(RELEASE_TOOLS)/.ready ## deploy/kubernetes from the chart in deploy/helm, judged by Kubernetes' schemas (needs helm)
+manifests: $(READY) $(RELEASE_TOOLS)/.ready ## deploy/kubernetes from the chart in deploy/helm and a new project's compose file, judged by their schemas (needs helm)
+	@rm -rf build/composed && $(RUN)/holdfast new composed --dir build/composed 2>/dev/null
+	@$(RELEASE_TOOLS)/bin/check-jsonschema --builtin-schema vendor.compose-spec build/composed/compose.yaml
 	@helm lint --strict --quiet deploy/helm/holdfast
 	@helm template shop deploy/helm/holdfast --namespace shop --kube-version 1.31 > $(MANIFESTS)
 	@for each in 1.27 1.31 1.34; do $(RELEASE_TOOLS)/bin/kubernetes-validate --strict --quiet -k $$each $(MANIFESTS) || exit 1; done

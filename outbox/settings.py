@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -13,6 +13,7 @@ from holdfast.config import Settings
 from holdfast.core.outbox.election import ElectionSettings, sanitise
 from holdfast.core.outbox.harvest import BUCKETS, producer_name
 from holdfast.errors import ConfigError
+from holdfast.kafka.clients import CRITICAL
 from holdfast.outbox.schema.layouts import layout_named
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,150}")
@@ -120,6 +121,9 @@ class HarvestSettings:
             )
         if not self.instance:
             object.__setattr__(self, "instance", f"{sanitise(socket.gethostname())}_{os.getpid()}")
+        # Troubles are told once, when they begin and when they end. librdkafka's clients would each tell of every attempt to connect.
+        properties = {"log_level": str(CRITICAL), **self.kafka.kafka}
+        object.__setattr__(self, "kafka", replace(self.kafka, kafka=properties))
         self.election()
 
     def election(self) -> ElectionSettings:

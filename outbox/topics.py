@@ -75,7 +75,8 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
                     raise
     except KafkaException as error:
         raise BrokerError(
-            f"topics {', '.join(topics)}: {error.args[0].str()}; check the broker and what this principal may do"
+            f"topics {', '.join(topics)} at {settings.kafka.bootstrap_servers}: {error.args[0].str()}; check bootstrap.servers, the broker, "
+            "and what this principal may do"
         ) from error
     for name in topics.keys() & there.keys():
         count = len(there[name].partitions)

@@ -36,6 +36,8 @@ PUBLIC_MODULES = {
     "holdfast.outbox.schema.layouts",
     "holdfast.outbox.schema.migrate",
     "holdfast.outbox.schema.tables",
+    "holdfast.pipeline.pages.page",
+    "holdfast.pipeline.pages.timelines",
     "holdfast.streams",
     "holdfast.testing",
 }

@@ -26,11 +26,11 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from tests.support.harness import TIMES, UNDISTURBED, wait_for
 from tests.support.installations import Installation, Installations
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT, example_file
 from tests.test_page_programs import exchanged, run, settings_of
 
 PARTITIONS = 3
-DEADLINE_S = 180.0
 TOPICS = ("orders", "payments", "big-customers", "receipts", "audit")
 CUSTOMERS = ("ada", "ben", "cleo", "dan", "eve")
 HERE = "app = create_app(topic_partitions=3)"

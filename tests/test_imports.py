@@ -235,6 +235,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "project": frozenset({"output"}),
         "size": frozenset({"context", "output"}),
         "__main__": frozenset({"context", "cures", "output"}),
+        "entry": frozenset({"__main__"}),
         "config": frozenset({"context", "output"}),
         "dev": frozenset({"context", "output"}),
         "doctor": frozenset({"application", "context", "cures", "output"}),

@@ -389,6 +389,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """Give what runs a command in a folder with an application, and returns its exit code and the lines on stderr."""
     (tmp_path / "mistaken_shop.py").write_text(SHOP)
     (tmp_path / "mistaken_empty.py").write_text("x = 1\n")
+    (tmp_path / "mistaken.db").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in [name for name in os.environ if name.startswith(("HOLDFAST_", "KAFKA_"))]:
@@ -532,10 +533,16 @@ OFFLINE: dict[str, tuple[list[str], int, str, str]] = {
         "check the URL, that the database runs",
     ),
     "an outbox that was not made": (
-        ["outbox", "status", "--database", "sqlite:///new.db"],
+        ["outbox", "status", "--database", "sqlite:///mistaken.db"],
         1,
         "table outbox is missing",
         "`holdfast outbox init .*` makes what is missing",
+    ),
+    "a mistyped file of a database": (
+        ["outbox", "status", "--database", "sqlite:///mistakn.db"],
+        1,
+        "mistakn.db: there is no such file",
+        "check the URL, or make the outbox there with `holdfast outbox init`",
     ),
     "shards of nothing": (
         ["outbox", "harvest", "--database", "sqlite:///new.db", "--shards", "0"],

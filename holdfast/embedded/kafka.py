@@ -55,7 +55,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 NOTICE = "an embedded Kafka for development and tests: production is Apache Kafka"
-START_DEADLINE_S = CALL_DEADLINE_S = 10.0
+START_DEADLINE_S = CALL_DEADLINE_S = 60.0
+"""More than its thread needs on a machine that stands still for half a minute."""
 FOLDER_DEADLINE_S = 600.0
 """A folder is read before it listens; one of some GB takes its time."""
 

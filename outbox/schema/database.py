@@ -16,7 +16,7 @@ from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.sql import ClauseElement
 
 from holdfast.errors import ConfigError, OutboxDatabaseError
-from holdfast.outbox.schema.tables import database_url, shown
+from holdfast.outbox.schema.tables import NO_FILE, database_url, lacks_file, shown
 
 CONNECT_TIMEOUT_S: Final = 10.0
 STATEMENT_TIMEOUT_S: Final = 30.0
@@ -79,6 +79,8 @@ class Database:
         return self._connection
 
     def _open(self) -> Any:
+        if lacks_file(self.url):
+            raise OutboxDatabaseError(f"cannot connect to {self.place}: {NO_FILE}", is_lost=True)
         driver = self.dialect.loaded_dbapi
         positional, named = self.dialect.create_connect_args(self.url)
         try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, inspect
@@ -27,6 +28,7 @@ from holdfast.outbox.schema.columns import big_id, long_text
 from holdfast.outbox.schema.kinds import narrower, type_problems
 from holdfast.outbox.schema.layouts import Layout, layout_named
 
+NO_FILE = "there is no such file; check the URL, or make the outbox there with `holdfast outbox init`"
 DIALECTS = ("postgresql", "mysql", "mariadb", "sqlite")
 LIMIT_NAME = 40  # longer ones would not leave room for the names derived from it, at 63 bytes on Postgres
 DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql", "sqlite": "pysqlite"}
@@ -203,6 +205,18 @@ def shown(url: URL) -> str:
     'postgresql://ada:***@host/shop?password=********&sslmode=disable'
     """
     return masked_parameters(url.render_as_string(hide_password=True))
+
+
+def lacks_file(url: URL) -> bool:
+    """Return whether *url* is that of a SQLite database whose file does not exist: to connect would make an empty one.
+
+    >>> lacks_file(make_url("sqlite:////no/such/folder/shop.db")), lacks_file(make_url("sqlite://"))
+    (True, False)
+    """
+    name = url.database or ":memory:"
+    return (
+        url.get_backend_name() == "sqlite" and not name.startswith((":", "file:")) and not Path(name).exists()
+    )
 
 
 def problems(

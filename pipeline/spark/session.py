@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.class_archive import ClassArchive
 from holdfast.errors import SparkError
 from holdfast.jars import cache_folder, find_java, spark_jars
+from holdfast.pipeline.spark.defaults import spark_defaults
 from holdfast.pipeline.spark.errors import (
     in_log,
     is_of_spark,
@@ -208,7 +209,8 @@ def _python(options: SparkOptions) -> str:
     """Return the Python of the workers: this one (Spark would take PATH's first python3), or what is asked for on a cluster, whose machines may have it elsewhere."""
     if options.in_one_jvm:
         return sys.executable
-    return options.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
+    asked = options.conf.get(_PYTHON) or spark_defaults().get(_PYTHON) or os.environ.get("PYSPARK_PYTHON")
+    return asked or sys.executable
 
 
 def _launch(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -> tuple[SparkSession, Any]:
@@ -280,11 +282,14 @@ def settings(options: SparkOptions, archive: ClassArchive | None, scratch: Path)
         conf["spark.driver.memory"] = options.memory
     conf |= _in_one_jvm(options, archive, scratch) if options.in_one_jvm else _on_cluster()
     given = dict(options.conf)
+    if not options.in_one_jvm:
+        given = {name: told for name, told in spark_defaults().items() if name in _LISTS} | given
     for name in _LISTS & given.keys() & conf.keys():  # what is ours is needed beside what is theirs
         given[name] = ",".join(dict.fromkeys([*conf[name].split(","), *given[name].split(",")]))
     return conf | given
 
 
+_PYTHON = "spark.pyspark.python"
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _LISTS = frozenset({"spark.jars", "spark.sql.extensions"})
 

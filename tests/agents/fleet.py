@@ -17,10 +17,10 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import TIMES, Worker, module_command, wait_for
+from tests.support.patience import DEADLINE_S
 
 CLAIMS_MODULE = "holdfast.agents"
 DELIVERY_DEADLINE_S = 180.0
-SPREAD_DEADLINE_S = 60.0
 
 
 class Fleet:
@@ -98,7 +98,7 @@ class Fleet:
         wait_for(
             f"{wanted} spread over {[worker.name for worker in workers]}",
             condition,
-            SPREAD_DEADLINE_S,
+            DEADLINE_S,
             self.tails,
         )
 
@@ -109,7 +109,7 @@ class Fleet:
             owners = [worker for worker in self.live if (table, partition) in worker.applied()]
             return owners[0] if len(owners) == 1 else None
 
-        return wait_for(f"one owner of {table}/{partition}", owner, SPREAD_DEADLINE_S, self.tails)
+        return wait_for(f"one owner of {table}/{partition}", owner, DEADLINE_S, self.tails)
 
     def tails(self) -> str:
         return "\n".join(worker.tail() for worker in self.workers)

@@ -21,9 +21,9 @@ from holdfast.pipeline.verify.table import read_live, verify
 from tests.agents.countdown import Folded, declared
 from tests.agents.fleet import Writer
 from tests.support.harness import Application, running, wait_for
+from tests.support.patience import DEADLINE_S
 
 PARTITIONS = 2
-DEADLINE_S = 60.0
 DEEPEST = 12
 """So often a number goes round at most: each time is a transaction of its own."""
 ROW = b"\x02"

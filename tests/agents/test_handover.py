@@ -14,7 +14,8 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.replay import ReplayOptions
 from tests.agents.reminders import Reminded, reminders
-from tests.agents.test_timers_and_versions import DEADLINE_S, Reminders
+from tests.agents.test_timers_and_versions import Reminders
+from tests.support.patience import DEADLINE_S
 
 SECOND = {"REMINDERS_VERSION": "2", "REMINDERS_HANDOVER": "1"}
 

@@ -17,10 +17,10 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Writer
 from tests.support.harness import Application, Worker, running, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import read_topic
 
 PARTITIONS = 3
-DEADLINE_S = 60.0
 CUSTOMERS = ("ada", "ben", "cleo", "dan", "eve")
 
 

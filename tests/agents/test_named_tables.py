@@ -19,10 +19,11 @@ from holdfast.pipeline.verify.table import verify
 from tests.agents.fleet import Fleet, Writer
 from tests.support import fork_server
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.support.visits import Visitor, visits
 
-PARTITIONS, DEADLINE_S = 2, 60.0
+PARTITIONS = 2
 OPS = ("enter", "enter", "leave", "break", "enter", "enter")
 
 

@@ -21,10 +21,10 @@ from tests.agents.fleet import Writer
 from tests.agents.jobs import KEEP, Done
 from tests.kafka.test_bombs import BOMB_BYTES, send
 from tests.support.harness import UNDISTURBED, Application, Worker, running, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import prove
 
 PARTITIONS = 3
-DEADLINE_S = 60.0
 decode = msgspec.json.Decoder(Done).decode
 
 

@@ -29,9 +29,9 @@ from holdfast.pipeline.verify.table import verify
 from tests.agents.fleet import Fleet, Writer
 from tests.agents.reminders import Reminded, reminders
 from tests.support.harness import Worker, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import read_topic
 
-DEADLINE_S = 120.0
 TIMER_MS = 400
 
 

@@ -27,10 +27,10 @@ from tests.agents.fleet import Fleet, Writer
 from tests.agents.versioned import Counted, Weighed, versioned
 from tests.support.harness import Worker, wait_for
 from tests.support.limits import Slowness, check
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.support.proof import read_topic
 
-DEADLINE_S = 180.0
 KEYS = [f"k{number}" for number in range(20)]
 RECORDS = 2_000
 NEXT = {"VERSIONED": "2"}

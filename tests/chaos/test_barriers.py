@@ -18,6 +18,7 @@ from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import running, wait_for
 from tests.support.joining_app import APPEND_TIME, JoinApplication
 from tests.support.parts import part
+from tests.support.patience import DEADLINE_S
 
 BACK_MS = 5_000
 ROUNDS = 40
@@ -93,7 +94,12 @@ def test_a_record_that_a_paused_broker_kept_is_folded_behind_a_barrier(
         finally:
             worker.signal(signal.SIGCONT)
         try:
-            wait_for("the order to be folded", lambda: app.states()[0][1].applied == (4, 5), 120, worker.tail)
+            wait_for(
+                "the order to be folded",
+                lambda: app.states()[0][1].applied == (4, 5),
+                DEADLINE_S,
+                worker.tail,
+            )
         finally:
             cluster.resume(kept_by)
         (outcome,) = app.prove().values()

@@ -17,7 +17,7 @@ from tests.support.proof import last_offsets, read_topic
 
 PARTITIONS = 4
 LARGEST_BATCH_BYTES = 16 * MIB
-DEADLINE_S = 240.0
+DEADLINE_S = 720.0
 
 Shape = Callable[[Compression, int], bytes]
 

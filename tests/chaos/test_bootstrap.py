@@ -15,6 +15,7 @@ from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.verify.table import read_live, verify
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.support.proof import last_offsets, prove, read_topic
 
@@ -75,7 +76,7 @@ def test_workers_go_on_behind_a_bootstrap_that_was_killed(
     wait_for(
         "a history",
         lambda: sum(last_offsets(read_topic(app.broker, app.source)).values()) > 4_000,
-        60,
+        DEADLINE_S,
     )
     for partition, step in kills:
         killed_at(app, "counts", partition, step)

@@ -23,6 +23,7 @@ from tests.chaos.conftest import MakeApplication
 from tests.support.harness import TIMES, Application, Worker, end_transactions, running, wait_for
 from tests.support.limits import at_most
 from tests.support.parts import part
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import prove
 
 UNREADY_DEADLINE_S = TIMES["session_timeout_s"] + 10
@@ -54,7 +55,7 @@ def cluster_of(broker: SessionBroker) -> Cluster:
     return broker.cluster
 
 
-def supervised(app: Application, until: Callable[[], bool], deadline_s: float) -> int:
+def supervised(app: Application, until: Callable[[], bool]) -> int:
     """Start again whatever ends, as a supervisor does, until the condition holds; return how often that was
     needed.
 
@@ -81,7 +82,7 @@ def supervised(app: Application, until: Callable[[], bool], deadline_s: float) -
                 restarts += not lost
         return until()
 
-    wait_for("the fleet to be well again", condition, deadline_s, app.tails)
+    wait_for("the fleet to be well again", condition, DEADLINE_S, app.tails)
     return restarts
 
 
@@ -101,7 +102,7 @@ def test_a_broker_killed_and_restarted_under_load_costs_nothing(
     """Away for longer than transactions may last, it nearly always loses ends; else now and then."""
     app = frail_application()
     app.worker().start(), app.worker().start()
-    wait_for("both at work", lambda: all_ready(app), 60, app.tails)
+    wait_for("both at work", lambda: all_ready(app), DEADLINE_S, app.tails)
     load = app.load(rate=2_000, seed=71)
     progressed(app)
     met = {worker.name: worker.process for worker in app.workers}
@@ -113,7 +114,6 @@ def test_a_broker_killed_and_restarted_under_load_costs_nothing(
     supervised(
         app,
         lambda: all_ready(app) and all(at > before.get(place, -1) for place, at in applied(app).items()),
-        90,
     )
     progressed(app)
     # Who was started anew, as where an end was lost, has not met the outage.
@@ -123,10 +123,12 @@ def test_a_broker_killed_and_restarted_under_load_costs_nothing(
 
 
 def outage_lines(worker: Worker) -> list[str]:
-    """Return what a worker has said above INFO, besides of records that are to be refused: of an outage its beginning and its end, and what
-    becomes of the group.
+    """Return what a worker has said above INFO, besides of records that are to be refused, and of having stood still itself: of an outage its
+    beginning and its end, and what becomes of the group.
     """
-    return [line for line in worker.said(r"\[(WARNING|ERROR|CRITICAL)\]") if "record quarantined" not in line]
+    beside = ("record quarantined", "Thread keepalive is not responding")
+    said = worker.said(r"\[(WARNING|ERROR|CRITICAL)\]")
+    return [line for line in said if not any(each in line for each in beside)]
 
 
 def applied(app: Application) -> dict[tuple[str, int], int]:
@@ -140,7 +142,7 @@ def progressed(app: Application) -> None:
     wait_for(
         "progress",
         lambda: all(at > before.get(place, -1) for place, at in applied(app).items()),
-        60,
+        DEADLINE_S,
         app.tails,
     )
 
@@ -156,7 +158,7 @@ def freeze(
     app = make(**settings)
     app.worker().start(), app.worker().start()
     load = app.load(rate=1_500, seed=seed)
-    wait_for("both at work", lambda: all_ready(app), 60, app.tails)
+    wait_for("both at work", lambda: all_ready(app), DEADLINE_S, app.tails)
     progressed(app)
     cluster_of(frail).pause(1)
     began_s = time.monotonic()
@@ -164,18 +166,21 @@ def freeze(
         late = app.worker(request_timeout_s=7).start()
         with at_most(UNREADY_DEADLINE_S, "to be unready"):
             wait_for(
-                "all to be unready", lambda: not any(worker.ready for worker in app.workers), 120, app.tails
+                "all to be unready",
+                lambda: not any(worker.ready for worker in app.workers),
+                DEADLINE_S,
+                app.tails,
             )
-        assert late.wait_exit(60) > 0, "a worker cannot begin without a broker"
+        assert late.wait_exit(DEADLINE_S) > 0, "a worker cannot begin without a broker"
         assert late.said(rf"leaving: no Kafka broker at {app.broker.bootstrap} answered within 7 s"), (
             late.tail()
         )
         app.workers.remove(late)
         # Time is what this test is about.
-        wait_for("the outage to end", lambda: time.monotonic() - began_s > seconds, seconds + 10)
+        wait_for("the outage to end", lambda: time.monotonic() - began_s > seconds, DEADLINE_S)
     finally:
         cluster_of(frail).resume(1)
-    restarts = supervised(app, lambda: all_ready(app), 120)
+    restarts = supervised(app, lambda: all_ready(app))
     progressed(app)
     prove(app, load.stop())
     return restarts
@@ -209,7 +214,7 @@ def test_sigterm_without_a_broker_ends_a_worker_in_time(
     cluster_of(frail).pause(1)
     worker.signal(signal.SIGTERM)
     with at_most(sum(times.values()) + 2, "the end of a worker"):
-        worker.wait_exit(60)
+        worker.wait_exit(DEADLINE_S)
     cluster_of(frail).resume(1)
     worker.start()
     prove(app, load.stop())

@@ -14,6 +14,7 @@ import pytest
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.chained_app import TAKEOVER_S, ChainFleet
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
 MakeChain = Callable[[], ChainFleet]
 ORDERS = ("AABB", "ABAB", "ABBA")
@@ -41,7 +42,7 @@ def roll(fleet: ChainFleet, order: str, chance: random.Random, kills: float) -> 
     for worker in workers.values():
         worker.wait_ready()
     fleet.load.start()
-    wait_for("some orders", lambda: fleet.load.sent >= 300, 60, fleet.tails)
+    wait_for("some orders", lambda: fleet.load.sent >= 300, DEADLINE_S, fleet.tails)
     fleet.asker.start()
     fleet.asker.wait_answer()
     for name in order:
@@ -49,14 +50,14 @@ def roll(fleet: ChainFleet, order: str, chance: random.Random, kills: float) -> 
         worker.kill() if chance.random() < kills else worker.stop()
         fleet.start(worker, versions[name], sleep_s=0.002)
         if chance.random() < kills:
-            wait_for("it begins", lambda each=worker: each.ask("/metrics")[0] == 200, 60, fleet.tails)  # type: ignore[misc]
+            wait_for("it begins", lambda each=worker: each.ask("/metrics")[0] == 200, DEADLINE_S, fleet.tails)  # type: ignore[misc]
             worker.kill()
             fleet.start(worker, versions[name])
         worker.wait_ready()
         fleet.asker.wait_answer()
     fleet.load.stop()
     fleet.assert_counted_once(fleet.wait_folded(3), 3)
-    wait_for("the switch", lambda: 3 in fleet.asker.seen, 60, fleet.tails)
+    wait_for("the switch", lambda: 3 in fleet.asker.seen, DEADLINE_S, fleet.tails)
     fleet.asker.stop()
     for worker in workers.values():
         worker.stop()

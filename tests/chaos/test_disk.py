@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Worker, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import prove
 
 SIZE_MB = 64
@@ -71,16 +72,16 @@ def test_a_full_disk_ends_the_worker_with_a_clear_message_and_costs_nothing(
     with small_disk(worker.data) as disk:
         load = app.load(rate=1_000, seed=91)
         worker.start().wait_ready()
-        wait_for("some work", lambda: sum(worker.applied().values()) > 2_000, 60, worker.tail)
+        wait_for("some work", lambda: sum(worker.applied().values()) > 2_000, DEADLINE_S, worker.tail)
         disk.fill()
         disk.confine(worker)
-        code = worker.wait_exit(60)
+        code = worker.wait_exit(DEADLINE_S)
         assert code > 0
         assert worker.said(
             "leaving: cannot write the store .*; nothing is lost .*free the disk and restart"
         ), worker.tail()
         if disk.mounted:
-            code = worker.start().wait_exit(60)
+            code = worker.start().wait_exit(DEADLINE_S)
             assert code > 0, "there is still no room"
             assert worker.said(r"leaving: cannot (open|write) the store .*No space left.*"), worker.tail()
             assert worker.said("set aside") == [], "a good store was given up because the disk was full"

@@ -11,8 +11,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.verify.table import verify
 from tests.chaos.evolving import TYPES, evolving
 from tests.support.harness import Application, running, wait_for
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 def write(app: Application, *keys: bytes) -> None:
@@ -58,7 +57,7 @@ def test_a_row_type_grows_and_one_that_cannot_read_the_rows_ends_the_worker(
         write(app, b"b", b"c")
         refused = app.worker().start(EVOLVING="other")
         assert refused.wait_exit(DEADLINE_S) != 0
-        refused.wait_said("field count was int and is str. Change it back, or write version=2", 60)
+        refused.wait_said("field count was int and is str. Change it back, or write version=2", DEADLINE_S)
         check_cause(app)  # also where no worker of the new type has come to write
         up_to("more", 4)
         check_cause(app)

@@ -16,9 +16,9 @@ import pytest
 from holdfast.pipeline.topic import TopicLog
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application, Worker, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import prove
 
-TAKEOVER_DEADLINE_S = 60.0
 REJOIN_DEADLINE_S = 180.0
 LOOK_S = 3.0
 
@@ -39,7 +39,7 @@ class Victim:
         written.rename(self.order)
 
     def wait_frozen(self) -> None:
-        wait_for("the victim to freeze", self._frozen, TAKEOVER_DEADLINE_S, self.worker.tail)
+        wait_for("the victim to freeze", self._frozen, DEADLINE_S, self.worker.tail)
 
     def _frozen(self) -> bool:
         state = (
@@ -76,7 +76,7 @@ def wait_taken_over(
     return wait_for(
         "others to take over and go on",
         gone_on,
-        TAKEOVER_DEADLINE_S,
+        DEADLINE_S,
         lambda: "\n".join(heir.tail() for heir in heirs),
     )
 
@@ -111,7 +111,7 @@ def freeze_between_sync_and_adoption(application: MakeApplication, folder: Path,
     wait_for(
         "both at work",
         lambda: all(each.ready and each.applied() for each in (victim.worker, heir)),
-        60,
+        DEADLINE_S,
         app.tails,
     )
     for _ in range(times):
@@ -133,7 +133,10 @@ def freeze_between_sync_and_adoption(application: MakeApplication, folder: Path,
             f"{len(stale)} answers as the owner of before: {stale[0]} … {stale[-1]}\n{victim.worker.tail()}"
         )
         wait_for(
-            "all at work", lambda: all(each.ready and each.applied() for each in app.live), 60, app.tails
+            "all at work",
+            lambda: all(each.ready and each.applied() for each in app.live),
+            DEADLINE_S,
+            app.tails,
         )
     prove(app, load.stop())
 
@@ -164,7 +167,7 @@ def test_a_worker_thawed_in_a_commit_after_all_its_deadlines_rejoins(
     wait_for(
         "both at work",
         lambda: all(each.ready and each.applied() for each in (victim.worker, heir)),
-        60,
+        DEADLINE_S,
         app.tails,
     )
     held, process = list(victim.worker.applied()), victim.worker.process
@@ -174,7 +177,9 @@ def test_a_worker_thawed_in_a_commit_after_all_its_deadlines_rejoins(
     try:
         reached = wait_taken_over(app, held, [heir])
         wait_for(
-            "a freeze longer than any deadline of the victim's", lambda: time.monotonic() - frozen_s > 12, 60
+            "a freeze longer than any deadline of the victim's",
+            lambda: time.monotonic() - frozen_s > 12,
+            DEADLINE_S,
         )
     finally:
         victim.thaw()
@@ -182,7 +187,7 @@ def test_a_worker_thawed_in_a_commit_after_all_its_deadlines_rejoins(
     wait_for(
         "both at work again",
         lambda: all(each.ready and each.applied() for each in (victim.worker, heir)),
-        60,
+        DEADLINE_S,
         app.tails,
     )
     assert victim.worker.process is process, "it went on, it was not started anew"

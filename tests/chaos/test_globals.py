@@ -12,6 +12,7 @@ from holdfast.core.engine.state.global_rows import covers
 from tests.chaos.conftest import MakeJoin
 from tests.support.harness import wait_for
 from tests.support.joining_app import JoinApplication, JoinOutcome
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import read_topic
 
 MORE_THAN = 5
@@ -77,7 +78,9 @@ def test_folds_see_a_global_as_recorded_past_kills_and_takeovers(join: MakeJoin)
         app.wait_folded()
     found = told(app.prove())
     assert answered(app) == folded(app)
-    wait_for("no lag", lambda: set(second.metric("holdfast_global_lag").values()) == {0.0}, 60, second.tail)
+    wait_for(
+        "no lag", lambda: set(second.metric("holdfast_global_lag").values()) == {0.0}, DEADLINE_S, second.tail
+    )
     assert second.metric("holdfast_global_serving") == {'table="rates"': 1.0}
     assert all(len(vectors) > MORE_THAN for vectors in found.values()), found
 

@@ -24,6 +24,7 @@ from tests.chaos.hostile import BOMB_BYTES, HOSTILE
 from tests.chaos.test_bombs import resident_bytes
 from tests.chaos.test_rebalances import wait_settled
 from tests.support.harness import Application, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.support.proof import prove, read_topic
 
@@ -98,7 +99,9 @@ def prove_beside_harm(app: Application, acked: int) -> None:
         assert tables.get(counts, "k1", partition=1, timeout_s=60).value is not None, (
             "forged workers hide the true one"
         )
-    wait_for("the hostile producer's transactions to be over", lambda: all_decided(app), 120, app.tails)
+    wait_for(
+        "the hostile producer's transactions to be over", lambda: all_decided(app), DEADLINE_S, app.tails
+    )
     source = [message for messages in read_topic(app.broker, app.source).values() for message in messages]
     loaded = [
         message
@@ -107,7 +110,7 @@ def prove_beside_harm(app: Application, acked: int) -> None:
     ]
     assert len(loaded) == acked, "the load is not in the source as it was written"
     assert len(source) > acked
-    prove(app, noted=NOTE, deadline_s=120)
+    prove(app, noted=NOTE)
 
 
 def test_a_hostile_producer_changes_no_count_and_stops_nobody(application: MakeApplication) -> None:
@@ -116,7 +119,7 @@ def test_a_hostile_producer_changes_no_count_and_stops_nobody(application: MakeA
     load = app.load(rate=1_000, limit=8_000, seed=91)
     with harm(app, seed=91, rounds=20) as producer:
         wait_settled(app)
-        wait_for("the hostile producer's end", lambda: producer.poll() is not None, 120, app.tails)
+        wait_for("the hostile producer's end", lambda: producer.poll() is not None, DEADLINE_S, app.tails)
         fleet[0].kill()
         wait_settled(app)
         fleet[0].start()
@@ -147,7 +150,7 @@ def test_a_hostile_producer_beside_kills_and_freezes_with_bombs_to_be_skipped(
                 victim.start()
             else:
                 victim.signal(signal.SIGSTOP)
-                chance.choice([each for each in fleet if each is not victim]).wait_ready(120)
+                chance.choice([each for each in fleet if each is not victim]).wait_ready(DEADLINE_S)
                 victim.signal(signal.SIGCONT)
             wait_settled(app)
             assert producer.poll() is None, "the hostile producer failed"

@@ -16,8 +16,7 @@ from holdfast.core.engine.state.codec import APPLIED, row_key, tick_key
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import running, wait_for
 from tests.support.joining_app import JoinApplication
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture
@@ -42,8 +41,8 @@ def app(broker: SessionBroker, tmp_path: Path) -> Iterator[JoinApplication]:
         client = AdminClient(broker.client_config())
 
         def nobody() -> bool:
-            found = client.describe_consumer_groups([made.name], request_timeout=DEADLINE_S)[made.name]
-            return not found.result(DEADLINE_S).members
+            found = client.describe_consumer_groups([made.name], request_timeout=60)[made.name]
+            return not found.result(60).members
 
         wait_for("the group to be empty", nobody, DEADLINE_S)
         yield made

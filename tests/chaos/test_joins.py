@@ -11,6 +11,7 @@ from holdfast.pipeline.verify.table import verify
 from tests.chaos.conftest import MakeJoin
 from tests.support.damage import one_batch
 from tests.support.harness import add_partitions, wait_for
+from tests.support.patience import DEADLINE_S
 
 LAG = "kafka_consumergroup_lag"
 HIDDEN = 70_000
@@ -115,7 +116,7 @@ def test_windows_of_an_idle_source_tell_their_final_results_by_ticks_and_once(jo
     app = join(alone=True, windows=True)
     worker = app.worker().start().wait_ready()
     app.write(300, seed=6, rest_s=0.05)
-    wait_for("rows", lambda: any(state for state, _ in app.states().values()), 60, worker.tail)
+    wait_for("rows", lambda: any(state for state, _ in app.states().values()), DEADLINE_S, worker.tail)
     worker.kill()
     app.write(100, seed=7)
     worker.start().wait_ready()
@@ -137,11 +138,15 @@ def test_what_cannot_be_read_of_one_source_is_skipped_and_the_other_goes_on_behi
     for at in range(3):
         app.send(app.orders, f"add k1 {at}")
     app.flush()
-    worker.wait_said("are skipped and noted", 60)
-    wait_for("the orders to be folded", lambda: app.states()[0][1].applied == (-1, 2), 60, worker.tail)
+    worker.wait_said("are skipped and noted", DEADLINE_S)
+    wait_for(
+        "the orders to be folded", lambda: app.states()[0][1].applied == (-1, 2), DEADLINE_S, worker.tail
+    )
     app.send(app.customers, "add k1 9")
     app.flush()
-    wait_for("a customer behind it", lambda: app.states()[0][1].applied == (HIDDEN, 2), 60, worker.tail)
+    wait_for(
+        "a customer behind it", lambda: app.states()[0][1].applied == (HIDDEN, 2), DEADLINE_S, worker.tail
+    )
     verdict = verify(app.joined, app.settings)
     assert (verdict.equal, verdict.records, verdict.skipped) == (True, 4, HIDDEN)
 
@@ -164,7 +169,7 @@ def test_standbys_serve_a_table_of_several_sources_and_tell_how_far_each_is(join
             else None
         )
 
-    one, other = wait_for("both to answer", answers, 60, app.tails)
+    one, other = wait_for("both to answer", answers, DEADLINE_S, app.tails)
     assert {one["role"], other["role"]} == {"active", "standby"}
     assert one["rows"] == other["rows"] != []
     assert one["as_of"] == other["as_of"] == {app.customers: customers, app.orders: orders}
@@ -176,12 +181,12 @@ def test_standbys_serve_a_table_of_several_sources_and_tell_how_far_each_is(join
         told = [*fleet[0].metric(LAG).items(), *fleet[1].metric(LAG).items()]
         return {value for labels, value in told if app.orders in labels or app.customers in labels}
 
-    wait_for("no lag", lambda: lags() == {0.0}, 60, app.tails)
+    wait_for("no lag", lambda: lags() == {0.0}, DEADLINE_S, app.tails)
 
 
 def test_workers_refuse_sources_of_unequal_partition_counts(join: MakeJoin) -> None:
     app = join(partitions=2)
     add_partitions(app.broker.client_config(), app.orders, 3)
     worker = app.worker().start()
-    assert worker.wait_exit(60) != 0
+    assert worker.wait_exit(DEADLINE_S) != 0
     assert worker.said(f"{app.customers} has 2 partitions but {app.orders} has 3")

@@ -12,9 +12,8 @@ import pytest
 
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.faults import FAULTS
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import prove
-
-DEATH_DEADLINE_S = 60.0
 
 
 def die_at_each(make: MakeApplication, orders: list[tuple[str, int, bool]], *, seed: int) -> None:
@@ -29,7 +28,7 @@ def die_at_each(make: MakeApplication, orders: list[tuple[str, int, bool]], *, s
         if point == "restoring":
             worker.wipe()  # else there is nothing to restore
         worker.start(CHAOS_FAULT=f"{point}:{visit}")
-        code = worker.wait_exit(DEATH_DEADLINE_S)
+        code = worker.wait_exit(DEADLINE_S)
         assert code == -9, f"meant to die at {point}, ended with {code}\n{worker.tail()}"
         if wiped:
             worker.wipe()
@@ -108,6 +107,6 @@ def test_many_random_sigkills_under_load_leave_counts_exact(
 def test_a_crash_of_native_code_tells_where_it_was(application: MakeApplication) -> None:
     worker = application(partitions=1).worker().start().wait_ready()
     worker.signal(signal.SIGSEGV)
-    assert worker.wait_exit(60) == -signal.SIGSEGV
+    assert worker.wait_exit(DEADLINE_S) == -signal.SIGSEGV
     assert worker.said("Fatal Python error: Segmentation fault"), worker.tail()
     assert worker.said(r"File .*, line \d+ in "), worker.tail()

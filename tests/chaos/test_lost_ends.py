@@ -11,6 +11,7 @@ import pytest
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.test_stores import RECORDS, worked
 from tests.support.harness import Worker, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import prove
 from tests.support.strangers import open_transaction
 
@@ -24,7 +25,7 @@ def test_a_worker_does_not_take_what_lies_before_an_open_transaction_for_the_who
         worker.wipe()
     with open_transaction(app.broker.config, f"{app.name}-counts.v1-changelog", app.partitions):
         worker.start(HOLDFAST_COMMIT_TIMEOUT_S="6", HOLDFAST_STALL_TIMEOUT_S="6")
-        assert worker.wait_exit(60) > 0
+        assert worker.wait_exit(DEADLINE_S) > 0
         assert worker.said(
             r"counts\.v1-changelog partition \d ends at \d+, but from \d+ on a transaction is open"
         ), worker.tail()
@@ -38,7 +39,7 @@ def test_a_worker_goes_on_when_the_transaction_ends_in_time(application: MakeApp
     worker.wipe()
     with open_transaction(app.broker.config, f"{app.name}-counts.v1-changelog", app.partitions):
         worker.start()
-        wait_for("the restore", lambda: restores(worker), 60, worker.tail)
+        wait_for("the restore", lambda: restores(worker), DEADLINE_S, worker.tail)
         time.sleep(5)  # far longer than these few records take
         assert restores(worker), worker.tail()
     worker.wait_ready()

@@ -14,10 +14,10 @@ from holdfast.clients.topics.application import create_topics
 from holdfast.clients.topics.types import AlterConfig
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import Proof, prove
 
 MIB = 1 << 20
-DEADLINE_S = 120.0
 ROOMY = {"max.message.bytes": str(16 * MIB)}
 
 Header = tuple[str, bytes]
@@ -129,7 +129,7 @@ def test_a_worker_does_not_start_on_topics_that_could_refuse_what_a_fold_makes(
     for topic in (app.out, changelog):
         Admin(app.settings).apply([AlterConfig(topic=topic, config={"max.message.bytes": "20000"})])
     worker = app.worker().start()
-    assert worker.wait_exit(60) > 0
+    assert worker.wait_exit(DEADLINE_S) > 0
     for topic in (app.out, changelog):
         assert worker.said(
             rf"topic {topic} max.message.bytes is 20000, .*--add-config max.message.bytes=1048588"

@@ -26,11 +26,11 @@ from holdfast.testing import Topology
 from tests.chaos.programs import all_processors
 from tests.support.harness import Application, running, wait_for
 from tests.support.parts import part
+from tests.support.patience import DEADLINE_S
 from tests.support.program_load import PHASES, load
 from tests.support.proof import read_topic
 
 PARTITIONS = 2
-THROUGH_DEADLINE_S = 120.0
 IDLE_MS = 10 * 60_000
 APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
 ONCE = (
@@ -93,7 +93,7 @@ class Programs(Application):
         return True
 
     def wait_through(self) -> None:
-        wait_for("every program to be through", self.is_through, THROUGH_DEADLINE_S, self.tails)
+        wait_for("every program to be through", self.is_through, DEADLINE_S, self.tails)
 
     def told(self, topic: str) -> list[tuple[bytes | None, bytes | None]]:
         return [(each.key(), each.value()) for log in read_topic(self.broker, topic).values() for each in log]

@@ -10,6 +10,7 @@ from confluent_kafka import Producer
 
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import UNDISTURBED, Application, Worker, wait_for
+from tests.support.patience import DEADLINE_S
 
 LOOKS = 4
 LOOKED = "watchers have looked"
@@ -37,7 +38,7 @@ def loud(worker: Worker) -> list[str]:
 
 
 def wait_looked_at(worker: Worker, times: int = LOOKS) -> None:
-    wait_for("Faust's watchers to look", lambda: len(worker.said(LOOKED)) >= times, 60, worker.tail)
+    wait_for("Faust's watchers to look", lambda: len(worker.said(LOOKED)) >= times, DEADLINE_S, worker.tail)
 
 
 def test_an_idle_worker_says_nothing_in_an_hour(application: MakeApplication) -> None:
@@ -57,6 +58,9 @@ def test_a_worker_that_folds_a_record_now_and_then_says_nothing_in_an_hour(
         written += 1
         wait_looked_at(worker, looked + 1)
     wait_for(
-        "all of it to be folded", lambda: worker.applied().get(("counts", 0)) == written - 1, 60, worker.tail
+        "all of it to be folded",
+        lambda: worker.applied().get(("counts", 0)) == written - 1,
+        DEADLINE_S,
+        worker.tail,
     )
     assert loud(worker) == []

@@ -13,9 +13,9 @@ from holdfast.dev.ports import free_ports
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import UNDISTURBED, Application, Worker, wait_for
 from tests.support.limits import at_most
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import last_offsets, prove, read_topic
 
-MOVE_DEADLINE_S = 60.0
 GENERATION = r"generation (\d+): kept (\[.*?\]), restored (\[.*?\]) \((\d+) records"
 
 
@@ -27,7 +27,7 @@ def wait_settled(app: Application) -> None:
         owned = [place for worker in app.live if worker.ready for place in worker.applied()]
         return sorted(owned) == wanted and all(worker.ready for worker in app.live)
 
-    wait_for(f"{len(app.live)} workers share {len(wanted)} partitions", settled, MOVE_DEADLINE_S, app.tails)
+    wait_for(f"{len(app.live)} workers share {len(wanted)} partitions", settled, DEADLINE_S, app.tails)
 
 
 def change(app: Application, fleet: list[Worker], size: int, chance: random.Random) -> None:
@@ -111,12 +111,12 @@ def test_a_standby_follows_and_takes_over_with_only_the_tail_to_read(application
     wait_settled(app)
     load.wait()
     ends = last_offsets(read_topic(app.broker, app.source))
-    app.wait_applied(ends, 60)
+    app.wait_applied(ends, DEADLINE_S)
     wanted = {(each.name, partition): last for each in app.processors for partition, last in ends.items()}
     wait_for(
         "the standbys to be abreast",
         lambda: {place: at for worker in fleet for place, at in worker.applied("standby").items()} == wanted,
-        60,
+        DEADLINE_S,
         app.tails,
     )
     more = app.load(rate=1_000, seed=65)
@@ -141,7 +141,7 @@ def test_a_static_member_that_returns_within_its_session_moves_nothing(applicati
     generations, held = len(stays.said(GENERATION)), returns.applied().keys()
     for number in (signal.SIGKILL, signal.SIGTERM):
         returns.signal(number)
-        returns.wait_exit(60)
+        returns.wait_exit(DEADLINE_S)
         returns.start().wait_ready()
         wait_settled(app)
         assert returns.applied().keys() == held, "it came back to other partitions"
@@ -170,7 +170,7 @@ def test_a_static_member_may_return_under_another_url_and_keeps_its_partitions(
         status, body = stays.ask(f"/tables/{table}/{partition}/rows/any")
         return status == 200 or (status == 421 and json.loads(body)["owner"] == returns.url != before)
 
-    wait_for("the other worker to know the new URL", redirected, 60, app.tails)
+    wait_for("the other worker to know the new URL", redirected, DEADLINE_S, app.tails)
     assert not returns.said("Unexpected error in coordinator routine"), returns.tail()
     prove(app, load.stop())
 
@@ -180,5 +180,5 @@ def test_a_worker_whose_part_in_the_group_dies_ends_at_once_and_says_why(
 ) -> None:
     app = application(partitions=1)
     worker = app.worker().start(CHAOS_ASSIGNOR="fails")
-    assert worker.wait_exit(60) > 0
+    assert worker.wait_exit(DEADLINE_S) > 0
     assert worker.said("cannot take part in its group any more, .*told to fail"), worker.tail()

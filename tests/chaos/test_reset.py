@@ -21,6 +21,7 @@ from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.verify.table import verify
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.support.proof import prove
 
@@ -56,7 +57,7 @@ def test_a_reset_to_a_time_folds_what_came_since_and_verify_says_so(application:
         step.do()
     worker.start().wait_ready()
     ends = {at: end - 1 for (_, at), (_, end) in Admin(settings).offsets(places).items()}
-    app.wait_applied(ends, 60)
+    app.wait_applied(ends, DEADLINE_S)
     verdict = verify(app.processors[0], settings, ReplayOptions(engine="local"))
     assert (verdict.equal, verdict.partial) == (True, ())
     assert [told.split()[-1] for told in verdict.bases] == [f"{(begins[place] or 0) - 1}" for place in places]

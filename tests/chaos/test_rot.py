@@ -23,6 +23,7 @@ from holdfast.pipeline.verify.table import verify
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.counting import Count
 from tests.support.harness import Application, Worker, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import prove
 
 RECORDS, COLD = 2_000, 10_000
@@ -116,7 +117,7 @@ def test_a_fleet_that_folds_on_is_equal_in_all_three_wherever_each_store_is(
     wait_for(
         "rows everywhere",
         lambda: [at > 200 for at in worker.applied().values()] == [True] * 4,
-        60,
+        DEADLINE_S,
         worker.tail,
     )
     for processor in app.processors:
@@ -162,9 +163,11 @@ def test_a_block_that_goes_bad_under_a_worker_is_found_when_it_is_folded_into(
     worker.start().wait_ready()
     assert not worker.said("set aside")
     add_cold_rows(app, 2)
-    worker.wait_said(r"store rotten: counts partition 0 as of offset \d+: it cannot be read: .*checksum", 60)
-    worker.wait_said(rf"store {path} set aside as 0\.rotten-1", 60)
-    wait_for("ready again", lambda: worker.ready, 60, worker.tail)
+    worker.wait_said(
+        r"store rotten: counts partition 0 as of offset \d+: it cannot be read: .*checksum", DEADLINE_S
+    )
+    worker.wait_said(rf"store {path} set aside as 0\.rotten-1", DEADLINE_S)
+    wait_for("ready again", lambda: worker.ready, DEADLINE_S, worker.tail)
     assert sum(worker.metric("holdfast_rotten_stores_total").values()) == 1
     prove(app)
 
@@ -208,18 +211,19 @@ def test_the_background_check_finds_a_changed_row_by_itself_and_rebuilds_the_sto
     key = changed_row(path)
     worker.start().wait_ready()
     said = worker.wait_said(
-        r"store rotten: counts partition 1 as of offset \d+: row '.*' is not that of its changelog", 90
+        r"store rotten: counts partition 1 as of offset \d+: row '.*' is not that of its changelog",
+        DEADLINE_S,
     )
     assert repr(key) in said
-    worker.wait_said(rf"store {path} set aside as 1\.rotten-1", 60)
-    wait_for("ready again", lambda: worker.ready, 60, worker.tail)
+    worker.wait_said(rf"store {path} set aside as 1\.rotten-1", DEADLINE_S)
+    wait_for("ready again", lambda: worker.ready, DEADLINE_S, worker.tail)
     assert sum(worker.metric("holdfast_rotten_stores_total").values()) == 1
     load = app.load(rate=500, seed=64)
     checked = sum(worker.metric("holdfast_store_checks_total").values())
     wait_for(
         "more checks",
         lambda: sum(worker.metric("holdfast_store_checks_total").values()) > checked + 6,
-        120,
+        DEADLINE_S,
         worker.tail,
     )
     assert len(worker.said("store rotten")) == 1, "sound stores are not found rotten while rows change"

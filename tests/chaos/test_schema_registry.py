@@ -26,9 +26,8 @@ from holdfast.schemas import registry
 from tests.agents.fleet import Fleet, Writer
 from tests.schemas.shop import Big, Total, processors
 from tests.support.harness import Worker, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import read_topic
-
-DEADLINE_S = 60.0
 
 
 @pytest.fixture

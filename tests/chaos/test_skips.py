@@ -22,6 +22,7 @@ from tests.chaos.conftest import MakeApplication
 from tests.support.damage import one_batch
 from tests.support.harness import Application, Worker, wait_for
 from tests.support.limits import at_most
+from tests.support.patience import DEADLINE_S
 
 MIB = 1 << 20
 SMALL: dict[str, Any] = {"unpacked_batch_bytes": MIB}
@@ -82,7 +83,12 @@ def told(shop: Application) -> list[Message]:
 
 def until(shop: Application, worker: Worker, offset: int) -> None:
     wanted = {(each.name, 0): offset for each in shop.processors}
-    wait_for(f"both tables at {offset}", lambda: wanted.items() <= worker.applied().items(), 60, worker.tail)
+    wait_for(
+        f"both tables at {offset}",
+        lambda: wanted.items() <= worker.applied().items(),
+        DEADLINE_S,
+        worker.tail,
+    )
 
 
 @pytest.mark.parametrize("transactional", [False, True])
@@ -101,12 +107,18 @@ def test_by_setting_a_worker_goes_past_it_at_once_and_every_other_obeys(
     until(shop, worker, last)
     bad.append(log.add("hidden", HIDDEN))  # at the end of the log
     wait_for(
-        "the last to be skipped", lambda: len(worker.said("are skipped and noted")) == 4, 60, worker.tail
+        "the last to be skipped",
+        lambda: len(worker.said("are skipped and noted")) == 4,
+        DEADLINE_S,
+        worker.tail,
     )
     assert rows(shop, "seen", "hidden") == [2, 0]
-    wait_for("it to be ready", lambda: worker.ready, 60, worker.tail)
+    wait_for("it to be ready", lambda: worker.ready, DEADLINE_S, worker.tail)
     wait_for(
-        "no lag", lambda: set(worker.metric("kafka_consumergroup_lag").values()) == {0.0}, 60, worker.tail
+        "no lag",
+        lambda: set(worker.metric("kafka_consumergroup_lag").values()) == {0.0},
+        DEADLINE_S,
+        worker.tail,
     )
     assert sum(worker.metric("holdfast_skipped_batches_total").values()) == 4
     assert worker.metric("holdfast_unreadable_batches") == {f'partition="0",topic="{shop.source}"': 0.0}
@@ -139,7 +151,7 @@ def test_an_operator_gets_a_partition_past_it_and_no_other_offset(application: M
     log.add("seen")
     later = log.add("hidden", HIDDEN)
     worker = shop.worker().start()
-    worker.wait_said(f"stands before offsets {bad[0]} to {bad[1]}, which cannot be read", 60)
+    worker.wait_said(f"stands before offsets {bad[0]} to {bad[1]}, which cannot be read", DEADLINE_S)
     producer = Producer(shop.broker.client_config())
 
     def ask(first: int, last: int) -> None:
@@ -149,7 +161,7 @@ def test_an_operator_gets_a_partition_past_it_and_no_other_offset(application: M
 
     ask(0, 0)  # of a record that can be read: nobody makes it
     ask(bad[1], bad[1])  # one offset of the batch is as good as all
-    worker.wait_said(f"stands before offsets {later[0]} to {later[1]}, which cannot be read", 60)
+    worker.wait_said(f"stands before offsets {later[0]} to {later[1]}, which cannot be read", DEADLINE_S)
     assert rows(shop, "seen", "hidden") == [2, 0]
     made = [each for each in read_skips(shop.settings).all() if each.made]
     assert [(each.first, each.last) for each in made] == [bad]
@@ -173,14 +185,17 @@ def test_a_flood_of_them_is_skipped_quickly_and_stops_at_the_limit(application: 
         for _ in range(flood):
             producer.produce(shop.source, bytes(4 * MIB), partition=0)
             assert producer.flush(60) == 0
-        worker.wait_said("it is not skipped: 30 records in a row were quarantined", 60)
+        worker.wait_said("it is not skipped: 30 records in a row were quarantined", DEADLINE_S)
     assert [each.first for each in read_skips(shop.settings).all()] == list(range(1, 31))
     status, told_why = worker.ask("/health/ready")
     assert (status, "quarantine_limit is 30" in told_why) == (503, True)
     producer.produce(shop.source, b"add beside 1", partition=1)
     assert producer.flush(60) == 0
     wait_for(
-        "the other partition to go on", lambda: worker.applied().get(("counts", 1)) == 0, 60, worker.tail
+        "the other partition to go on",
+        lambda: worker.applied().get(("counts", 1)) == 0,
+        DEADLINE_S,
+        worker.tail,
     )
     worker.stop()
 
@@ -195,13 +210,16 @@ def test_without_the_topic_of_skips_a_worker_stands_and_says_so_until_it_is_made
     _, last = log.add("seen")
     shop.broker.delete_topics([shop.settings.skips_topic])
     worker = shop.worker().start()
-    worker.wait_said(f"it is not skipped: topic {shop.settings.skips_topic} is missing", 60)
+    worker.wait_said(f"it is not skipped: topic {shop.settings.skips_topic} is missing", DEADLINE_S)
     assert "run `holdfast topics create`" in worker.ask("/health/ready")[1]
     producer = Producer(shop.broker.client_config())
     producer.produce(shop.source, b"add beside 1", partition=1)
     assert producer.flush(60) == 0
     wait_for(
-        "the other partition to be folded", lambda: worker.applied().get(("counts", 1)) == 0, 60, worker.tail
+        "the other partition to be folded",
+        lambda: worker.applied().get(("counts", 1)) == 0,
+        DEADLINE_S,
+        worker.tail,
     )
     create_topics(shop.settings, shop.processors)
     until(shop, worker, last)
@@ -220,7 +238,7 @@ def test_what_a_table_has_folded_is_not_skipped_for_another(application: MakeApp
     shop.remake_topic(shop.processors[1].changelog(shop.settings.app))
     unable = shop.worker(unreadable="quarantine", **SMALL).share_data(able)
     unable.start()
-    unable.wait_said("it is not skipped: table counts.* has folded up to offset", 90)
+    unable.wait_said("it is not skipped: table counts.* has folded up to offset", DEADLINE_S)
     assert "has folded up to offset" in unable.ask("/health/ready")[1]
     assert len(read_skips(shop.settings)) == 0
     unable.stop()
@@ -237,9 +255,9 @@ def test_workers_killed_at_any_time_skip_each_batch_once_and_lose_nothing(
         bad.append(log.add("hidden", HIDDEN))
         log.add("seen")
         seen += 1
-        worker.wait_said("stands before offsets" if round_ % 2 else "are skipped and noted", 60)
+        worker.wait_said("stands before offsets" if round_ % 2 else "are skipped and noted", DEADLINE_S)
         worker.signal(signal.SIGKILL)
-        worker.wait_exit(60)
+        worker.wait_exit(DEADLINE_S)
     _, last = log.add("seen")
     worker = workers[1].start()
     until(shop, worker, last)

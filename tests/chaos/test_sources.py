@@ -16,6 +16,7 @@ from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.verify.table import verify
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import last_offsets, prove, read_topic
 
 TRANSACTIONS = 60
@@ -64,7 +65,7 @@ def test_a_table_that_begins_behind_a_hole_says_so_for_good(application: MakeApp
     worker = app.worker().start()
 
     def check_told() -> None:
-        app.wait_applied(last_offsets(read_topic(app.broker, app.source)), 60)
+        app.wait_applied(last_offsets(read_topic(app.broker, app.source)), DEADLINE_S)
         told = json.dumps({"partial": {app.source: 700}}, separators=(",", ":"))[1:-1]
         assert told in worker.ask("/tables/counts/0/rows/k1")[1]
         assert "partial" not in worker.ask("/tables/counts/1/rows/k1")[1]
@@ -74,7 +75,7 @@ def test_a_table_that_begins_behind_a_hole_says_so_for_good(application: MakeApp
         assert {labels: value for labels, value in partial.items() if value} == {
             f'partition="0",role="active",table="{each.name}"': 1 for each in app.processors
         }
-        wait_for("the announcement", lambda: partial_partitions(app) == [0], 60, worker.tail)
+        wait_for("the announcement", lambda: partial_partitions(app) == [0], DEADLINE_S, worker.tail)
 
     check_told()
     assert worker.said("begins at offset 700, what was before was deleted")
@@ -107,7 +108,7 @@ def test_a_worker_whose_next_records_are_gone_stops_and_says_what_is_lost(
     end = last_offsets(read_topic(app.broker, app.source))[0] + 1
     write(app, *[b"add k1 1"] * 50)
     cut(app, end + 20)
-    code = worker.start().wait_exit(60)
+    code = worker.start().wait_exit(DEADLINE_S)
     assert code > 0
     assert worker.said(rf"leaving: {app.source} partition 0: offset {end} is not in the log any more"), (
         worker.tail()
@@ -125,7 +126,7 @@ def test_a_source_that_was_made_again_is_refused_though_it_reaches_as_far(
     app.create_topics()
     write(app, *[b"add k1 1"] * 80)  # another log, which has the next offset too
     worker.wipe()  # what it was is known to the changelog, and not to this machine alone
-    assert worker.start().wait_exit(60) > 0
+    assert worker.start().wait_exit(DEADLINE_S) > 0
     told = rf"leaving: topic {app.source} was deleted and made again .* has folded the old one up to offset 49: write version="
     assert worker.said(told), worker.tail()
 
@@ -140,7 +141,7 @@ def test_a_worker_at_the_very_end_of_a_log_that_retention_has_emptied_goes_on(
     cut(app, 50)
     worker.start().wait_ready()
     write(app, *[b"add k1 1"] * 5)
-    wait_for("the new records", lambda: worker.applied().get(("counts", 0)) == 54, 60, worker.tail)
+    wait_for("the new records", lambda: worker.applied().get(("counts", 0)) == 54, DEADLINE_S, worker.tail)
     status, body = worker.ask("/tables/counts/0/rows/k1")
     assert (status, '"seen":55' in body or "[55," in body) == (200, True), body
 
@@ -177,7 +178,7 @@ def test_transactional_producers_are_folded_exactly(application: MakeApplication
     producer.flush(60)
     write(app, b"add k0 1")
     before = last_offsets(read_topic(app.broker, app.source))
-    app.wait_applied(before, 60)
+    app.wait_applied(before, DEADLINE_S)
     producer.abort_transaction(60)
     proof = prove(app, kept + 1)
     assert [each.offset() for each in proof.source[0]] != list(range(len(proof.source[0]))), (
@@ -209,12 +210,12 @@ def test_workers_beyond_the_number_of_partitions_are_idle_and_take_over(applicat
     wait_for(
         "both ready, one with work",
         lambda: first.ready and second.ready and len(first.applied()) + len(second.applied()) == 2,
-        60,
+        DEADLINE_S,
         app.tails,
     )
     busy, idle = (first, second) if first.applied() else (second, first)
     busy.stop()
-    wait_for("takeover", lambda: len(idle.applied()) == 2 and idle.ready, 60, app.tails)
+    wait_for("takeover", lambda: len(idle.applied()) == 2 and idle.ready, DEADLINE_S, app.tails)
     prove(app, load.stop())
 
 
@@ -231,4 +232,6 @@ def test_a_source_that_ends_with_the_marker_of_a_commit_leaves_no_lag(applicatio
         lags = list(worker.metric("kafka_consumergroup_lag").values())
         return worker.applied().get(("counts", 0)) == 0 and lags == [0]
 
-    wait_for("a lag of 0", told, 60, lambda: f"{worker.metric('kafka_consumergroup_lag')}\n{worker.tail()}")
+    wait_for(
+        "a lag of 0", told, DEADLINE_S, lambda: f"{worker.metric('kafka_consumergroup_lag')}\n{worker.tail()}"
+    )

@@ -13,6 +13,7 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import running, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.stepping_app import StepsApplication
 
 MakeSteps = Callable[..., StepsApplication]
@@ -86,7 +87,7 @@ def test_a_step_that_is_raised_alone_is_refused_with_the_list_of_what_to_raise(c
         f"raise together {', '.join(f'{name} to version 2' for name in behind)}" in told.stdout + told.stderr
     )
     lone = app.worker().start()
-    assert lone.wait_exit(60) != 0
+    assert lone.wait_exit(DEADLINE_S) != 0
     assert lone.said("ChainError") or lone.said("raise together")
     verdict = app.command("verify", "counts")
     assert verdict.returncode != 0, "what is live was folded from another topic"
@@ -137,7 +138,7 @@ def test_internal_topics_are_trimmed_behind_the_state_of_all_and_none_is_lost(ch
             admin.offsets([place])[place][0] >= end - 2 for place, end in written.items()
         )
 
-    wait_for("internal topics to be trimmed", trimmed, 60, app.tails)
+    wait_for("internal topics to be trimmed", trimmed, DEADLINE_S, app.tails)
     app.write(200, seed=1_000)
     app.prove_what_is_counted()
     verdict = app.command("verify", "counts")
@@ -151,7 +152,7 @@ def test_internal_topics_are_trimmed_behind_the_state_of_all_and_none_is_lost(ch
     assert f"raise together {app.name}-lengths to version 3" in told.stdout, "the writer with all behind it"
     assert f"{app.name}-words to version 2, counts to version 3" in told.stdout
     lone = app.worker().start()
-    assert lone.wait_exit(60) != 0
+    assert lone.wait_exit(DEADLINE_S) != 0
     app.declare(version=2, counts_version=3)
     create_topics(app.settings, app.processors)
     assert app.command("topics", "check").returncode == 0

@@ -20,6 +20,7 @@ from holdfast.core.engine.state.codec import META
 from holdfast.tables.store import STORE_FORMAT, StoreStamp
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application, Worker, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import prove, read_topic
 
 RECORDS = 3_000
@@ -121,9 +122,9 @@ def test_a_store_in_use_by_another_worker_is_left_alone(application: MakeApplica
     first = app.worker().start().wait_ready()
     second = app.worker("w2").share_data(first).start()
     # With one partition the second is idle until the first is gone; frozen, it still holds the lock.
-    wait_for("the second in the group", lambda: second.ready, 60, second.tail)
+    wait_for("the second in the group", lambda: second.ready, DEADLINE_S, second.tail)
     first.signal(signal.SIGSTOP)
-    code = second.wait_exit(60)
+    code = second.wait_exit(DEADLINE_S)
     assert code > 0
     assert second.said("is in use by another process: give each worker a data_dir of its own"), second.tail()
 
@@ -146,7 +147,7 @@ def test_a_changelog_made_again_under_a_running_worker_is_never_taken_for_the_st
     load = app.load(rate=500, seed=53)
     told = rf"leaving: .*{changelog} was deleted and made again while a worker wrote to it"
     for _ in ("at the first write", "at each start until somebody has deleted it once more"):
-        code = worker.wait_exit(60)
+        code = worker.wait_exit(DEADLINE_S)
         assert code > 0
         assert worker.said(told), worker.tail()
         worker.start()
@@ -166,7 +167,7 @@ def test_a_store_away_for_longer_than_tombstones_are_kept_is_rebuilt(application
     worker.start().wait_ready()
     worker.stop()
     stopped_s = time.monotonic()
-    wait_for("a while", lambda: time.monotonic() - stopped_s > 1.5, 60)
+    wait_for("a while", lambda: time.monotonic() - stopped_s > 1.5, DEADLINE_S)
     worker.start().wait_ready()
     assert len(worker.said("it was away for longer than the changelog keeps tombstones")) == 4
     prove(app, RECORDS)
@@ -191,7 +192,7 @@ def test_tombstones_missed_by_a_store_do_not_bring_rows_back(application: MakeAp
         messages = read_topic(app.broker, topics[0], committed=False)[0]
         return bool(messages) and (messages[0].offset() or 0) > 0
 
-    wait_for("compaction", compacted, 120)
+    wait_for("compaction", compacted, DEADLINE_S)
     total = RECORDS + more.stop()
     other.stop()
     worker.start().wait_ready()

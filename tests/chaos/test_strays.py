@@ -17,12 +17,11 @@ from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker, row
 from tests.chaos.conftest import MakeApplication
 from tests.support import fork_server
 from tests.support.harness import Application, Worker, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.support.proof import logged_state, prove, read_topic
 
 RECORDS = 3_000
-END_DEADLINE_S = 60.0
-COMMAND_DEADLINE_S = 240.0
 
 Plant = Callable[[Application, Producer, str, dict[bytes, bytes]], None]
 
@@ -36,7 +35,7 @@ def run(app: Application, *arguments: str) -> subprocess.CompletedProcess[str]:
         [*fork_server.INTERPRETER, fork_server.COMMAND, "-A", "shop", *arguments],
         env={**os.environ, **app._environment, "PYTHONPATH": str(ROOT)},
         cwd=app.folder,
-        timeout=COMMAND_DEADLINE_S,
+        timeout=DEADLINE_S,
     )
 
 
@@ -54,10 +53,10 @@ def execute(app: Application, *arguments: str) -> str:
     client = AdminClient(app.broker.client_config())
 
     def nobody() -> bool:
-        found = client.describe_consumer_groups([app.name], request_timeout=END_DEADLINE_S)[app.name]
-        return not found.result(END_DEADLINE_S).members
+        found = client.describe_consumer_groups([app.name], request_timeout=60)[app.name]
+        return not found.result(60).members
 
-    wait_for("the group to be empty", nobody, END_DEADLINE_S)
+    wait_for("the group to be empty", nobody, DEADLINE_S)
     return holdfast(app, *arguments, "--execute")
 
 
@@ -116,7 +115,7 @@ def test_the_table_goes_on_from_its_last_good_state(
         worker.wipe()
     if plant is not a_transaction:  # that one would be believed: its last record is a position
         worker.start()
-        assert worker.wait_exit(END_DEADLINE_S) > 0
+        assert worker.wait_exit(DEADLINE_S) > 0
         assert worker.said(f"holdfast tables repair {name}"), worker.tail()
     shown = document(holdfast(app, "tables", "repair", name, "-o", "json", code=1))
     assert shown["strays"]
@@ -148,7 +147,7 @@ def test_the_table_is_made_anew_from_its_source(application: MakeApplication, wa
     assert bool(state) == (way == "--applied")
     worker.start().wait_ready()
     ends = {at: messages[-1].offset() or 0 for at, messages in read_topic(app.broker, app.source).items()}
-    app.wait_applied(ends, END_DEADLINE_S)
+    app.wait_applied(ends, DEADLINE_S)
     assert f"{name}: equal" in holdfast(app, "verify", name, "--engine", "local")
 
 

@@ -15,6 +15,7 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import Application, running, wait_for
 from tests.support.parts import part
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import prove
 
 AWAY_S = 20.0
@@ -39,7 +40,7 @@ def test_a_broker_of_three_dies_under_load_and_nothing_is_lost_or_doubled(
     ) as app:
         app.create_topics({"min.insync.replicas": "2"})
         fleet = [app.worker().start(), app.worker().start()]
-        wait_for("both at work", lambda: all(worker.ready for worker in fleet), 60, app.tails)
+        wait_for("both at work", lambda: all(worker.ready for worker in fleet), DEADLINE_S, app.tails)
         load = app.load(rate=1_000, seed=75)
         for node in cluster.node_ids:
             before = {place: at for worker in fleet for place, at in worker.applied().items()}
@@ -57,7 +58,7 @@ def test_a_broker_of_three_dies_under_load_and_nothing_is_lost_or_doubled(
                     at > before.get(place, -1) for place, at in now.items()
                 )
 
-            wait_for(f"every partition to move on without node {node}", moved, 120, app.tails)
+            wait_for(f"every partition to move on without node {node}", moved, DEADLINE_S, app.tails)
             cluster.restart(node)
         prove(app, load.stop())
 

@@ -10,6 +10,7 @@ from holdfast.clients.tables.blocking import BlockingTableClient
 from tests.chaos.conftest import MakeApplication
 from tests.kafka.test_bombs import BOMB_BYTES, send
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
 
 def test_a_bomb_makes_its_worker_unready_and_stops_nothing_but_its_partition(
@@ -27,11 +28,14 @@ def test_a_bomb_makes_its_worker_unready_and_stops_nothing_but_its_partition(
     send(shop.broker, shop.source, "zstd", [bytes(BOMB_BYTES)])
     add(0, "behind")
     worker = shop.worker().start()
-    worker.wait_said("partition 0 stands before offset 1, which cannot be read", 60)
+    worker.wait_said("partition 0 stands before offset 1, which cannot be read", DEADLINE_S)
     for number in range(3):
         add(1, f"beside-{number}")
     wait_for(
-        "the other partition to go on", lambda: worker.applied().get(("counts", 1)) == 2, 60, worker.tail
+        "the other partition to go on",
+        lambda: worker.applied().get(("counts", 1)) == 2,
+        DEADLINE_S,
+        worker.tail,
     )
     status, told = worker.ask("/health/ready")
     assert (status, json.loads(told)["cause"].partition(":")[0]) == (

@@ -17,9 +17,9 @@ from holdfast.pipeline.verify.table import verify
 from tests.chaos.waiting import needy
 from tests.clients.tables.tabling import deadline_after
 from tests.support.harness import Application, Worker, running, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import last_offsets, read_topic
 
-DEADLINE_S = 60.0
 APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
 
 
@@ -128,6 +128,8 @@ def test_a_worker_ends_with_what_it_has_waited_for_and_the_next_one_waits_on(app
     app.write(0, "needs-1")
     worker = app.worker(later_timeout_s=2).start()
     assert worker.wait_exit(DEADLINE_S) != 0
-    worker.wait_said(r"offset 0 of .* has waited [0-9]+ s for file .*, longer than later_timeout_s", 60)
+    worker.wait_said(
+        r"offset 0 of .* has waited [0-9]+ s for file .*, longer than later_timeout_s", DEADLINE_S
+    )
     app.needs.touch()
     app.worker().start().wait_ready()

@@ -14,9 +14,9 @@ from confluent_kafka import Producer
 
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application, Worker, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import prove
 
-TAKEOVER_DEADLINE_S = 60.0
 REJOIN_DEADLINE_S = 180.0
 LOOK_S = 3.0
 
@@ -32,13 +32,13 @@ def freeze_and_thaw(app: Application, victim: Worker, heir: Worker) -> None:
         wait_for(
             "takeover",
             lambda: held.keys() <= heir.applied().keys() and heir.ready,
-            TAKEOVER_DEADLINE_S,
+            DEADLINE_S,
             heir.tail,
         )
         wait_for(
             "progress",
             lambda: all(heir.applied().get(place, -1) > at + 50 for place, at in held.items()),
-            60,
+            DEADLINE_S,
             heir.tail,
         )
         reached = heir.applied()
@@ -63,7 +63,7 @@ def test_a_frozen_owner_is_fenced_and_rejoins_clean(application: MakeApplication
     wait_for(
         "both own partitions",
         lambda: first.ready and second.ready and first.applied() and second.applied(),
-        60,
+        DEADLINE_S,
         app.tails,
     )
     freeze_and_thaw(app, first, second)
@@ -86,22 +86,22 @@ def test_freezes_of_any_length_at_any_moment_leave_counts_exact(
     app = application(partitions=4, standbys=1)
     load = app.load(rate=1_500, seed=seed)
     fleet = [app.worker().start() for _ in range(3)]
-    wait_for("all at work", lambda: all(worker.ready for worker in fleet), 60, app.tails)
+    wait_for("all at work", lambda: all(worker.ready for worker in fleet), DEADLINE_S, app.tails)
     for _ in range(12):
         victims = chance.sample(fleet, chance.choice([1, 1, 2]))
         for victim in victims:
             victim.signal(signal.SIGSTOP)
         asleep_s, length_s = time.monotonic(), chance.choice([0.5, 2.0, 5.5, 6.5, 9.0, 14.0])
-        wait_for("a freeze", lambda end_s=asleep_s + length_s: time.monotonic() > end_s, 60)  # type: ignore[misc]
+        wait_for("a freeze", lambda end_s=asleep_s + length_s: time.monotonic() > end_s, DEADLINE_S)  # type: ignore[misc]
         for victim in victims:
             victim.signal(signal.SIGCONT)
         awake_s, length_s = time.monotonic(), chance.uniform(0, 3)
-        wait_for("a moment", lambda end_s=awake_s + length_s: time.monotonic() > end_s, 60)  # type: ignore[misc]
+        wait_for("a moment", lambda end_s=awake_s + length_s: time.monotonic() > end_s, DEADLINE_S)  # type: ignore[misc]
         for worker in fleet:
             if not worker.running:
                 assert worker.process.returncode > 0, f"{worker.name} ended in silence\n{worker.tail()}"
                 worker.start()
-    wait_for("all well again", lambda: all(worker.ready for worker in fleet), 120, app.tails)
+    wait_for("all well again", lambda: all(worker.ready for worker in fleet), DEADLINE_S, app.tails)
     prove(app, load.stop())
 
 
@@ -119,7 +119,7 @@ def test_a_stranger_with_the_same_transactional_id_is_not_fought_for_ever(
         stranger.init_transactions(60)
         return not worker.running
 
-    wait_for("the worker to give up", taken_once_more, 60, worker.tail)
+    wait_for("the worker to give up", taken_once_more, DEADLINE_S, worker.tail)
     assert worker.process.returncode > 0
     assert worker.said("for the .*th time: does another application use this transactional id"), worker.tail()
     worker.start()

@@ -9,11 +9,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 import holdfast.cli.__main__ as command_line
+import holdfast.cli.worker.__main__ as worker_entry
+from holdfast.cli import entry
 from holdfast.cli.__main__ import COMMANDS, GLOBAL_OPTIONS, hoist, main
 from holdfast.errors import BrokerError
 from tests.support import fork_server
@@ -275,6 +279,20 @@ def test_a_message_of_several_lines_becomes_one(
     with pytest.raises(SystemExit) as done:
         main(["topics"])
     assert (done.value.code, capsys.readouterr().err) == (1, "holdfast: first second\n")
+
+
+@pytest.mark.parametrize("program", [entry.main, worker_entry.main])
+def test_an_interruption_while_a_program_imports_is_its_exit_code_and_no_traceback(
+    program: Callable[[], NoReturn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("builtins.__import__", interrupted)
+        with pytest.raises(SystemExit) as done:
+            program()
+    assert done.value.code == 130
 
 
 @pytest.mark.parametrize("option", GLOBAL_OPTIONS)

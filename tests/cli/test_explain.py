@@ -35,7 +35,7 @@ from tests.support.harness import wait_for_ends
 from tests.support.marker_batches import marker_batch
 from tests.support.patience import DEADLINE_S
 
-LINGER_MS = 10_000
+LINGER_MS = 50_000
 """What is flushed together is one batch, however slow the machine is: a flush ends the wait. Of a topic that
 the client knows, that is: a record whose partition is not known when a flush begins is sent as it comes."""
 

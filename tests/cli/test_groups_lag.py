@@ -35,7 +35,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_left_out(monkeypatch: pytest.Monke
             consumer = Consumer(kafka.client_config(**{"group.id": "billing"}))
             consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
             consumer.close()
-        settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap}, request_timeout_s=DEADLINE_S)
+        settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap}, request_timeout_s=300)
         assert [each.place for each in lag.lags(settings)] == [("gone", 0), ("kept", 0)]
         counts = Admin(settings).partition_counts()
         Admin(settings).delete(["gone"])
@@ -47,7 +47,7 @@ def test_a_group_that_was_level_and_is_silent_since_has_stopped() -> None:
     """Each of its commits left no lag, so that only its silence tells that it has died."""
     with EmbeddedKafka() as kafka:
         kafka.create_topic("orders")
-        settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap}, request_timeout_s=DEADLINE_S)
+        settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap}, request_timeout_s=300)
         producer = Producer(kafka.client_config())
         now_ms = system_clock.now_ms()
         later_ms = (
@@ -206,7 +206,7 @@ def test_a_leader_that_says_nothing_is_a_broker_that_is_away(monkeypatch: pytest
     """So that a watch outlives it: a bare TimeoutError would be told as an empty line."""
     with EmbeddedKafka() as kafka:
         kafka.create_topic("orders")
-        settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap}, request_timeout_s=DEADLINE_S)
+        settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap}, request_timeout_s=300)
         monkeypatch.setattr(topic, "list_offsets", lambda *_, **__: {TopicPartition("orders", 0): Silent()})
         with topic.TopicLog(settings, "orders") as log, pytest.raises(BrokerError, match="no answer in time"):
             log.spans()

@@ -19,8 +19,10 @@ from holdfast.clients.tables.web_tls import WorkerToken
 from holdfast.config import load_settings
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import ConfigError
+from holdfast.outbox.settings import harvest_settings
 from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
+from tests.test_deploying import understood
 
 
 @pytest.fixture
@@ -110,14 +112,21 @@ def test_its_containers_could_start(project: Path) -> None:
     """Their settings are accepted: a worker whose port others reach needs a token, and an address that gets it."""
     services = yaml.safe_load((project / "compose.yaml").read_text())["services"]
     image = dict(re.findall(r"(HOLDFAST_\w+)=(\S+)", (project / "Dockerfile").read_text()))
-    for name in ("topics", "worker"):
-        given = {
-            key: re.sub(r"\$\{.*:-(.*)\}", r"\1", each) for key, each in services[name]["environment"].items()
-        }
+    ours = {name: each for name, each in services.items() if each.get("build") == "."}
+    assert {*ours} == {"topics", "worker", "console", "outbox", "harvester"}
+    for name, service in ours.items():
+        given = {key: re.sub(r"\$\{.*:-(.*)\}", r"\1", each) for key, each in service["environment"].items()}
         settings = load_settings(flags={}, env=image | given, file=project / "holdfast.toml")
         assert settings.web_bind == "0.0.0.0"
         assert WorkerToken(settings).headers("http://172.18.0.3:6066")
         assert settings.kafka["bootstrap.servers"] == "kafka:29092"
+        assert {*service.get("depends_on", ())} <= {*services}
+        if name == "harvester":
+            assert (
+                harvest_settings(settings).database == "postgresql://bakery:for-a-first-try@postgres/bakery"
+            )
+        if name != "worker":
+            understood(service["command"][1:])
     assert services["worker"]["command"][-1].startswith(
         "HOLDFAST_WEB_URL=http://$$(hostname -i):6066 exec holdfast -A bakery "
     )

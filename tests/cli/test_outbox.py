@@ -53,7 +53,20 @@ def set_aside(outbox: FreshOutbox, count: int) -> None:
             rows.set_aside(row, f"message of {row.key!r}\nis too large")
 
 
-def test_an_outbox_is_made_checked_and_removed(run: Run) -> None:
+@pytest.mark.parametrize(
+    "asked", [("check",), ("status",), ("quarantine", "list"), ("quarantine", "retry", "--all")]
+)
+def test_asking_for_a_mistyped_file_makes_no_database(
+    asked: tuple[str, ...], run: Run, tmp_path: Path
+) -> None:
+    code, _, said = run(*asked)
+    assert (code, said.count("\n")) == (1, 1)
+    assert "shop.db: there is no such file; check the URL, or make the outbox" in said
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_an_outbox_is_made_checked_and_removed(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "shop.db").touch()
     code, _, said = run("check")
     assert (code, "has 4 problem(s)" in said) == (1, True)
     code, _, said = run("status")

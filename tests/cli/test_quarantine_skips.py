@@ -24,7 +24,7 @@ from tests.support.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_hea
 from tests.support.harness import wait_for_ends
 from tests.support.patience import DEADLINE_S
 
-LINGER_MS = 10_000
+LINGER_MS = 50_000
 SHOP = """
 import msgspec
 from holdfast.core.engine.declared.processor import Processor

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -17,7 +19,7 @@ import pytest
 from confluent_kafka import Producer
 
 from holdfast import by_key
-from holdfast.cli.worker.launching import Launch, launches
+from holdfast.cli.worker.launching import Launch, launches, require_ports
 from holdfast.cli.worker.process import require_obeyed
 from holdfast.cli.worker.supervising import MOST_FAILURES, WorkerProcesses
 from holdfast.config import Settings
@@ -85,6 +87,23 @@ def test_each_of_several_workers_has_a_port_a_folder_and_a_member_id_of_its_own(
 def test_workers_that_could_not_be_told_apart_are_refused(settings: Settings, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         launches(settings, {}, application=None, level="info", processes=2)
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_started() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"worker\.1 cannot listen on 127.0.0.1 port {port}: .*; set web_port"
+        ):
+            require_ports(Settings(web_port=port), 1)
+
+
+def test_an_address_that_this_machine_has_not_is_told_before_anything_is_started() -> None:
+    elsewhere = Settings(web_bind="192.0.2.7", web_token="x", web_port=free_ports(1)[0])
+    with pytest.raises(ConfigError, match=r"worker\.1 cannot listen on 192.0.2.7 port"):
+        require_ports(elsewhere, 1)
 
 
 def test_an_application_that_would_not_obey_the_command_line_is_refused() -> None:
@@ -169,6 +188,16 @@ def test_a_worker_that_never_comes_up_ends_all_with_the_reason(
         asyncio.run(asyncio.wait_for(supervisor.run(), DEADLINE_S))
     assert len(told) == MOST_FAILURES
     assert left.exists(), "the others are asked to end, not killed"
+
+
+@pytest.mark.process
+def test_a_worker_whose_settings_are_wrong_is_not_started_again() -> None:
+    told = list[str]()
+    fails = launch("print('holdfast: -A shop: there is no module shop'); raise SystemExit(2)")
+    supervisor = WorkerProcesses([fails], grace_s=DEADLINE_S, named=True, steady_s=math.inf, tell=told.append)
+    with pytest.raises(WorkersError, match=r"worker\.1 cannot start \(exit code 2\): -A shop: there is no"):
+        asyncio.run(asyncio.wait_for(supervisor.run(), DEADLINE_S))
+    assert told == []
 
 
 @pytest.mark.process

@@ -56,8 +56,8 @@ FAKE_STREAM = (
     "window.EventSource = class { on = {}; constructor() { window.stream = this; } "
     "addEventListener(name, call) { this.on[name] = call; } close() {} }"
 )
-SESSION_S = 60
-"""Long enough that nobody takes over while a test looks at a worker that was killed."""
+SESSION_S = 300
+"""Long enough that nobody takes over while a test looks at a worker that was killed, though the machine stands still for a while."""
 WIDE, NARROW = ViewportSize(width=1280, height=800), ViewportSize(width=320, height=640)
 
 

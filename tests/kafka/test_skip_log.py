@@ -15,6 +15,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import BrokerError
 from holdfast.kafka.reading.skip_log import read_skips
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
 
 def skip(first: int, *, made: bool = True) -> Skip:
@@ -87,7 +88,7 @@ def test_a_skip_behind_an_open_transaction_is_waited_for(
             read_skips(settings, timeout_s=1)
         return "not read to its end within 1 s" in str(refused.value)
 
-    wait_for("the reason", is_held_up, 60)
+    wait_for("the reason", is_held_up, DEADLINE_S)
     ending = threading.Timer(1.0, hanging.abort_transaction)
     began_s = time.monotonic()
     ending.start()

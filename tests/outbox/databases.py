@@ -26,6 +26,7 @@ LAYOUTS = ("holdfast", "goharvest", "debezium")
 def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     """Return the address of one database of this kind; servers are those of the session."""
     if kind == "sqlite":
+        (folder / "service.db").touch()  # as a service has made it
         return f"sqlite:///{folder / 'service.db'}"
     server: DatabaseServer = request.getfixturevalue(kind)
     assert server.is_running, (

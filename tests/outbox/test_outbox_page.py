@@ -1,4 +1,4 @@
-"""docs/outbox.md against the code: its columns, buckets and routing are executed."""
+"""docs/outbox.md, and a table of docs/from-debezium.md, against the code: its columns, buckets and routing are executed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_the_page_says_how_debeziums_rows_are_published() -> None:
     layout = DebeziumLayout()
     row = layout.decode((1, "7b0a", "order", "42", "Made", '{"a": 1}', 0))
     typed = DebeziumLayout(type_header="eventType").decode((1, "7b0a", "order", "42", "Made", None, 0))
-    said = {column: published for column, published in table("debezium")}
+    said = {
+        column: published for column, published in table("debezium", (DOCS / "from-debezium.md").read_text())
+    }
     assert said["aggregatetype order"] == f"topic {row.topic}"
     assert said["aggregateid 42"] == f"key {(row.key or b'').decode()}"
     assert "null is a tombstone" in said["payload"]

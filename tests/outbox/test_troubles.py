@@ -14,9 +14,14 @@ from typing import Any
 
 import pytest
 
+from holdfast.config import Settings
 from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.errors import BrokerError
+from holdfast.kafka.clients import CRITICAL
 from holdfast.outbox.schema.migrate import downgrade, upgrade
+from holdfast.outbox.settings import HarvestSettings
+from holdfast.outbox.topics import ensure_topics
 from holdfast.outbox.troubles import FORGOTTEN_S, Trouble
 from tests.outbox.databases import FreshOutbox, killed
 from tests.outbox.electors import CALM_S
@@ -110,6 +115,36 @@ def test_a_topic_that_is_missing_is_told_once_and_again_when_it_is_there(
         f"topic {topic} can be written to again"[:40],
     ]
     rig.broker.delete_topics([topic])
+
+
+def test_a_broker_that_is_not_there_is_one_error_and_nothing_of_kafkas_client(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its lines were 20 a second, and more than a thousand in a minute without a broker."""
+    monkeypatch.setattr("holdfast.outbox.topics.TIMEOUT_S", 0.3)
+    nowhere = Settings(app="nobody-there", kafka={"bootstrap.servers": "127.0.0.1:1"})
+    with pytest.raises(
+        BrokerError, match=r"outbox\.progress at 127\.0\.0\.1:1: .*; check bootstrap\.servers"
+    ):
+        ensure_topics(HarvestSettings(database="sqlite:///never-opened.db", kafka=nowhere))
+    assert "nobody-there#" not in capfd.readouterr().err
+
+
+def test_no_client_of_an_outbox_tells_of_its_connections_unless_asked() -> None:
+    def levels(**kafka: str) -> set[object]:
+        made = HarvestSettings(database="sqlite:///never-opened.db", kafka=Settings(kafka=kafka))
+        election = made.election()
+        configs = (
+            made.producer(),
+            made.kafka.client(),
+            made.kafka.consumer(),
+            election.consumer,
+            election.producer,
+        )
+        return {config.get("log_level") for config in configs}
+
+    assert levels() == {str(CRITICAL)}
+    assert levels(log_level="6") == {"6"}
 
 
 def test_a_trouble_is_told_once_for_each_kind_and_once_when_it_is_over(

@@ -13,7 +13,7 @@ import pytest
 
 from tests.pipeline.lakes import write_bronze
 from tests.pipeline.standalone import (
-    PATIENCE_S,
+    CLUSTER_S,
     StandaloneCluster,
     free_ports,
     holdfast,
@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.spark,
 ]
 
-SHORT_S, LONG_S = 12.0, PATIENCE_S
+SHORT_S, LONG_S = 12.0, 240.0
 """How long a job waits for executors that never come, and for those that a loaded machine starts."""
 
 
@@ -149,7 +149,7 @@ def test_a_driver_whose_jvm_is_killed(cluster: StandaloneCluster, project: Path)
         env=project_environment(project),
     ) as running:
         try:
-            wait_for("a task", reached.exists, PATIENCE_S)
+            wait_for("a task", reached.exists, CLUSTER_S)
             [jvm] = [each for each in psutil.Process(running.pid).children() if "java" in each.name()]
             jvm.kill()
             _, err = running.communicate(timeout=60)

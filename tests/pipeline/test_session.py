@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from holdfast.pipeline.spark.java_client import java_properties
 from holdfast.pipeline.spark.session import (
     WORKER_DAEMON,
     SparkOptions,
+    _python,
     archive_of,
     cores_of,
     is_found_anew,
@@ -76,6 +78,29 @@ def test_jars_and_extensions_of_the_user_stand_beside_those_of_delta(tmp_path: P
     conf = settings(SparkOptions(master="yarn", conf=own), None, tmp_path)
     assert conf["spark.jars"].split(",") == [*(str(path) for path in spark_jars()), "mine.jar"]
     assert conf["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension,my.Extension"
+
+
+def test_what_spark_defaults_tell_a_cluster_stands_beside_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "spark.jars /mine.jar\nspark.sql.extensions=my.Extension\nspark.pyspark.python /their/python\n"
+    (tmp_path / "spark-defaults.conf").write_text(told)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("PYSPARK_PYTHON", "/of/the/environment")
+    options = SparkOptions(master="spark://host:7077")
+    conf = settings(options, None, tmp_path)
+    assert conf["spark.jars"].split(",") == [*(str(path) for path in spark_jars()), "/mine.jar"]
+    assert conf["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension,my.Extension"
+    assert _python(options) == "/their/python"
+    asked = replace(options, conf={"spark.jars": "/asked.jar", "spark.pyspark.python": "/asked/python"})
+    assert settings(asked, None, tmp_path)["spark.jars"].endswith(",/asked.jar"), "as Spark itself has it"
+    assert _python(asked) == "/asked/python"
+    assert "spark.jars" not in settings(SparkOptions(master="local[2]"), None, tmp_path)
+    (tmp_path / "spark-defaults.conf").unlink()
+    assert "/mine.jar" not in settings(options, None, tmp_path)["spark.jars"]
+    (tmp_path / "spark-defaults.conf").mkdir()
+    with pytest.raises(SparkError, match=r"spark-defaults\.conf cannot be read.*SPARK_CONF_DIR"):
+        settings(options, None, tmp_path)
 
 
 def test_what_the_user_sets_wins(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.pipeline.lakes import write_bronze
 from tests.pipeline.standalone import (
-    PATIENCE_S,
+    CLUSTER_S,
     conf_words,
     free_ports,
     holdfast_words,
@@ -62,8 +62,8 @@ def test_the_page_answers_and_the_event_log_tells_of_the_jobs_and_of_any_propert
     ) as running:
         try:
             url = f"http://127.0.0.1:{port}/api/v1/applications"
-            [shown] = wait_for("the page", lambda: answer(url), PATIENCE_S)
-            _, err = running.communicate(timeout=PATIENCE_S)
+            [shown] = wait_for("the page", lambda: answer(url), CLUSTER_S)
+            _, err = running.communicate(timeout=CLUSTER_S)
         finally:
             running.kill()
     assert running.returncode == 0, err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -145,6 +146,38 @@ def test_spark_submit_runs_a_script_with_the_python_api(cluster: StandaloneClust
     ran = run([*words, str(project / "job.py"), lake], project)
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert json.loads(ran.stdout.splitlines()[-1])["digest"] == local["digest"]
+
+
+def test_the_users_spark_defaults_count_and_stand_beside_what_is_ours(
+    cluster: StandaloneCluster, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults, events, jar = tmp_path / "conf", tmp_path / "events", tmp_path / "mine.jar"
+    defaults.mkdir()
+    events.mkdir()
+    zipfile.ZipFile(jar, "w").close()
+    told = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.jars": str(jar),
+        "spark.holdfast.test": "told",
+    }
+    lines = [f"{name} {value}\n" for name, value in told.items()]
+    (defaults / "spark-defaults.conf").write_text("".join(lines))
+    monkeypatch.setenv("SPARK_CONF_DIR", str(defaults))
+    lake = str(project.parent / "lake")
+    there = replayed(project, "--from", "bronze", "--lake", lake, *on_master(cluster.master))
+    assert there["records"] == 800
+    [log] = events.rglob("events_*")
+    updates = [json.loads(line) for line in log.read_text().splitlines() if "EnvironmentUpdate" in line]
+    found = updates[0]["Spark Properties"]
+    assert found["spark.holdfast.test"] == "told"
+    added = updates[-1][
+        "Classpath Entries"
+    ]  # the property itself is not shown: a name within it has "token" in it
+    names = {Path(each).name for each, by in added.items() if by == "Added By User"}
+    assert names >= {each.name for each in (jar, *spark_jars())}
+    assert "spark.sql.adaptive.enabled" not in found, "Spark is made small on one machine alone"
 
 
 def test_derived_tables_are_made_on_a_cluster(cluster: StandaloneCluster, project: Path) -> None:

@@ -310,7 +310,7 @@ def test_of_a_topic_that_is_compacted_what_is_left_of_each_key_is_compared(live:
     asked = ConfigResource(ResourceType.TOPIC, live.out, incremental_configs=[compact])
     for future in admin.incremental_alter_configs([asked]).values():
         future.result(60)
-    wait_for("it is compacted", lambda: is_compacted(live.settings, live.out), 60)
+    wait_for("it is compacted", lambda: is_compacted(live.settings, live.out), DEADLINE_S)
     verdict = live.verify(processor)
     assert (verdict.equal, verdict.compacted, verdict.cut) == (True, (live.out,), ()), verdict
     live.write(b"k0-1", b"v1 3")
@@ -323,7 +323,7 @@ def test_a_source_with_other_partitions_than_the_changelog_is_named(live: Live) 
     admin = AdminClient(live.broker.client_config())
     for future in admin.create_partitions([NewPartitions(live.source, 3)]).values():
         future.result(60)
-    wait_for("partitions", lambda: partitions_of(live.settings, live.source) == 3, 60)
+    wait_for("partitions", lambda: partitions_of(live.settings, live.source) == 3, DEADLINE_S)
     with pytest.raises(TopicError, match=rf"has 2 partitions, the source {live.source} has 3: they must be"):
         live.verify(processor)
 

@@ -30,6 +30,7 @@ from holdfast.schemas.registry import SchemaRegistry
 from tests.schemas import shop_pb2
 from tests.schemas.shop import FULL, Big, Line, Order, Total, totals_of
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture
@@ -323,7 +324,7 @@ def test_a_registry_that_is_frozen_or_dead_is_awaited_and_what_is_known_is_still
     theirs = AvroSerializer(client, Avro(Order).schema.text)
     value = theirs(plain(FULL), context(topic))
     known, fresh = Source(topic, Avro(Order)).serde, Source(topic, Avro(Order)).serde
-    assert wait_for("the registry to answer", lambda: decoded(known, value), 60) == FULL
+    assert wait_for("the registry to answer", lambda: decoded(known, value), DEADLINE_S) == FULL
     registry.current()._by_id.clear()
     schema_registry.freeze()
     try:
@@ -341,7 +342,7 @@ def test_a_registry_that_is_frozen_or_dead_is_awaited_and_what_is_known_is_still
         assert finding.severity is Severity.WARNING
     finally:
         schema_registry.restart()
-    assert wait_for("the registry to answer", lambda: decoded(fresh, value), 60) == FULL
+    assert wait_for("the registry to answer", lambda: decoded(fresh, value), DEADLINE_S) == FULL
 
 
 def decoded(serde: Any, value: bytes | None) -> Any:

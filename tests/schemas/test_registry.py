@@ -23,6 +23,7 @@ from holdfast.schemas.frames import header
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 from tests.support.harness import wait_for
 from tests.support.limits import at_most
+from tests.support.patience import DEADLINE_S
 from tests.support.places import TLS
 
 SCHEMA = {"schema": '"string"'}
@@ -159,8 +160,8 @@ def test_a_registry_that_is_away_or_slow_is_awaited_within_the_deadline(scripted
                 Avro(str).decode(header(3) + b"\x02x")
     assert sum(each.name == "holdfast-schema-registry" for each in threading.enumerate()) <= 2
     scripted.drips = False
-    wait_for("the dripping answer to end", lambda: not registry.current()._is_silent, 60)
-    wait_for("an answer in time", lambda: decoded() == "x", 60)
+    wait_for("the dripping answer to end", lambda: not registry.current()._is_silent, DEADLINE_S)
+    wait_for("an answer in time", lambda: decoded() == "x", DEADLINE_S)
 
 
 def decoded() -> str | None:

@@ -24,10 +24,11 @@ from holdfast.pipeline.verify.table import verify
 from tests.agents.fleet import Fleet, Writer
 from tests.chaos.chained import Sum, chain
 from tests.support.harness import Worker, wait_for, wait_for_ends
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import read_topic
 
 CUSTOMERS = [f"c{number}" for number in range(12)]
-DEADLINE_S = 90.0
+ANSWER_S = 90.0
 TAKEOVER_S = 20.0
 """No pause between two answers is longer: a session of 6 s, a rebalance, and restores of three tables on a busy machine."""
 
@@ -70,7 +71,7 @@ class ChainFleet(Fleet):
 
         async def scan() -> dict[str, Sum]:
             async with TableClient(self.settings, [sums]) as tables:
-                found = tables.scan(sums, timeout_s=DEADLINE_S)
+                found = tables.scan(sums, timeout_s=ANSWER_S)
                 return {answer.key: answer.value async for answer in found}
 
         def condition() -> dict[str, Sum] | None:

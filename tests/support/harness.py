@@ -41,14 +41,8 @@ RESTS, MOST_REST_S = 2, 1.0
 """A wait rests twice as long as its last look took, a second at most: some look at whole topics, and a busy machine is
 not to do little else.
 """
-PATIENCE = 3.0
-"""So many times as long as a test says does it wait for what must happen. Of a busy machine a process may have a tenth of a core,
-and stand still for half a minute; a test that passes waits no longer for that.
-"""
 COUNTING = "tests.chaos.worker"
-READY_DEADLINE_S = STOP_DEADLINE_S = DEADLINE_S
 DEATH_DEADLINE_S, REST_OF_WRITES_S = 120.0, 0.05
-COMMAND_DEADLINE_S = 240.0
 ASK_DEADLINE_S, LOOK_DEADLINE_S = 60.0, 5.0
 """How long a worker has for an answer, and for one that only tells more of a test that has failed."""
 
@@ -86,9 +80,8 @@ def wait_for(
     what: str, condition: Callable[[], T | None], deadline_s: float, context: Callable[[], str] = str
 ) -> T:
     """Return the first true value of *condition*; fails with *what* and *context* when it has none in
-    `PATIENCE` times *deadline_s*.
+    *deadline_s*.
     """
-    deadline_s *= PATIENCE
     began_s = time.monotonic()
     while True:
         looked_s = time.monotonic()
@@ -131,7 +124,7 @@ def end_transactions(bootstrap: str) -> None:
     """Do what docs/operating.md, "A transaction that never ends", tells to do while nobody produces."""
     words = ("--bootstrap", bootstrap, "producers", "hanging", "--end")
     command = [*fork_server.INTERPRETER, fork_server.COMMAND, *words]
-    ran = fork_server.run(command, env=os.environ, cwd=ROOT, timeout=COMMAND_DEADLINE_S)
+    ran = fork_server.run(command, env=os.environ, cwd=ROOT, timeout=DEADLINE_S)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -196,7 +189,7 @@ class Worker:
         self.process.kill()
         self.process.wait(60)
 
-    def stop(self, deadline_s: float = STOP_DEADLINE_S) -> float:
+    def stop(self, deadline_s: float = DEADLINE_S) -> float:
         """End it by SIGTERM and return how long that took; fails when it does not end in time (as `wait_exit`) or not with 0.
 
         A process that is still importing dies of the signal as any program does.
@@ -210,8 +203,7 @@ class Worker:
         return time.monotonic() - began_s
 
     def wait_exit(self, deadline_s: float) -> int:
-        """Return the exit code, negative for a signal; fails after `PATIENCE` times *deadline_s*."""
-        deadline_s *= PATIENCE
+        """Return the exit code, negative for a signal; fails after *deadline_s*."""
         try:
             return self.process.wait(deadline_s)
         except subprocess.TimeoutExpired:
@@ -319,7 +311,7 @@ class Worker:
     def ready(self) -> bool:
         return self.ask("/health/ready")[0] == 200
 
-    def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> Self:
+    def wait_ready(self, deadline_s: float = DEADLINE_S) -> Self:
         """Return when every partition assigned to it serves; fails at once when the process ends."""
 
         def condition() -> bool:
@@ -362,15 +354,15 @@ class Load:
             stdout=subprocess.PIPE,
         )
 
-    def stop(self, deadline_s: float = 120.0) -> int:
+    def stop(self, deadline_s: float = DEADLINE_S) -> int:
         """End the load and return how many records it wrote, each acknowledged."""
-        out, _ = self._process.communicate(timeout=PATIENCE * deadline_s)
+        out, _ = self._process.communicate(timeout=deadline_s)
         assert self._process.returncode == 0, "the load failed"
         return int(out)
 
-    def wait(self, deadline_s: float = 240.0) -> int:
+    def wait(self, deadline_s: float = 720.0) -> int:
         """Return how many records it wrote, when it has written all it was to."""
-        code = self._process.wait(PATIENCE * deadline_s)
+        code = self._process.wait(deadline_s)
         assert code == 0, "the load failed"
         return self.stop()
 
@@ -446,7 +438,7 @@ class Application:
             [*fork_server.INTERPRETER, fork_server.COMMAND, "-A", f"{self._module}:processors", *words],
             env={**os.environ, **self._environment, "PYTHONPATH": str(ROOT)},
             cwd=ROOT,
-            timeout=COMMAND_DEADLINE_S,
+            timeout=DEADLINE_S,
         )
 
     def load(self, *, rate: int, limit: int = 1_000_000, seed: int = 1) -> Load:

@@ -29,6 +29,7 @@ from holdfast.pipeline.verify.table import verify
 from tests.chaos.joining import joined, windowed
 from tests.support.columns import take
 from tests.support.harness import Application, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import State, read_topic
 
 RATES_PARTITIONS = 3
@@ -144,7 +145,12 @@ class JoinApplication(Application):
                 self.flush()
                 time.sleep(0.01)
             _, order = self.ends()[0]
-            wait_for("the order", lambda order=order: self.states()[0][1].applied[1] == order, 60, self.tails)  # type: ignore[misc]
+            wait_for(
+                "the order",
+                lambda order=order: self.states()[0][1].applied[1] == order,  # type: ignore[misc]
+                DEADLINE_S,
+                self.tails,
+            )
             self._held.unlink()
         self.wait_folded()
 
@@ -171,7 +177,7 @@ class JoinApplication(Application):
             out[number] = state, found
         return out
 
-    def wait_folded(self, deadline_s: float = 90) -> None:
+    def wait_folded(self) -> None:
         """Wait until all that was written is in the committed state, and no tick timer is left."""
         ends = self.ends()
 
@@ -182,7 +188,7 @@ class JoinApplication(Application):
                 for number, (state, marker) in self.states().items()
             )
 
-        wait_for(f"positions {ends}", condition, deadline_s, self.tails)
+        wait_for(f"positions {ends}", condition, DEADLINE_S, self.tails)
 
     def prove(self) -> dict[int, JoinOutcome]:
         """Hold live state, position and emits against the logs folded again by the choices."""

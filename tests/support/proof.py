@@ -29,6 +29,7 @@ from holdfast.kafka.fetching.records import Records
 from tests.chaos.counting import EMIT_EVERY, Count
 from tests.support.columns import take
 from tests.support.harness import Application, Worker, end_transactions
+from tests.support.patience import DEADLINE_S
 
 READ_DEADLINE_S = 180.0
 CUT = 777
@@ -311,7 +312,6 @@ def prove(
     from_source: bool = False,
     lost_ends: bool = False,
     noted: str = "",
-    deadline_s: float = 90.0,
 ) -> Proof:
     """Wait until all of the source is folded, stop the workers politely, and prove everything, their own
     stores included.
@@ -325,7 +325,7 @@ def prove(
     With *noted* the quarantine holds what others wrote, and only what has this header is looked at.
     """
     ends = last_offsets(read_topic(application.broker, application.source))
-    owners = application.wait_applied(ends, deadline_s)
+    owners = application.wait_applied(ends, DEADLINE_S)
     for worker in application.live:
         worker.stop()
     if lost_ends:

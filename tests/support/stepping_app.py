@@ -20,6 +20,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.verify.table import verify
 from tests.chaos.stepping import is_named, steps
 from tests.support.harness import Application, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import State, read_topic
 
 WORDS = ("to", "be", "the", "question", "whether", "mind", "or")
@@ -122,14 +123,14 @@ class StepsApplication(Application):
                 return False
         return True
 
-    def wait_through(self, deadline_s: float = 90) -> None:
+    def wait_through(self) -> None:
         """Wait until every processor has all that those before it sent."""
 
         def condition() -> bool:
             assert self.live, f"no worker runs\n{self.tails()}"
             return all(map(self._is_through, self.processors))
 
-        wait_for("every step to be at its source's end", condition, deadline_s, self.tails)
+        wait_for("every step to be at its source's end", condition, DEADLINE_S, self.tails)
 
     def counted(self) -> dict[str, int]:
         """Return the committed rows of the table behind the steps."""

@@ -11,8 +11,8 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from holdfast.kafka.codes import code_of, retriable
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 120.0
 OPEN_FOR_MS = 900_000
 """No broker ends it before: longer than any test goes on meanwhile."""
 

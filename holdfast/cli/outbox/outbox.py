@@ -22,7 +22,15 @@ from holdfast.errors import ConfigError, OutboxDatabaseError, OutboxError, Outbo
 from holdfast.outbox.harvest.table.row_types import QuarantinedRow
 from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import LAYOUTS
-from holdfast.outbox.schema.tables import DIALECTS, database_url, outbox_tables, problems, shown
+from holdfast.outbox.schema.tables import (
+    DIALECTS,
+    NO_FILE,
+    database_url,
+    lacks_file,
+    outbox_tables,
+    problems,
+    shown,
+)
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 quarantine = typer.Typer(
@@ -110,6 +118,8 @@ def _rows(outbox: _Outbox) -> Iterator[OutboxRows]:
 def _problems(outbox: _Outbox) -> list[str]:
     read = database_url(outbox.url)
     tables = outbox_tables(outbox.layout, outbox.table, dialect=read.get_backend_name())
+    if lacks_file(read):
+        raise OutboxDatabaseError(f"{shown(read)}: {NO_FILE}")
     try:
         with create_engine(read, poolclass=NullPool).connect() as connection:
             return problems(connection, tables)

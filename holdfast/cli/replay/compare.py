@@ -17,6 +17,7 @@ from holdfast.cli.output import Output, note, number_of, show, show_json
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
+    from holdfast.pipeline.comparing.compare import Comparison
     from holdfast.pipeline.spark.session import SparkOptions
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -77,31 +78,36 @@ def compare(
             html.write_text(comparison_page(found))
         except OSError as error:
             raise ConfigError(f"--html {html} cannot be written: {error}") from error
-    if output_of(context) is Output.JSON:
-        show_json(found.document())
-    else:
-        columns = (
-            "partition",
-            "records",
-            "rows",
-            "other_rows",
-            "apart",
-            "met_again",
-            "first_offset",
-            "equal",
-        )
-        show([asdict(each) for each in found.partitions], columns, Output.TABLE)
-        if found.keys and keys:
-            listed = sorted(found.keys, key=lambda each: (not each.apart, each.at_ms, each.offset))[:keys]
-            shown = ("partition", "key", "topic", "offset", "apart", "fields", "mine", "theirs")
-            show([{**asdict(each), "fields": [*each.fields]} for each in listed], shown, Output.TABLE)
-        for field, count in found.fields.items():
-            note(f"{count} keys differ in {field}")
-        if found.left_out:
-            note(f"{found.left_out} more keys differ, or did, than are told; all are counted")
-        same = "equal" if found.equal else f"DIFFERENT, {found.apart} keys at the end"
-        note(f"{name} and {other}: {same}, after {number_of(found.records, 'record')} on {found.engine}")
+    _show(found, output_of(context), keys, f"{name} and {other}")
     if html is not None:
         note(f"the page is {html}")
     if not found.equal:
         raise typer.Exit(1)
+
+
+def _show(found: Comparison, output: Output, keys: int, between: str) -> None:
+    """Show what was found *between* two versions, with *keys* of the keys that differ."""
+    if output is Output.JSON:
+        show_json(found.document())
+        return
+    columns = (
+        "partition",
+        "records",
+        "rows",
+        "other_rows",
+        "apart",
+        "met_again",
+        "first_offset",
+        "equal",
+    )
+    show([asdict(each) for each in found.partitions], columns, Output.TABLE)
+    if found.keys and keys:
+        listed = sorted(found.keys, key=lambda each: (not each.apart, each.at_ms, each.offset))[:keys]
+        shown = ("partition", "key", "topic", "offset", "apart", "fields", "mine", "theirs")
+        show([{**asdict(each), "fields": [*each.fields]} for each in listed], shown, Output.TABLE)
+    for field, count in found.fields.items():
+        note(f"{count} keys differ in {field}")
+    if found.left_out:
+        note(f"{found.left_out} more keys differ, or did, than are told; all are counted")
+    same = "equal" if found.equal else f"DIFFERENT, {found.apart} keys at the end"
+    note(f"{between}: {same}, after {number_of(found.records, 'record')} on {found.engine}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +60,43 @@ def launches(
     ]
 
 
+def require_ports(settings: Settings, processes: int) -> None:
+    """Raise ConfigError where one of several workers could not listen: it would be started again and again for nothing."""
+    for index in range(processes):
+        port = settings.web_port + index
+        if (error := _listening_fails(settings.web_bind, port)) is not None:
+            raise ConfigError(
+                f"worker.{index + 1} cannot listen on {settings.web_bind} port {port}: {error.strerror}; set web_port "
+                "(`holdfast worker --port`) and web_bind to a free place"
+            )
+
+
+def _listening_fails(bind: str, port: int) -> OSError | None:
+    """Return why nothing could listen there; None where something could, by one of the addresses that *bind* stands for at least."""
+    failed: OSError | None = None
+    works = False
+    try:
+        found = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        return error
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+                )  # as servers do: what is just closed is free
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+        except OSError as error:
+            failed = error
+            if error.errno == errno.EADDRINUSE:
+                return error
+        else:
+            works = True
+    return None if works else failed
+
+
 def variables(flags: Mapping[str, object]) -> dict[str, str]:
     """Return settings as the environment spells them.
 
@@ -90,7 +129,7 @@ def _own_settings(settings: Settings, index: int, processes: int) -> dict[str, o
 
 def _arguments(application: str | None, given: Sequence[str], level: str) -> tuple[str, ...]:
     loop = () if sys.platform == "win32" else ("--loop", "uvloop")
-    module = ("-P", "-m", "holdfast.cli.worker.process")
+    module = ("-P", "-m", "holdfast.cli.worker")
     return (
         sys.executable,
         *module,

@@ -1,4 +1,4 @@
-"""`python -P -m holdfast.cli.worker.process APPLICATION SETTINGS [FAUST ARGUMENTS]`: one worker of an application.
+"""One worker of an application, in this process: its arguments are APPLICATION SETTINGS [FAUST ARGUMENTS].
 
 SETTINGS names what the command line has set, with commas between: the application must have been made with it.
 """
@@ -52,7 +52,3 @@ def _value(settings: Settings, name: str) -> object:
     if name.startswith("kafka."):
         return settings.kafka.get(name.removeprefix("kafka."))
     return settings.spark_conf.get(name) if name.startswith("spark.") else getattr(settings, name)
-
-
-if __name__ == "__main__":
-    main()

@@ -22,6 +22,8 @@ STEADY_S = 30.0
 """A worker that ran for longer did not fail to start."""
 MOST_FAILURES = 5
 """How often in a row a worker may fail to start before all are ended: what fails so often needs a person."""
+WRONG = 2
+"""The exit code of a worker whose command line or settings are wrong: another start meets the same."""
 LONGEST_PAUSE_S = 30.0
 LAST_WORDS_S = 5.0
 CHUNK, LONGEST_LINE = 1 << 16, 1 << 20
@@ -86,24 +88,34 @@ class WorkerProcesses:
 
     async def _keep(self, launch: Launch) -> None:
         """Keep one worker running; what ends within `steady_s` waits twice as long each time before it starts again."""
-        failures = 0
+        failures, has_run = 0, False
         while not self._ending.is_set():
             began_s = self._clock.monotonic_s()
             code = await self._one_life(launch)
             if self._ending.is_set():
                 return
-            failures = failures + 1 if self._clock.monotonic_s() - began_s < self._steady_s else 1
+            was_steady = self._clock.monotonic_s() - began_s >= self._steady_s
+            has_run = has_run or was_steady
+            failures = 1 if was_steady else failures + 1
+            if code == WRONG and not has_run:
+                self._give_up(launch, f"cannot start ({_said(code)})")
+                return
             if failures > MOST_FAILURES:
-                self._failed = WorkersError(
-                    f"{launch.name} has ended {failures} times in a row soon after its start, the last time with {_said(code)}: "
-                    f"{cause_of(self._last_lines.get(launch.name, b''))}; the other workers were ended too"
+                self._give_up(
+                    launch,
+                    f"has ended {failures} times in a row soon after its start, the last time with {_said(code)}",
                 )
-                self._ending.set()  # the others commit and leave the group
                 return
             pause_s = min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
             self._tell(f"{launch.name} ended with {_said(code)}: it is started again in {pause_s:.0f} s")
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), pause_s)
+
+    def _give_up(self, launch: Launch, how: str) -> None:
+        """Have the others commit and leave the group, and the command end with an error."""
+        cause = cause_of(self._last_lines.get(launch.name, b""))
+        self._failed = WorkersError(f"{launch.name} {how}: {cause}; the other workers were ended too")
+        self._ending.set()
 
     async def _one_life(self, launch: Launch) -> int:
         """Run one process of a worker until it ends by itself or is told to; return its exit code."""

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.context import globals_of
-from holdfast.cli.worker.launching import Launch, launches
+from holdfast.cli.worker.launching import Launch, launches, require_ports
 from holdfast.config.sources import find_file
 
 MOST_PROCESSES = 256
@@ -62,6 +62,7 @@ def worker(
     )
     if processes == 1:
         become(made[0])
+    require_ports(settings, processes)
     from holdfast.cli.worker.supervising import supervise
 
     raise typer.Exit(supervise(made, settings))

@@ -32,11 +32,9 @@ from holdfast.kafka.codes import COORDINATOR_MOVES
 from tests.support import fork_server
 from tests.support.harness import wait_for
 from tests.support.parts import part
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.support.secured import Guarded, environment
-
-DEADLINE_S = 180.0
-"""For all of them together; a quiet machine needs a tenth of it."""
 
 SHOP = """
 import os
@@ -360,7 +358,7 @@ def _wait_for_coordinator(broker: SessionBroker) -> None:
         return True
 
     try:
-        wait_for("a coordinator", answers, 60)
+        wait_for("a coordinator", answers, DEADLINE_S)
     finally:
         consumer.close()
 

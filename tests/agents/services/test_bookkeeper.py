@@ -27,9 +27,9 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import BrokerError, ConfigError, FencedError, TopicError
 from tests.agents.fleet import Fleet
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import last_offsets, logged_state, model, read_topic, sha
 
-DEADLINE_S = 120.0
 PARTITIONS = 2
 
 

@@ -43,11 +43,12 @@ from tests.agents.desk import Reply, Request, decode_reply, tallies
 from tests.agents.fleet import Fleet, Writer, environment_of
 from tests.clients.tables.tabling import deadline_after
 from tests.support.harness import TIMES, UNDISTURBED, Worker, module_command, wait_for
+from tests.support.patience import DEADLINE_S
 
 PARTITIONS = 4
 TOKEN = "a-shared-secret"
 TOPICS = [f"orders{number}" for number in range(12)]
-REPLY_DEADLINE_S, ANSWER_DEADLINE_S, THROUGHOUT_S = 90.0, 60.0, 600.0
+ANSWER_DEADLINE_S, THROUGHOUT_S = 60.0, 600.0
 PATIENT = {f"HOLDFAST_{name.upper()}": str(value) for name, value in {**TIMES, **UNDISTURBED}.items()}
 """None takes over from a worker before the group is told that it is gone."""
 LEAST_CHANGED = 5
@@ -104,9 +105,7 @@ class Desk:
 
     def replies(self, *requests: Request) -> list[Reply]:
         """Return the replies to *requests*, when all are there."""
-        return wait_for(
-            f"{len(requests)} replies", lambda: self._found(requests), REPLY_DEADLINE_S, self._tails
-        )
+        return wait_for(f"{len(requests)} replies", lambda: self._found(requests), DEADLINE_S, self._tails)
 
     def ask(self, verb: str, key: str, **fields: Any) -> Reply:
         return self.replies(self.send(verb, key, **fields))[0]
@@ -354,7 +353,7 @@ def test_what_cannot_be_answered_is_told_by_type(stage: Stage) -> None:
             reply = stage.desk.ask("get", key, timeout_s=1.0, **fields)
             return reply if reply.error == error else None
 
-        return wait_for(error, asked, REPLY_DEADLINE_S)
+        return wait_for(error, asked, DEADLINE_S)
 
     told = {
         "beyond": refused("OffsetTimeoutError", at_least=(partition, end + 1_000)),
@@ -412,10 +411,16 @@ def test_reads_stay_right_while_an_owner_is_killed_and_a_standby_stands_in(stage
     assert reply.written is not None
     end = reply.written[1]
     wait_for(
-        "a standby abreast", lambda: heir.applied("standby").get(("claims", partition)) == end, 60, heir.tail
+        "a standby abreast",
+        lambda: heir.applied("standby").get(("claims", partition)) == end,
+        DEADLINE_S,
+        heir.tail,
     )
     wait_for(
-        "a standby that knows its age", lambda: heir.metric("holdfast_standby_age_seconds"), 60, heir.tail
+        "a standby that knows its age",
+        lambda: heir.metric("holdfast_standby_age_seconds"),
+        DEADLINE_S,
+        heir.tail,
     )
     owner.kill()
 
@@ -447,7 +452,7 @@ def test_reads_stay_right_while_an_owner_is_killed_and_a_standby_stands_in(stage
             wait_for(
                 "a standby too far behind by 2, and not by 3",
                 lambda: (fetch(heir, f"{path}2", TOKEN)[0], fetch(heir, f"{path}3", TOKEN)[0]) == (421, 200),
-                60,
+                DEADLINE_S,
                 heir.tail,
             )
             with deadline_after(), pytest.raises(NotReadyError):
@@ -522,4 +527,6 @@ def test_the_desks_own_processor_has_counted_every_answer(stage: Stage) -> None:
             found = tables.scan(desk.tallies, timeout_s=ANSWER_DEADLINE_S)
             return sum([answer.value.answers async for answer in found])
 
-    wait_for(f"{desk.read} answers counted", lambda: run(counted()) == desk.read, 60, desk.worker.tail)
+    wait_for(
+        f"{desk.read} answers counted", lambda: run(counted()) == desk.read, DEADLINE_S, desk.worker.tail
+    )

@@ -114,6 +114,7 @@ async def test_batches_hold_one_partition_each_and_are_committed_as_a_whole(wide
         assert {place.partition: held.offset for place, held in consumer.claims.items()} == dict.fromkeys(
             range(4), 500
         )
+        assert consumer.topic_claims == (wide.topic,)
         assert consumer.lag == 0 or await until("the lag to be measured", lambda: consumer.lag == 0)
 
 

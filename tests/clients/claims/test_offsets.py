@@ -17,7 +17,7 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError
 from tests.clients.claims.claiming import DEADLINE_S, Ground, scenario, until
-from tests.support import own_broker
+from tests.support import own_broker, patience
 from tests.support.harness import wait_for
 from tests.support.strangers import leave_offsets
 
@@ -117,7 +117,9 @@ def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is
     """
     groups = BrokerGroups(ground.settings, timeout_s=DEADLINE_S)
     wait_for(
-        "a coordinator, which a new node has after a while", lambda: coordinated(groups, ground.group), 60
+        "a coordinator, which a new node has after a while",
+        lambda: coordinated(groups, ground.group),
+        patience.DEADLINE_S,
     )
     assert groups.describe(ground.group) is None
     with closing(OffsetFetcher(ground.settings, ground.group, timeout_s=DEADLINE_S)) as asked:

@@ -26,6 +26,7 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.errors import BrokerError, GroupError
 from holdfast.kafka import coordinator_admin
+from tests.support import patience
 from tests.support.harness import wait_for
 
 LOADING, MOVED, DENIED = (
@@ -251,7 +252,7 @@ def listed(bootstrap: str, capsys: pytest.CaptureFixture[str]) -> tuple[object, 
         states = {each["group"]: each["state"] for each in json.loads(told.out or "[]")}
         return (ended.value.code, states, told.err) if states.get("loud") == "Empty" else None
 
-    return wait_for("a list with the groups of those who answer", found, DEADLINE_S)
+    return wait_for("a list with the groups of those who answer", found, patience.DEADLINE_S)
 
 
 def test_a_list_that_lacks_a_coordinator_shows_the_others_and_fails(

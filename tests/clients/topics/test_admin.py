@@ -29,6 +29,7 @@ from holdfast.core.engine.state.rows import Rows
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError, TopicError
 from holdfast.kafka.codes import refuses_connection
+from tests.support import patience
 from tests.support.harness import wait_for
 
 DEADLINE_S = 60.0
@@ -358,7 +359,9 @@ def test_a_topic_deleted_while_it_is_looked_at_is_left_out(
     client.delete_topics([orders.source])[orders.source].result(DEADLINE_S)
     # The controller has deleted it. The broker that is asked for its settings may hear so a moment later.
     wait_for(
-        "the topic to be gone", lambda: orders.source not in client.list_topics(timeout=DEADLINE_S).topics, 60
+        "the topic to be gone",
+        lambda: orders.source not in client.list_topics(timeout=DEADLINE_S).topics,
+        patience.DEADLINE_S,
     )
     monkeypatch.setattr(admin, "_metadata", lambda timeout_s: metadata)
     assert orders.source not in admin.cluster([orders.source]).topics

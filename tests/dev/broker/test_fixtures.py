@@ -13,8 +13,7 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker, session_broker
 from holdfast.errors import DevBrokerError
 from tests.support.harness import wait_for
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 def test_a_fresh_topic_is_as_asked_ready_and_nobody_elses(

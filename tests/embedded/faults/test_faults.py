@@ -194,12 +194,13 @@ def test_a_clock_that_goes_back_stamps_earlier_records_behind_later_ones(kafka: 
     topic = kafka.create_topic("orders", config={"message.timestamp.type": "LogAppendTime"})
     data = [{"name": topic, "partition_data": [{"index": 0, "records": batch(b"a")}]}]
     with RawClient(kafka.bootstrap) as client:
-        stamps = []
+        stamps, began_s = [], time.monotonic()
         for shift_ms in (0, -60_000):
             kafka.shift_clock(shift_ms)
             answer = client.ask("Produce", 11, acks=-1, timeout_ms=1000, topic_data=data)
             stamps.append(answer["responses"][0]["partition_responses"][0]["log_append_time_ms"])
-    assert -60_000 <= stamps[1] - stamps[0] < -50_000
+        took_ms = (time.monotonic() - began_s) * 1000
+    assert 0 <= stamps[1] - stamps[0] + 60_000 <= took_ms + 1
 
 
 @pytest.mark.parametrize("shift_ms", [-3_600_000, 3_600_000])
@@ -207,8 +208,8 @@ def test_sessions_of_groups_do_not_follow_a_clock_that_jumps(kafka: EmbeddedKafk
     """Kafka counts them by a clock that does not: who says something in time stays, who does not is gone in time."""
     told = {
         "group_id": "g",
-        "session_timeout_ms": 6_000,
-        "rebalance_timeout_ms": 6_000,
+        "session_timeout_ms": 600_000,
+        "rebalance_timeout_ms": 600_000,
         "protocol_type": "consumer",
         "protocols": [{"name": "range", "metadata": b""}],
     }
@@ -226,7 +227,7 @@ def test_sessions_of_groups_do_not_follow_a_clock_that_jumps(kafka: EmbeddedKafk
         group = kafka.cluster.groups.get("g")
         assert group is not None
         (member,) = group.classic.members
-        assert 0 < member.session_ends_ms - kafka.cluster.steady_ms() <= 6_000
+        assert 0 < member.session_ends_ms - kafka.cluster.steady_ms() <= 600_000
 
 
 def test_a_batch_that_is_damaged_is_sent_as_it_is(kafka: EmbeddedKafka) -> None:

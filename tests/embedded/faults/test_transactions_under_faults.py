@@ -53,7 +53,7 @@ class Copier:
         self._producer = self._new()
 
     def _new(self) -> Producer:
-        told = {**QUICK, "transactional.id": "copier", "linger.ms": 0, "transaction.timeout.ms": 30_000}
+        told = {**QUICK, "transactional.id": "copier", "linger.ms": 0, "transaction.timeout.ms": 120_000}
         producer = Producer(self._kafka.client_config(**told))
         producer.init_transactions(DEADLINE_S)
         return producer

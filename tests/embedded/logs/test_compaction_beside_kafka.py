@@ -24,9 +24,11 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.logs.compaction import DELETE_HORIZON_BIT
 from holdfast.kafka.requests.raw_log import RawLog
 from tests.support.harness import wait_for, wait_for_ends
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 ROLL_MS = 50
+LINGER_MS = 50_000
+"""A lot is sent when it is flushed, as one batch, though this process stands still before that."""
 Config = dict[str, Any]
 Pairs = list[tuple[bytes, bytes | None]]
 FIRST_ROUND: list[tuple[str, Pairs]] = [
@@ -82,8 +84,8 @@ class Log:
         self.topic = topic
         self._settings = Settings(kafka={name: str(value) for name, value in config.items()})
         self._admin = AdminClient(config)
-        self._plain = Producer({**config, "enable.idempotence": True, "linger.ms": 1000})
-        self._transactional = Producer({**config, "transactional.id": f"{topic}-t", "linger.ms": 1000})
+        self._plain = Producer({**config, "enable.idempotence": True, "linger.ms": LINGER_MS})
+        self._transactional = Producer({**config, "transactional.id": f"{topic}-t", "linger.ms": LINGER_MS})
         self._transactional.init_transactions(DEADLINE_S)
 
     def write(self, lots: list[tuple[str, Pairs]]) -> None:

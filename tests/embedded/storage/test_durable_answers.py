@@ -22,8 +22,8 @@ from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.storage.folders import cluster_in, make_topic, write
 from tests.embedded.transcripts.asking import batch
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 LONG_S = 60.0
 """Longer than any client here waits."""
 

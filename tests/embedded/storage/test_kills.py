@@ -25,7 +25,7 @@ class IdempotentWriter(threading.Thread):
         super().__init__()
         self._chance, self.ends = chance, threading.Event()
         self._producer = Producer(
-            broker.config(**{"enable.idempotence": True, "linger.ms": 2, "message.timeout.ms": 60_000})
+            broker.config(**{"enable.idempotence": True, "linger.ms": 2, "message.timeout.ms": 300_000})
         )
         self.sent, self.refused = 0, list[str]()
 
@@ -63,7 +63,7 @@ class PairWriter(threading.Thread):
             self.trouble = error
 
     def _new(self) -> Producer:
-        told = {"transactional.id": "pairs", "linger.ms": 0, "transaction.timeout.ms": 30_000}
+        told = {"transactional.id": "pairs", "linger.ms": 0, "transaction.timeout.ms": 120_000}
         producer = Producer(self._broker.config(**told))
         producer.init_transactions(DEADLINE_S)
         return producer

@@ -9,6 +9,7 @@ import pytest
 from holdfast.dev.fixtures import SessionBroker
 from tests.embedded.storage.killed_broker import broker_in
 from tests.support.harness import Application, Worker, running, wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import prove
 
 pytestmark = pytest.mark.process
@@ -39,4 +40,4 @@ def progressed(app: Application, worker: Worker) -> None:
         now = worker.applied()
         return bool(before) and all(now.get(place, -1) > at for place, at in before.items())
 
-    wait_for("progress", condition, 120, app.tails)
+    wait_for("progress", condition, DEADLINE_S, app.tails)

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.embedded.transcripts.asking import scenario
-from tests.embedded.transcripts.talk import Talk
+from tests.embedded.transcripts.talk import DEADLINE_S, Talk, within
 
 SLOW = ("a_static_member_beyond_its_session",)
 """What waits for longer than the shortest session that a broker allows, which is six seconds."""
+
+SESSION_S, REBALANCE_S = 10, 2
 
 
 class ClassicGroup:
@@ -21,8 +23,8 @@ class ClassicGroup:
         talk.coordinated(self.name)
         self.joins: dict[str, Any] = {
             "group_id": self.name,
-            "session_timeout_ms": 10_000,
-            "rebalance_timeout_ms": 2_000,
+            "session_timeout_ms": SESSION_S * 1_000,
+            "rebalance_timeout_ms": REBALANCE_S * 1_000,
             "protocol_type": "consumer",
             "protocols": [{"name": "range", "metadata": b"\x00\x00"}],
             **more,
@@ -53,21 +55,25 @@ class ClassicGroup:
 def heartbeats_and_commits_by_state(talk: Talk) -> None:
     """The first member does not join again, and is dropped at the rebalance timeout."""
     group = ClassicGroup(talk)
-    one = talk.ask("JoinGroup", 3, by="one", **group.joins)
-    group.look("completing the rebalance", one)
-    group.sync(one)
-    group.look("stable", one)
-    group.commit(-1, "")
-    talk.client("two").send("JoinGroup", 3, **group.joins)
-    until_s = time.monotonic() + 10
-    while talk.client().ask("Heartbeat", 4, **group.said(one))["error_code"] == 0:
-        assert time.monotonic() < until_s
-    group.look("preparing a rebalance", one)
-    two = talk.client("two").receive("JoinGroup", 3)
-    talk.tell("JoinGroup 3 by two", two)
-    group.look("dropped", one)
-    group.sync(two)
-    talk.ask("LeaveGroup", 1, group_id=group.name, member_id=two["member_id"])
+    with within(SESSION_S):
+        with within(REBALANCE_S):
+            one = talk.ask("JoinGroup", 3, by="one", **group.joins)
+            group.look("completing the rebalance", one)
+            group.sync(one)
+        group.look("stable", one)
+        group.commit(-1, "")
+        with within(2 * REBALANCE_S):  # one for the first to join again, one for the second to sync
+            with within(REBALANCE_S):
+                talk.client("two").send("JoinGroup", 3, **group.joins)
+                until_s = time.monotonic() + DEADLINE_S
+                while talk.client().ask("Heartbeat", 4, **group.said(one))["error_code"] == 0:
+                    assert time.monotonic() < until_s
+                group.look("preparing a rebalance", one)
+            two = talk.client("two").receive("JoinGroup", 3)
+            talk.tell("JoinGroup 3 by two", two)
+            group.look("dropped", one)
+            group.sync(two)
+        talk.ask("LeaveGroup", 1, group_id=group.name, member_id=two["member_id"])
     group.look("empty", two)
     group.commit(-1, "")
     talk.ask("DeleteGroups", 2, groups_names=[group.name])
@@ -78,16 +84,18 @@ def heartbeats_and_commits_by_state(talk: Talk) -> None:
 def a_static_member_beyond_its_session(talk: Talk) -> None:
     """Within its session it takes its place back without a rebalance; after it, the group begins anew."""
     group = ClassicGroup(talk, session_timeout_ms=6_000, group_instance_id="desk")
-    one = talk.ask("JoinGroup", 9, by="one", **group.joins)
-    group.sync(one, group_instance_id="desk")
-    two = talk.ask("JoinGroup", 9, by="two", **group.joins)
-    talk.ask("Heartbeat", 4, **group.said(one), group_instance_id="desk")
-    talk.ask("Heartbeat", 4, **group.said(two), group_instance_id="desk")
+    with within(REBALANCE_S):
+        one = talk.ask("JoinGroup", 9, by="one", **group.joins)
+        group.sync(one, group_instance_id="desk")
+        two = talk.ask("JoinGroup", 9, by="two", **group.joins)
+        talk.ask("Heartbeat", 4, **group.said(one), group_instance_id="desk")
+        talk.ask("Heartbeat", 4, **group.said(two), group_instance_id="desk")
     time.sleep(7.5)
     talk.ask("DescribeGroups", 5, groups=[group.name])
     talk.ask("Heartbeat", 4, **group.said(two), group_instance_id="desk")
-    three = talk.ask("JoinGroup", 9, by="three", **group.joins)
-    talk.ask("LeaveGroup", 5, group_id=group.name, members=[{"member_id": three["member_id"]}])
+    with within(REBALANCE_S):
+        three = talk.ask("JoinGroup", 9, by="three", **group.joins)
+        talk.ask("LeaveGroup", 5, group_id=group.name, members=[{"member_id": three["member_id"]}])
 
 
 class ModernMembers:
@@ -118,7 +126,7 @@ class ModernMembers:
 
     def until(self, what: Callable[[], bool], *members: str) -> None:
         """Beat for *members* until it is so."""
-        until_s = time.monotonic() + 20
+        until_s = time.monotonic() + DEADLINE_S
         while True:
             for each in members:
                 self.beat(each)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from holdfast.embedded.internal_log import OFFSETS, TRANSACTIONS
 from tests.embedded.transcripts.asking import scenario
 from tests.embedded.transcripts.coordinator_logs import log_of
-from tests.embedded.transcripts.talk import Talk
+from tests.embedded.transcripts.talk import Talk, within
 from tests.embedded.transcripts.transaction_scenarios import BareProducer
+
+SESSION_S, REBALANCE_S = 10, 1
 
 
 def tell_log(talk: Talk, topic: str, name: str, **names: str) -> None:
@@ -43,8 +44,8 @@ class BareMember:
 
     def send(self, by: str, member_id: str = "", version: int = 3, **more: Any) -> None:
         told: dict[str, Any] = {
-            "session_timeout_ms": 10_000,
-            "rebalance_timeout_ms": 1_000,
+            "session_timeout_ms": SESSION_S * 1_000,
+            "rebalance_timeout_ms": REBALANCE_S * 1_000,
             "protocol_type": "consumer",
             "protocols": [{"name": "range", "metadata": b"\0\0"}],
             **more,
@@ -76,17 +77,18 @@ def log_of_a_classic_group(talk: Talk) -> None:
         topics = [{"name": topic, "partitions": [{**told, "committed_leader_epoch": 0}]}]
         talk.ask("OffsetCommit", 9, group_id=group, topics=topics, **named)
 
-    members.send("one")
-    one = members.receive("one")
-    commit(1, -1, "")
-    said = members.sync("one", one)
-    commit(0, one["generation_id"], one["member_id"])
-    members.send("two")
-    until_s = time.monotonic() + 20
-    while talk.client().ask("Heartbeat", 4, **said)["error_code"] == 0:  # until the second has been heard of
-        assert time.monotonic() < until_s
-    two = members.receive("two")
-    talk.client().ask("LeaveGroup", 1, group_id=group, member_id=members.sync("two", two)["member_id"])
+    with within(SESSION_S):
+        with within(REBALANCE_S):
+            members.send("one")
+            one = members.receive("one")
+            commit(1, -1, "")
+            members.sync("one", one)
+        commit(0, one["generation_id"], one["member_id"])
+        with within(2 * REBALANCE_S):  # one for the first to join again, one for the second to sync
+            members.send("two")
+            two = members.receive("two")
+            left = members.sync("two", two)
+        talk.client().ask("LeaveGroup", 1, group_id=group, member_id=left["member_id"])
     commit(1, -1, "")
     talk.ask(
         "OffsetDelete", 0, group_id=group, topics=[{"name": topic, "partitions": [{"partition_index": 0}]}]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,8 @@ from tempfile import TemporaryDirectory
 from tests.embedded.transcripts.guarded import Guarded, GuardedKafka, GuardedTalk
 from tests.embedded.transcripts.guarded_sessions import SCENARIOS as GUARDED_SCENARIOS
 from tests.embedded.transcripts.scenarios import SCENARIOS, log_scenarios
-from tests.embedded.transcripts.talk import Talk
+from tests.embedded.transcripts.talk import Talk, TooLateError
+from tests.support.patience import DEADLINE_S
 from tests.support.places import TESTDATA
 
 RECORDED = TESTDATA / "kafka_transcripts.txt.gz"
@@ -30,13 +32,20 @@ HEAD = "== "
 
 
 def told(endpoint: str, name: str) -> list[str]:
-    """Return the transcript of one scenario with the broker at *endpoint*."""
-    talk = Talk(endpoint)
-    try:
-        SCENARIOS[name](talk)
-    finally:
-        talk.close()
-    return talk.lines
+    """Return the transcript of one scenario with the broker at *endpoint*: one that was too late tells nothing, and is begun
+    anew.
+    """
+    until_s = time.monotonic() + DEADLINE_S
+    while True:
+        talk = Talk(endpoint)
+        try:
+            SCENARIOS[name](talk)
+            return talk.lines
+        except TooLateError:
+            if time.monotonic() > until_s:
+                raise
+        finally:
+            talk.close()
 
 
 def told_guarded(guarded: Guarded, name: str) -> list[str]:

@@ -10,7 +10,8 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from holdfast.core.kafka.record_batch import RecordBatch, batches, control_of
@@ -55,6 +56,24 @@ _SORTED = {
 }
 _UNKNOWN_BYTES = bytes(16)
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+class TooLateError(Exception):
+    """Who asks stood still for so long that the broker may have given up waiting for it, and rightly."""
+
+
+@contextmanager
+def within(timeout_s: float) -> Iterator[None]:
+    """Raise `TooLateError`, whatever was answered, when the block takes as long as the broker waits for what it asks."""
+    began_s, failure = time.monotonic(), None
+    try:
+        yield
+    except (AssertionError, LookupError, OSError, TooLateError) as error:
+        failure = error
+    if time.monotonic() - began_s >= timeout_s:
+        raise TooLateError from failure
+    if failure is not None:
+        raise failure
 
 
 class Talk:

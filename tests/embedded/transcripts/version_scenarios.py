@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from tests.embedded.transcripts.asking import fetch, scenario
-from tests.embedded.transcripts.talk import Talk
+from tests.embedded.transcripts.talk import DEADLINE_S, Talk
 from tests.embedded.transcripts.transaction_scenarios import BareProducer
 
 RANGE = [{"name": "range", "metadata": b"\x00\x00"}]
@@ -21,7 +21,7 @@ def members_of_every_version(talk: Talk) -> None:
         group, by = talk.name(f"readers-{version}"), f"member-{version}"
         talk.coordinated(group)
         join: dict[str, Any] = {"group_id": group, "protocol_type": "consumer", "protocols": RANGE}
-        join.update(session_timeout_ms=10_000, rebalance_timeout_ms=10_000)
+        join.update(session_timeout_ms=120_000, rebalance_timeout_ms=120_000)
         answer = talk.ask("JoinGroup", version, by=by, **join)
         if answer["error_code"] == ASKS_FOR_AN_ID:
             answer = talk.ask("JoinGroup", version, by=by, **join, member_id=answer["member_id"])
@@ -77,7 +77,7 @@ def members_of_the_new_protocol_of_every_version(talk: Talk) -> None:
         first: dict[str, Any] = {"rebalance_timeout_ms": 10_000, "subscribed_topic_names": [topic]}
         answer = beat("" if version == 0 else "member", 0, topic_partitions=[], **first)
         tell(answer)
-        member, until_s = answer["member_id"] or "member", time.monotonic() + 20
+        member, until_s = answer["member_id"] or "member", time.monotonic() + DEADLINE_S
         held: list[Any] = []
         while True:
             answer = beat(member, answer["member_epoch"], topic_partitions=held)

@@ -11,6 +11,7 @@ from holdfast.outbox.schema.database import Database
 
 
 def test_a_missing_table_is_told_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    (tmp_path / "shop.db").touch()
     database = Database(f"sqlite:///{tmp_path / 'shop.db'}")
     try:
         with pytest.raises(OutboxDatabaseError, match=r"no such table: outbox; `holdfast outbox init` makes"):

@@ -94,16 +94,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
         topic, reads_event = reading(whose, source, decode, inputs)
         if time is None and isinstance(source, Source):
             time = source.time
-        for what, call, takes in (
-            ("decode", reads_event, tuple(inputs)),
-            ("by", by, ("event",)),
-            ("time", time, ("event",)),
-            ("fold", fold, ("aggregate", "event")),
-            ("merge", merge, ("earlier", "later")),
-        ):
-            may_lack = what in ("time", "merge") and call is None
-            if not may_lack and (why := why_uncallable(call, takes)) is not None:
-                raise ConfigError(f"{whose}: {what} {why}")
+        _check_calls(whose, inputs, decode=reads_event, by=by, time=time, fold=fold, merge=merge)
         if not isinstance(emit, Updates | Final | None):
             raise ConfigError(f"{whose}: emit {emit!r:.100}: write updates(topic) or final(topic)")
         if late is not None and not isinstance(late, str):
@@ -144,6 +135,21 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     @property
     def passing(self) -> bool:
         return True
+
+
+def _check_calls(whose: str, inputs: tuple[DecoderInput, ...], **given: Callable[..., Any] | None) -> None:
+    """Raise ConfigError for a function that cannot take what it will be called with."""
+    takes: dict[str, tuple[str, ...]] = {
+        "decode": inputs,
+        "by": ("event",),
+        "time": ("event",),
+        "fold": ("aggregate", "event"),
+        "merge": ("earlier", "later"),
+    }
+    for what, call in given.items():
+        may_lack = what in ("time", "merge") and call is None
+        if not may_lack and (why := why_uncallable(call, takes[what])) is not None:
+            raise ConfigError(f"{whose}: {what} {why}")
 
 
 def _read_from(

@@ -1,0 +1,100 @@
+"""The console's bars: how soon a browser paints a page, and what the console costs while one is open. 1,000 partitions, 10,000 claims.
+
+    PYTHONPATH=. python -P -m bench.console_pages [--rounds 9] [--open-s 20]
+
+No Kafka: the console, and a worker in memory that answers it, run in one process, so the processor told is that of both. Chromium (headless)
+opens each page several times; what it calls the first contentful paint counts from the request on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+
+import psutil  # type: ignore[import-untyped]
+
+from bench.run import load_average
+from holdfast.dev.memory_tables import MemoryWorker
+from holdfast.dev.ports import free_ports
+from tests.console.opened import MadeUpGroups, console_settings, opened
+from tests.console.shop import totals
+from tests.support.browser import DEADLINE_MS, started
+
+PARTITIONS, CLAIMS = 1_000, 10_000
+PAGES = ("/", "/workers", "/tables/view?name=totals", "/groups/view?kind=claim&name=billing", "/topology")
+OPEN = ("/", "/tables/view?name=totals")
+SETTLE_S = 5.0
+PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
+
+
+async def serve() -> None:
+    """Print the console's address, and serve until stdin ends."""
+    settings, groups = console_settings(), MadeUpGroups(console_settings(), CLAIMS)
+    async with (
+        MemoryWorker(
+            console_settings(web_port=free_ports(1)[0]), [totals()], partitions=PARTITIONS
+        ) as worker,
+        opened(settings, worker.directory(), groups) as browsing,
+    ):
+        print(browsing.url, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--open-s", type=float, default=20.0)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        asyncio.run(serve())
+        return
+    print(load_average(), flush=True)
+    command = [sys.executable, "-P", "-m", "bench.console_pages", "--serve"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as console:
+        assert console.stdin is not None
+        assert console.stdout is not None
+        url = console.stdout.readline().strip()
+        measure(url, psutil.Process(console.pid), given.rounds, given.open_s)
+        console.stdin.close()
+
+
+def measure(url: str, console: psutil.Process, rounds: int, open_s: float) -> None:
+    with started() as browser:
+        page = browser.new_context(base_url=url).new_page()
+        page.set_default_timeout(DEADLINE_MS)
+        for path in PAGES:
+            painted = []
+            for _ in range(rounds):
+                page.goto(path)
+                while (at_ms := page.evaluate(PAINT)) is None:
+                    time.sleep(0.02)
+                painted.append(at_ms)
+            print(
+                f"  {path}: painted after {statistics.median(painted):.0f} ms [{min(painted):.0f}-{max(painted):.0f}]",
+                flush=True,
+            )
+        page.goto("about:blank")
+        print(f"  no page open: {share(console, open_s):.1%} of a core", flush=True)
+        for path in OPEN:
+            page.goto(path)
+            print(f"  {path} open: {share(console, open_s):.1%} of a core", flush=True)
+
+
+def share(process: psutil.Process, for_s: float) -> float:
+    """Return how much of a core *process* takes once it has settled."""
+    time.sleep(SETTLE_S)
+    before, began_s = process.cpu_times(), time.monotonic()
+    time.sleep(for_s)
+    after, passed_s = process.cpu_times(), time.monotonic() - began_s
+    return float(after.user + after.system - before.user - before.system) / passed_s
+
+
+if __name__ == "__main__":
+    main()
