@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python -P -m bench.console_pages [--rounds 9] [--open-s 20]
 
-No Kafka: the console, and a worker in memory that answers it, run in one process, so the processor told is that of both. Chromium (headless)
+No Kafka: a worker in memory answers the console, each in a process of its own; the processor told is the console's. Chromium (headless)
 opens each page several times; what it calls the first contentful paint counts from the request on.
 """
 
@@ -14,6 +14,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil  # type: ignore[import-untyped]
 
@@ -28,20 +30,40 @@ PARTITIONS, CLAIMS = 1_000, 10_000
 PAGES = ("/", "/workers", "/tables/view?name=totals", "/groups/view?kind=claim&name=billing", "/topology")
 OPEN = ("/", "/tables/view?name=totals")
 SETTLE_S = 5.0
+PARTS = WORK, SERVE = "--work", "--serve"
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
 
 
-async def serve() -> None:
-    """Print the console's address, and serve until stdin ends."""
-    settings, groups = console_settings(), MadeUpGroups(console_settings(), CLAIMS)
-    async with (
-        MemoryWorker(
-            console_settings(web_port=free_ports(1)[0]), [totals()], partitions=PARTITIONS
-        ) as worker,
-        opened(settings, worker.directory(), groups) as browsing,
-    ):
+def worker_at(port: int) -> MemoryWorker:
+    return MemoryWorker(console_settings(web_port=port), [totals()], partitions=PARTITIONS)
+
+
+async def work(port: int) -> None:
+    """Serve the tables until stdin ends."""
+    async with worker_at(port):
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+async def serve(port: int) -> None:
+    """Print the address of a console of the worker at *port*, and serve until stdin ends."""
+    groups = MadeUpGroups(console_settings(), CLAIMS)
+    async with opened(console_settings(), worker_at(port).directory(), groups) as browsing:
         print(browsing.url, flush=True)
         await asyncio.to_thread(sys.stdin.read)
+
+
+@contextmanager
+def running(part: str, port: int) -> Iterator[tuple[psutil.Process, str]]:
+    """Run a part of this program in a process of its own, and give what it says first."""
+    command = [sys.executable, "-P", "-m", "bench.console_pages", part, str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield psutil.Process(process.pid), process.stdout.readline().strip()
+        finally:
+            process.stdin.close()
 
 
 def main() -> None:
@@ -50,19 +72,16 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--open-s", type=float, default=20.0)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    for part in PARTS:
+        parser.add_argument(part, type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.serve:
-        asyncio.run(serve())
+    if given.work or given.serve:
+        asyncio.run(work(given.work) if given.work else serve(given.serve))
         return
     print(load_average(), flush=True)
-    command = [sys.executable, "-P", "-m", "bench.console_pages", "--serve"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as console:
-        assert console.stdin is not None
-        assert console.stdout is not None
-        url = console.stdout.readline().strip()
-        measure(url, psutil.Process(console.pid), given.rounds, given.open_s)
-        console.stdin.close()
+    port = free_ports(1)[0]
+    with running(WORK, port), running(SERVE, port) as (console, url):
+        measure(url, console, given.rounds, given.open_s)
 
 
 def measure(url: str, console: psutil.Process, rounds: int, open_s: float) -> None:
