@@ -22,6 +22,7 @@ from aiohttp import web
 from aiohttp.web_log import AccessLogger
 
 from holdfast.clock import Clock
+from holdfast.web.listening import ANY_TO_LISTEN, listen_on
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,6 @@ WRITE_S = 60.0
 CLOSE_S = 2.0
 SHUTDOWN_S = 2.0
 LOG_EVERY_S = 10.0
-BACKLOG = 128
 ACCEPT_PAUSE_S = 0.2
 LIMIT_LINE_BYTES = 48 << 10
 """Keys travel in the request's line, percent-encoded."""
@@ -280,13 +280,7 @@ class _Door:
     async def open(self, host: str, port: int) -> None:
         """Listen on every address of *host*; raises OSError when one is not free."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        try:
-            for family, kind, protocol, _, address in dict.fromkeys(found):
-                self._sockets.append(_listening(family, kind, protocol, address))
-        except OSError:
-            self._close_sockets()
-            raise
+        self._sockets = listen_on(await loop.getaddrinfo(host or None, port, **ANY_TO_LISTEN))
         self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
 
     async def close(self) -> None:
@@ -368,21 +362,6 @@ class _Door:
             self._troubles.note(
                 "handshake", f"no connection with {peer}: {str(error)[:120] or type(error).__name__}"
             )
-
-
-def _listening(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
-    listening = socket.socket(family, kind, protocol)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listening.bind(address)
-        listening.listen(BACKLOG)
-        listening.setblocking(False)
-    except OSError:
-        listening.close()
-        raise
-    return listening
 
 
 def peer_of(host: str) -> str:

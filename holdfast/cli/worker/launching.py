@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from holdfast.config.sources import (
     SPARK,
 )
 from holdfast.errors import ConfigError
+from holdfast.web.listening import require_free
 
 LAST_PORT = 65_535
 
@@ -64,37 +63,13 @@ def require_ports(settings: Settings, processes: int) -> None:
     """Raise ConfigError where one of several workers could not listen: it would be started again and again for nothing."""
     for index in range(processes):
         port = settings.web_port + index
-        if (error := _listening_fails(settings.web_bind, port)) is not None:
+        try:
+            require_free(settings.web_bind, port)
+        except OSError as error:
             raise ConfigError(
                 f"worker.{index + 1} cannot listen on {settings.web_bind} port {port}: {error.strerror}; set web_port "
                 "(`holdfast worker --port`) and web_bind to a free place"
-            )
-
-
-def _listening_fails(bind: str, port: int) -> OSError | None:
-    """Return why nothing could listen there; None where something could, by one of the addresses that *bind* stands for at least."""
-    failed: OSError | None = None
-    works = False
-    try:
-        found = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        return error
-    for family, kind, protocol, _, address in found:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(
-                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-                )  # as servers do: what is just closed is free
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind(address)
-        except OSError as error:
-            failed = error
-            if error.errno == errno.EADDRINUSE:
-                return error
-        else:
-            works = True
-    return None if works else failed
+            ) from error
 
 
 def variables(flags: Mapping[str, object]) -> dict[str, str]:
