@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil  # type: ignore[import-untyped]
+from playwright.sync_api import Page
 
 from bench.run import load_average
 from holdfast.dev.memory_tables import MemoryWorker
@@ -92,9 +93,7 @@ def measure(url: str, console: psutil.Process, rounds: int, open_s: float) -> No
             painted = []
             for _ in range(rounds):
                 page.goto(path)
-                while (at_ms := page.evaluate(PAINT)) is None:
-                    time.sleep(0.02)
-                painted.append(at_ms)
+                painted.append(painted_after(page))
             print(
                 f"  {path}: painted after {statistics.median(painted):.0f} ms [{min(painted):.0f}-{max(painted):.0f}]",
                 flush=True,
@@ -104,6 +103,16 @@ def measure(url: str, console: psutil.Process, rounds: int, open_s: float) -> No
         for path in OPEN:
             page.goto(path)
             print(f"  {path} open: {share(console, open_s):.1%} of a core", flush=True)
+
+
+def painted_after(page: Page) -> float:
+    """Return how long after the request a page was painted, in ms."""
+    until_s = time.monotonic() + DEADLINE_MS / 1000
+    while (at_ms := page.evaluate(PAINT)) is None:
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"{page.url} was not painted within {DEADLINE_MS} ms")
+        time.sleep(0.02)
+    return float(at_ms)
 
 
 def share(process: psutil.Process, for_s: float) -> float:
