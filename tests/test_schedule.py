@@ -12,10 +12,10 @@ from tests.support.schedule import SERVERS, SPARK, Groups
 
 QUICK, LIVE, LONG, DISTURBING, SPARKS = (
     "tests/core/test_ranges.py",
-    "tests/cli/test_groups.py",
+    "tests/cli/groups/test_groups.py",
     "tests/chaos/test_joins.py",
     "tests/clients/claims/test_offsets.py",
-    "tests/pipeline/test_land.py",
+    "tests/pipeline/landing/test_land.py",
 )
 
 
@@ -50,7 +50,7 @@ def test_all_tests_with_a_session_are_one_group_and_all_that_disturb_servers_and
     groups = object.__new__(Groups)
     assert {
         groups._split_scope(f"tests/pipeline/{file}.py::a")
-        for file in ("test_land", "test_land_topics", "test_replay")
+        for file in ("landing/test_land", "landing/test_land_topics", "test_replay")
     } == {SPARK}
     disturbing = (
         "clients/ranges/test_ranges",

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.pipeline.spark.session import SparkOptions, open_session
-from tests.pipeline.folds import Log
+from tests.pipeline.accounts import Log
 from tests.support.parts import part
 
 if TYPE_CHECKING:

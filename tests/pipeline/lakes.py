@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, write_deltalake
 
 from holdfast.pipeline.bronze.lake import Landed, bronze_path
-from tests.pipeline.folds import Log, Record
+from tests.pipeline.accounts import Log, Record
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 

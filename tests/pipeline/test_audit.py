@@ -26,8 +26,8 @@ from holdfast.errors import ConfigError
 from holdfast.pipeline.audit import AuditOptions, AuditReport, audit
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayEngine, Source
+from tests.pipeline.accounts import Log, Record
 from tests.pipeline.conftest import MakeTopic
-from tests.pipeline.folds import Log, Record
 from tests.pipeline.lakes import write_bronze
 from tests.support.audit_histories import OUTBOX, Published, orders, renumbered
 

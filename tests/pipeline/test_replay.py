@@ -26,8 +26,8 @@ from holdfast.pipeline.folds.results import Replayed, gather
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.spark.session import SparkOptions
 from holdfast.pipeline.topic import Span, TopicLog
+from tests.pipeline.accounts import Log, Record, accounts, logs
 from tests.pipeline.conftest import MakeTopic
-from tests.pipeline.folds import Log, Record, accounts, logs
 from tests.pipeline.lakes import ends, landed, write_bronze
 from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
@@ -429,7 +429,7 @@ def test_the_hash_seed_does_not_matter(lake: Path) -> None:
     write_bronze(lake, "t", LOG)
     code = (
         "from holdfast.config import Settings; from holdfast.pipeline.replay import ReplayOptions, replay; "
-        "from tests.pipeline.folds import accounts; "
+        "from tests.pipeline.accounts import accounts; "
         f"print(replay(accounts('t'), Settings(), ReplayOptions(engine='local', source='bronze', lake={str(lake)!r})).digest)"
     )
     root = ROOT

@@ -19,7 +19,7 @@ from holdfast.pipeline.stopping import ReplayEnd, stops
 from holdfast.pipeline.topic import Span
 from tests.choices import world
 from tests.choices.world import TOPICS, Log, logs_of, processor_of, recorded_of
-from tests.pipeline.test_merged import WIDTH, batches, lived
+from tests.pipeline.folds.test_merged import WIDTH, batches, lived
 from tests.support.scale import scaled
 
 SEEDS = range(scaled(12))

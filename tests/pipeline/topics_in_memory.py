@@ -18,7 +18,7 @@ from holdfast.pipeline.landing.landing import Landing
 from holdfast.pipeline.landing.local_table import LocalTable
 from holdfast.pipeline.landing.options import LandOptions
 from holdfast.pipeline.topic import Span
-from tests.pipeline.folds import Record
+from tests.pipeline.accounts import Record
 
 
 class TopicInMemory:

@@ -18,7 +18,7 @@ from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, Bootstrapped
 from holdfast.pipeline.bootstrap.sink import BootstrapOutcome
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import TopicLog, TopicReader
-from tests.pipeline.folds import Account, Op, accounts
+from tests.pipeline.accounts import Account, Op, accounts
 
 PARTITIONS = 2
 LOCAL = ReplayOptions(engine="local")

@@ -22,7 +22,7 @@ from holdfast.pipeline.landing.task_table import TaskTable
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.spark.session import SparkOptions, open_session
 from holdfast.pipeline.topic import TopicLog
-from tests.pipeline.folds import accounts
+from tests.pipeline.accounts import accounts
 
 SPARK = SparkOptions(master="local[2]", quick=True)
 ROUNDS = 6

@@ -13,7 +13,7 @@ import pytest
 from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError
 from holdfast.tracing.exporting import END_S, exporter_named, wanted
-from tests.cli.test_worker import command
+from tests.cli.worker.test_worker import command
 from tests.support.installations import Installations
 from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT

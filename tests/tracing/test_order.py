@@ -25,7 +25,7 @@ from holdfast import Settings
 from holdfast.dev.ports import free_ports
 from holdfast.dev.waits import wait_until
 from holdfast.embedded.kafka import EmbeddedKafka
-from tests.cli.test_worker import command, serving
+from tests.cli.worker.test_worker import command, serving
 from tests.support.patience import DEADLINE_S
 from tests.support.places import example_file
 from tests.tracing.collector import TraceCollector

@@ -1,7 +1,0 @@
-"""An application of the processor of accounts that folds topic "t"."""
-
-from __future__ import annotations
-
-from tests.pipeline.folds import accounts
-
-processors = [accounts("t")]
