@@ -74,7 +74,7 @@ test: $(READY) ## all tests, on a real broker and Spark (JOBS=2 for two processe
 	@$(if $(LOAD),$(RUN)/python -P -m tests.support.busy $(LOAD)) $(RUN)/python -P -m pytest -q -m "not slow" $(if $(LOAD),--timeout=6000) --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder) $(ARGS)
 
 .PHONY: fast
-fast: $(READY) ## the tests that need no broker, database, Spark or other process, and no second each: while you work
+fast: $(READY) ## the tests that need no broker, database, Spark or other process, and compute for less than a third of a second each: while you work
 	@echo "== fast"
 	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.2 $(RUN)/python -P -m pytest -q -m "not broker and not spark and not database and not process and not browser and not slow and not long" \
 		--numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=10 $(ARGS)

@@ -279,6 +279,7 @@ def test_there_is_something_to_run() -> None:
     assert len(list(commands(readme))) >= 2
 
 
+@pytest.mark.long
 def test_no_file_speaks_of_where_it_was_written() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=DEADLINE_S

@@ -45,6 +45,7 @@ def test_the_limit_grows_with_what_other_programs_take() -> None:
         check(61.0, 3.0, 20.0, "it")
 
 
+@pytest.mark.long
 def test_work_beside_busy_threads_is_slower_than_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads share one interpreter: a burst takes about twice its processor time."""
     monkeypatch.setattr(limits, "_REST_S", 0.001)

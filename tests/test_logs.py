@@ -65,6 +65,7 @@ def nameless(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_every_part_of_a_log_line_has_a_name() -> None:
     found, count = [], 0
     for room in ROOMS:

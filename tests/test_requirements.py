@@ -50,6 +50,7 @@ def everywhere() -> set[str]:
     return {each for path in SOURCES for each in named(path.read_text())}
 
 
+@pytest.mark.long
 def test_each_requirement_that_is_named_is_explained(everywhere: set[str]) -> None:
     assert everywhere - set(explained()) - set(ROW.findall(PROTOCOL.read_text())) == set()
 

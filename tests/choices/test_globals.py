@@ -36,6 +36,7 @@ def run(seeds: range) -> None:
     assert waited > len(seeds)
 
 
+@pytest.mark.long
 def test_live_and_replayed_folds_see_the_globals_that_were_recorded() -> None:
     run(range(scaled(QUICK)))
 
@@ -159,6 +160,7 @@ FAULTS: list[Callable[[pytest.MonkeyPatch], None]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_each_planted_fault_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

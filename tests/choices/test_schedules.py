@@ -32,6 +32,7 @@ def test_live_restored_and_replayed_states_are_equal() -> None:
     run(range(scaled(QUICK)))
 
 
+@pytest.mark.long
 def test_versions_that_take_turns_agree_or_say_so() -> None:
     found = [check_turns(seed) for seed in range(scaled(300))]
     few = len(found) // 20

@@ -56,6 +56,7 @@ def test_commands_options_and_choices_are_offered(
     assert offered(line, monkeypatch, capsys) == words
 
 
+@pytest.mark.long
 def test_every_command_is_offered_without_being_imported(light: Installation, tmp_path: Path) -> None:
     code = (
         "import sys\nfrom holdfast.cli.__main__ import COMMANDS, main\n"

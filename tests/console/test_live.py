@@ -74,6 +74,7 @@ async def test_figures_are_sent_as_points() -> None:
                     break
 
 
+@pytest.mark.long
 def test_so_many_pages_are_live_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "LIMIT_STREAMS", 2)
 

@@ -58,6 +58,7 @@ def judge(target: Target, data: bytes) -> None:
         assert target.decode(written) == found, f"{target.name}: {found!r} does not come back"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "target", [*TARGETS, *WHOLE_RECORDS, *ANSWERS, *SCHEMAS], ids=lambda target: target.name
 )
@@ -94,6 +95,7 @@ def _never_ends(data: bytes) -> None:
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("decode", "said"),
     [(_forgets_its_errors, "ValueError"), (_believes_lengths, "of input"), (_never_ends, " s for ")],

@@ -105,6 +105,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     sys.modules.pop(found.module)
 
 
+@pytest.mark.long
 def test_a_landing_deletes_what_has_landed_of_those_that_are_declared_so(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_landing_deletes_what_has_landed_of_those_that_are_declared_so(
     assert shop.begins("orders") == [ORDERS], "who lands without the application knows of no declaration"
 
 
+@pytest.mark.long
 def test_what_a_group_or_another_version_needs_is_kept_and_versions_begin_from_the_lake(shop: Shop) -> None:
     shop.land("orders")
     assert list(shop.topics(groups=["late"]).trim(["orders"])) == []
@@ -141,6 +143,7 @@ def test_what_a_group_or_another_version_needs_is_kept_and_versions_begin_from_t
     assert (verdict.equal, verdict.partial, verdict.records) == (True, (), 2 * ORDERS)
 
 
+@pytest.mark.long
 def test_a_landing_that_follows_trims_again_and_again_and_tells_of_what_it_cannot(shop: Shop) -> None:
     said, came = [], threading.Condition()
 

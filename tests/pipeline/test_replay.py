@@ -337,6 +337,7 @@ def test_the_name_of_a_lakes_folder_may_have_spaces_signs_and_other_letters(
     )
 
 
+@pytest.mark.long
 def test_large_values_are_read_few_at_a_time(lake: Path) -> None:
     import random
 

@@ -70,6 +70,7 @@ def told(plan: list[PartitionTrim]) -> set[tuple[int, int, str]]:
     return {(each.first, each.before, each.held_by) for each in plan}
 
 
+@pytest.mark.long
 def test_what_is_landed_and_folded_goes_and_the_lake_tells_the_same_afterwards(books: LandedBooks) -> None:
     found = books.trimming()
     plan = found.plan()
@@ -86,6 +87,7 @@ def test_what_is_landed_and_folded_goes_and_the_lake_tells_the_same_afterwards(b
     assert replay(books.first, books.settings, whole).records == 140 * PARTITIONS
 
 
+@pytest.mark.long
 def test_the_first_that_needs_a_record_keeps_it(books: LandedBooks) -> None:
     changelog = books.first.changelog(books.settings.app)
     books.write(20, first=120)

@@ -102,6 +102,7 @@ def shown(part: Partition) -> State:
 changes_of_keys = st.dictionaries(st.sampled_from(KEYS), st.none() | st.integers(0, 9), max_size=len(KEYS))
 
 
+@pytest.mark.long
 @given(data=st.data(), transactions=st.lists(changes_of_keys, max_size=8), restoring=st.booleans())
 def test_readers_see_whole_transactions_only_whatever_the_fetches_and_restarts(
     data: st.DataObject, transactions: list[Changes], restoring: bool

@@ -116,6 +116,7 @@ def setting(row: Any, value: Any) -> Processor[Any, Any]:
     return Processor(name="p", source="in", decode=bytes.decode, fold=fold, row=row)
 
 
+@pytest.mark.long
 @given(data=st.data())
 @settings(max_examples=scaled(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_change_is_refused_at_the_start_or_reads_every_row(

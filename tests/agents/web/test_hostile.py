@@ -112,6 +112,7 @@ async def test_a_compressed_body_is_refused_unread_on_every_path_with_and_withou
     assert (status, body["error"], ended) == (415, "malformed", True)
 
 
+@pytest.mark.long
 @scenario
 async def test_nobody_inflates_what_is_sent_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work is counted and not timed: nothing in this process makes a decompressor."""

@@ -34,6 +34,7 @@ processors = [totals]
 """
 
 
+@pytest.mark.long
 def test_it_deletes_what_is_landed_and_folded_once_it_is_told_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

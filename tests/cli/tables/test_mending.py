@@ -64,6 +64,7 @@ def mend(books: Books, processor: Processor[Any, Any], applied: int | None) -> N
     assert (again.strays, mender.plan(0, again, None).how) == ([], "nothing to repair")
 
 
+@pytest.mark.long
 def test_a_replayed_state_keeps_handover_lost_heads_and_refusals_up_to_there_and_is_of_the_type_of_now(
     books: Books,
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_table_that_is_put_back_to_its_base_keeps_what_the_base_lacks_and_is_w
     assert len(found[""]) == 2, "rows of the base are of the first"
 
 
+@pytest.mark.long
 def test_a_table_with_a_base_is_not_mended_to_a_place_before_it(books: Books) -> None:
     second = books.version(2, migrate={1: doubled})
     bootstrap(second, books.settings, MIGRATE)
@@ -113,6 +115,7 @@ def test_a_table_with_a_base_is_not_mended_to_a_place_before_it(books: Books) ->
     assert verify(second, books.settings, LOCAL).equal
 
 
+@pytest.mark.long
 def test_an_emptied_table_has_no_notes(books: Books) -> None:
     second = books.version(2, emits_from="handover")
     bootstrap(second, books.settings, SILENT)

@@ -80,6 +80,7 @@ def test_agents_go_on_at_their_offsets_since_what_they_keep_stays(
     assert f"taken over from an earlier version or from Faust, go with {base}: " in told.err
 
 
+@pytest.mark.long
 def test_a_time_is_where_the_sources_are_folded_from(
     module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_time_is_where_the_sources_are_folded_from(
         assert "'yesterday' is not a valid time" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("retention", [None, "landed"])
 def test_a_table_of_outputs_that_are_emptied_begins_behind_them_and_lacks_nothing(
     tmp_path: Path, retention: str | None

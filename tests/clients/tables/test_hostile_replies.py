@@ -175,6 +175,7 @@ def test_an_answer_of_more_rows_than_are_ever_asked_for_is_refused_before_it_is_
         decode_page_reply(encode(PageReply(**told, rows=[("", b"")] * (LIMIT_PAGE_ROWS + 1), after=None)))  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @scenario
 async def test_the_largest_page_that_a_worker_sends_is_read() -> None:
     """Keys count in bytes: in characters, those of four bytes made a page four times too large."""

@@ -48,6 +48,7 @@ def test_three_then_four_then_two_members_settle_and_what_stays_never_pauses() -
     assert all(world.holders[place] == owner for place, owner in before.items() if owner in ("c", "d"))
 
 
+@pytest.mark.long
 def test_thirty_members_at_once_agree_without_moving_everything_with_each_of_them() -> None:
     world = World(t=120)
     for number in range(30):

@@ -156,6 +156,7 @@ class Schedule:
             ), f"{place} is idle"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("restarts", [True, False])
 def test_whatever_happens_one_process_hands_out_offsets_only_grow_and_in_the_end_everything_is_consumed(
     restarts: bool,
@@ -181,6 +182,7 @@ def test_a_lease_that_is_too_long_is_found_out(monkeypatch: pytest.MonkeyPatch) 
     assert _found()
 
 
+@pytest.mark.long
 def test_a_lease_that_counts_acknowledgements_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker acknowledges the heartbeat of a process that thaws after a takeover too."""
     honest = Member.sent

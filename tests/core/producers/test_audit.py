@@ -206,6 +206,7 @@ def test_more_holes_than_are_remembered_are_still_all_told() -> None:
     assert told(found) == [("lost", at, 2 * at - 1, 2 * at - 1) for at in range(1, LIMIT_HOLES * 2)]
 
 
+@pytest.mark.long
 def test_findings_beyond_the_limit_are_counted() -> None:
     stamp = Stamp("shop-0", 1, 0)
     found = audited([Published(at, b"k", stamp) for at in range(LIMIT_FINDINGS + 11)])

@@ -27,6 +27,7 @@ DECLARED: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_few_items_are_counted_exactly_and_many_within_the_bounds() -> None:
     for count in (0, 1, 2, 100, 20_000, 200_000):
         seen = Distinct.of(f"u{at % count}" for at in range(2 * count))

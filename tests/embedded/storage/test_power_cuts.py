@@ -174,6 +174,7 @@ def check(cluster: EmbeddedCluster, told: Told) -> None:
     told.highest_id = producer_id
 
 
+@pytest.mark.long
 @settings(max_examples=scaled(60), deadline=None)
 @given(seed=st.integers(0, 1 << 32), cuts=st.lists(st.integers(1, 400), min_size=1, max_size=3))
 def test_what_was_answered_outlives_a_power_cut(seed: int, cuts: list[int]) -> None:

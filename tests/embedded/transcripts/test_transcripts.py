@@ -22,6 +22,7 @@ NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name fo
 _ANSWER = re.compile(r"([A-Z]\w+) (\d+)(?: by [\w-]+)?: (\{.*)")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_the_embedded_broker_answers_what_kafka_did(embedded: EmbeddedKafka, name: str) -> None:
     assert told(embedded.bootstrap, name) == recorded()[name]
@@ -38,6 +39,7 @@ def guarded() -> Iterator[Guarded]:
         yield found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", GUARDED_SCENARIOS)
 def test_the_embedded_broker_guards_as_kafka_did(guarded: Guarded, name: str) -> None:
     assert told_guarded(guarded, name) == recorded(GUARDED)[name]

@@ -133,6 +133,7 @@ def test_a_kill_at_any_step_leaves_a_partition_whole_or_empty(books: Books) -> N
         assert sorted(books.messages(large)) == sorted(sent * (number + 2)), last
 
 
+@pytest.mark.long
 def test_a_transaction_that_is_made_again_has_everything_once(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ def test_spark_writes_what_this_process_does(books: Books, spark: SparkSession, 
 # -- how far, and what is silent
 
 
+@pytest.mark.long
 def test_a_silent_version_ends_where_the_one_before_it_stands(books: Books) -> None:
     upto = replace(LOCAL, until=Until(offsets={0: 70, 1: -1}))
     bootstrap(books.first, books.settings, BootstrapOptions(replay=upto, emits="send"))

@@ -106,6 +106,7 @@ def state(part: Partition) -> tuple[int, bool]:
     return part.applied, bool([*part.everything()])
 
 
+@pytest.mark.long
 def test_workers_of_the_version_before_write_on_and_what_they_emit_meanwhile_is_not_emitted_again(
     books: Books, second: Processor[Op, Account], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,6 +207,7 @@ def assert_written(books: Books, second: Processor[Op, Account]) -> None:
     assert outcomes(bootstrap(second, books.settings, SILENT)) == [BootstrapOutcome.WRITTEN] * 2
 
 
+@pytest.mark.long
 def test_a_bootstrap_that_dies_between_two_steps_of_a_worker_is_shut_out_by_the_next_try(
     books: Books, second: Processor[Op, Account], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

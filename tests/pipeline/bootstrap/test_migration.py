@@ -51,6 +51,7 @@ def books(kafka: EmbeddedKafka) -> Books:
     return Books(kafka).begun()
 
 
+@pytest.mark.long
 def test_it_begins_with_the_migrated_rows_and_is_verified_from_there(books: Books) -> None:
     second = books.version(2, migrate={1: doubled})
     books.write(20, first=120)  # version 1 stands at 119, producers go on
@@ -70,6 +71,7 @@ def test_it_begins_with_the_migrated_rows_and_is_verified_from_there(books: Book
     assert (onward.records, onward.applied) == (20 * PARTITIONS, {0: 139, 1: 139})
 
 
+@pytest.mark.long
 def test_the_source_is_needed_from_the_base_on_alone(books: Books) -> None:
     second = books.version(2, migrate={1: doubled})
     bootstrap(second, books.settings, MIGRATE)
@@ -140,6 +142,7 @@ def test_a_kill_at_any_step_leaves_the_whole_or_nothing(books: Books) -> None:
     assert outcomes(bootstrap(second, books.settings, MIGRATE)) == [BootstrapOutcome.KEPT] * PARTITIONS
 
 
+@pytest.mark.long
 def test_a_base_that_was_altered_or_is_gone_is_told(books: Books, kafka: EmbeddedKafka) -> None:
     second = books.version(2, migrate={1: doubled})
     bootstrap(second, books.settings, MIGRATE)
@@ -219,6 +222,7 @@ def test_spark_migrates_and_verifies_as_this_process_does(books: Books, spark: S
     assert books.messages(failed.changelog(books.name)) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("applied", [None, 130])
 def test_a_table_that_is_mended_keeps_what_it_began_with(books: Books, applied: int | None) -> None:
     second = books.version(2, migrate={1: doubled})

@@ -177,6 +177,7 @@ def test_rows_in_any_order_come_in_order_and_few_at_a_time(tmp_path: Path, seed:
     assert max(each.num_rows for each in batches) <= files[0].read_rows < 1_000
 
 
+@pytest.mark.long
 def test_files_after_optimize_are_not_taken_into_memory_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

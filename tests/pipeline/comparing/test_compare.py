@@ -88,6 +88,7 @@ def shown(found: Comparison) -> tuple[Any, Any, Any]:
     )
 
 
+@pytest.mark.long
 @hypothesis_settings(
     max_examples=scaled(20),
     phases=[Phase.explicit, Phase.generate],

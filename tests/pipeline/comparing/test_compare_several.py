@@ -103,6 +103,7 @@ def shown(found: Comparison) -> tuple[Any, Any]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("memory_bytes", "settle"), [(256 << 20, 10_000), (256 << 20, 1), (1_000, 2)])
 def test_what_differs_is_what_a_model_says(
     lake: Path, memory_bytes: int, settle: int, monkeypatch: pytest.MonkeyPatch

@@ -141,6 +141,7 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> TopicInMemory:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_anomalies_are_those_that_remembering_every_number_finds(
     orders: TopicInMemory, lake: Path, seed: int

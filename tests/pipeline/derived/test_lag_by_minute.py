@@ -177,6 +177,7 @@ def test_both_engines_take_turns(spark: SparkSession, monkeypatch: pytest.Monkey
         logs.check(set())
 
 
+@pytest.mark.long
 def test_a_killed_or_beaten_run_leaves_the_table_as_it_was(
     monkeypatch: pytest.MonkeyPatch, lake: Path
 ) -> None:
@@ -214,6 +215,7 @@ def test_a_killed_or_beaten_run_leaves_the_table_as_it_was(
     logs.check(after[0])
 
 
+@pytest.mark.long
 def test_tables_that_were_put_back_or_not_derived_are_refused(
     monkeypatch: pytest.MonkeyPatch, lake: Path
 ) -> None:
@@ -252,6 +254,7 @@ def test_tables_come_behind_those_that_they_are_joined_of(
         assert found == paths + more
 
 
+@pytest.mark.long
 def test_the_command_derives_and_keeps_it_up(
     monkeypatch: pytest.MonkeyPatch, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,6 +124,7 @@ def test_lag_is_that_of_a_count_over_both_logs(
         assert totals["others"][minute] == sum(logs.lag_at("a/b", at, minute) or 0 for at in PARTITIONS)
 
 
+@pytest.mark.long
 def test_the_tables_have_a_row_for_each_minute_in_which_something_moved(
     monkeypatch: pytest.MonkeyPatch, lake: Path
 ) -> None:
@@ -153,6 +154,7 @@ def test_the_tables_have_a_row_for_each_minute_in_which_something_moved(
     assert sum(row["is_current"] for row in logs.rows(f"{ENDS}/orders")) == len(PARTITIONS)
 
 
+@pytest.mark.long
 def test_the_page_tells_of_lag_where_topics_are_named(monkeypatch: pytest.MonkeyPatch, lake: Path) -> None:
     logs = Logs(monkeypatch, lake, 3)
     to_ms = BEGIN_MS + MINUTES * MINUTE_MS

@@ -81,6 +81,7 @@ def live(log: Log, folder: Path, step: int) -> dict[int, tuple[str, list[Any], i
     return out
 
 
+@pytest.mark.long
 @RELAXED
 @given(log=logs(), step=st.integers(1, 30), size=st.integers(1, 40))
 def test_a_task_reaches_the_bytes_that_a_worker_has_in_rocksdb(log: Log, step: int, size: int) -> None:

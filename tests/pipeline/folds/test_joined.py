@@ -67,6 +67,7 @@ def trim(books: Books, offset: int) -> None:
 # -- what is folded
 
 
+@pytest.mark.long
 def test_a_table_whose_topic_has_lost_its_beginning_verifies_live_with_the_lake(
     books: Books, lake: Path
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_table_whose_topic_has_lost_its_beginning_verifies_live_with_the_lake(
     assert replay(books.first, books.settings, upto).digest == whole.digest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("last", [0, 118, 199, 200, 229])
 def test_every_place_is_the_same_place(books: Books, lake: Path, last: int) -> None:
     land(books.settings, books.source, str(lake))
@@ -141,6 +143,7 @@ def test_a_gap_between_lake_and_topic_is_named(books: Books, lake: Path) -> None
     fails(books, lake, LostRecordsError, told, allow_holes=True)
 
 
+@pytest.mark.long
 def test_without_an_overlap_they_still_join(books: Books, lake: Path) -> None:
     land(books.settings, books.source, str(lake))
     books.write(30, first=200)
@@ -269,6 +272,7 @@ def command(books: Books, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return run
 
 
+@pytest.mark.long
 def test_the_command_takes_both_where_it_is_given_a_lake(books: Books, lake: Path, command: Cmd) -> None:
     land(books.settings, books.source, str(lake))
     books.write(30, first=200)
@@ -285,6 +289,7 @@ def test_the_command_takes_both_where_it_is_given_a_lake(books: Books, lake: Pat
     assert (code, "offsets 200 to 204 are in neither" in said) == (1, True), said
 
 
+@pytest.mark.long
 def test_a_version_begins_from_both(books: Books, lake: Path) -> None:
     land(books.settings, books.source, str(lake))
     books.write(30, first=200)

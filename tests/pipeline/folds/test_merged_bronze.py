@@ -263,6 +263,7 @@ def test_records_behind_the_cut_are_left_for_the_next_landing(lake: Path) -> Non
         assert (each.choices or 0) <= marker(live).choices
 
 
+@pytest.mark.long
 def test_a_row_as_of_the_end_is_the_replays_and_tells_records_of_every_source(lake: Path) -> None:
     write(lake)
     bronze = ReplayOptions(engine="local", source="bronze", lake=str(lake))

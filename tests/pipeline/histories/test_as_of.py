@@ -60,6 +60,7 @@ def row_of(books: Books, key: str, last: int) -> str | None:
     return next((each["row"] for each in rows if each["key"] == key), None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("last", [0, 5, 16, 17, 60, 118, 119])
 def test_a_row_is_what_a_replay_up_to_there_has(books: Books, last: int) -> None:
     for key in ("k0", "k3", "sum/k4"):
@@ -111,6 +112,7 @@ def test_the_records_are_those_of_the_changes_wherever_they_lie(books: Books, la
     assert few.rows[0].total == alone.rows[0].total > 2
 
 
+@pytest.mark.long
 def test_a_row_with_which_a_version_began_is_there_though_no_record_made_it(kafka: EmbeddedKafka) -> None:
     books = Books(kafka).begun()
     second = books.version(2, migrate={1: doubled})

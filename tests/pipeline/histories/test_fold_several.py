@@ -187,6 +187,7 @@ def test_after_any_number_of_folds_the_tables_are_those_of_the_workers(
     assert (again.commits, again.records, again.digest) == (0, 0, report.digest)
 
 
+@pytest.mark.long
 def test_records_whose_order_is_not_settled_are_left(lake: Path) -> None:
     """The planted fault: a fold to the end of the sources would guess, and not be what workers made of it afterwards."""
     made, guessed = worlds(), 0
@@ -229,6 +230,7 @@ def test_each_landed_table_is_opened_once_however_many_commits_are_made(
     assert sorted(opened) == sorted(bronze_path(str(lake), topic) for topic in (CHOICES, *TOPICS[:WIDTH]))
 
 
+@pytest.mark.long
 def test_choices_are_read_on_where_they_were_left(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = worlds()
     land(lake, made, 0.6)
@@ -260,6 +262,7 @@ def test_spark_makes_the_same_tables(spark: SparkSession, lake: Path) -> None:
         check(lake, at, report)
 
 
+@pytest.mark.long
 def test_a_fold_that_stops_between_its_commits_is_finished_by_the_next(lake: Path) -> None:
     made = worlds()
     at = land(lake, made, 0.5)

@@ -140,6 +140,7 @@ def test_after_any_number_of_folds_the_tables_are_those_of_one_replay(
     assert DeltaTable(str(lake / "folds/accounts/state")).version() == version
 
 
+@pytest.mark.long
 def test_many_commits_in_one_run_and_one_are_the_same(topic: TopicInMemory, lake: Path) -> None:
     some(topic, 200, seed=1)
     land(topic, lake)
@@ -329,6 +330,7 @@ def test_named_tables_and_event_time_go_on_too(topic: TopicInMemory, lake: Path)
 # -- refused
 
 
+@pytest.mark.long
 def test_another_version_fold_or_application_is_refused_with_the_cure(
     topic: TopicInMemory, lake: Path
 ) -> None:
@@ -490,6 +492,7 @@ def test_a_fold_that_is_killed_is_finished_by_the_next(topic: TopicInMemory, lak
     assert sum(each.records for each in report.partitions.values()) == 160
 
 
+@pytest.mark.long
 def test_of_two_folds_of_one_state_one_wins(topic: TopicInMemory, lake: Path) -> None:
     some(topic, 40, seed=1)
     land(topic, lake)
@@ -511,6 +514,7 @@ def test_of_two_folds_of_one_state_one_wins(topic: TopicInMemory, lake: Path) ->
     assert len(added) == len(raced[0].partitions) * 3, "files of the one that lost are gone"
 
 
+@pytest.mark.long
 def test_a_fold_that_stops_between_its_commits_may_be_finished_by_another(
     topic: TopicInMemory, lake: Path
 ) -> None:
@@ -611,6 +615,7 @@ def test_of_a_commit_that_was_surely_not_made_no_file_is_left(
     check(lake, run(lake))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("failure", [CommitFailedError("lost"), OSError("lost")])
 @pytest.mark.parametrize("made", [True, False], ids=["made", "not made"])
 @pytest.mark.parametrize("number", [1, 2], ids=["output", "state"])
@@ -824,6 +829,7 @@ CHANGES: tuple[tuple[Any, str], ...] = ((TableAlterer, "add_columns"), (DeltaTab
 # -- from the command line
 
 
+@pytest.mark.long
 def test_the_command_folds_tells_and_vacuums(
     topic: TopicInMemory, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

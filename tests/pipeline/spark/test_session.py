@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.mark.long
 def test_a_local_master_gets_its_jars_by_class_path_and_a_cluster_by_upload(tmp_path: Path) -> None:
     jars = [str(path) for path in spark_jars()]
     local = settings(SparkOptions(master="local[3]"), None, tmp_path)

@@ -66,6 +66,7 @@ def files(path: str) -> int:
     return len([*Path(path).glob("topic=t/*/*.parquet")])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("joined", [False, True])
 def test_the_beginning_goes_up_to_the_first_young_record(
     topic: TopicInMemory, tmp_path: Path, joined: bool
@@ -86,6 +87,7 @@ def test_the_beginning_goes_up_to_the_first_young_record(
     assert (rows(path), faults(tmp_path)) == (left(topic, 45), [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("failure", [DeltaError("lost"), OSError("lost"), KeyboardInterrupt()])
 @pytest.mark.parametrize(
     "verb",
@@ -126,6 +128,7 @@ def test_files_of_a_commit_of_which_nobody_knows_whether_it_was_made_are_kept(
     assert faults(tmp_path) == []
 
 
+@pytest.mark.long
 def test_of_a_commit_that_was_surely_not_made_no_file_is_left(
     topic: TopicInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +176,7 @@ def test_all_may_go_and_the_landing_goes_on(topic: TopicInMemory, tmp_path: Path
     assert (rows(path)[0], faults(tmp_path)) == ([end, end + 1], [])
 
 
+@pytest.mark.long
 def test_a_replay_is_told_what_is_gone(topic: TopicInMemory, tmp_path: Path) -> None:
     path = some_commits(topic, tmp_path, 12)
     expire("t", str(tmp_path), before_ms=at(20))
@@ -187,6 +191,7 @@ def test_a_replay_is_told_what_is_gone(topic: TopicInMemory, tmp_path: Path) -> 
     assert extent.spans[0].first == left(topic, 30)[0][0]
 
 
+@pytest.mark.long
 def test_a_row_that_goes_missing_afterwards_is_told(topic: TopicInMemory, tmp_path: Path) -> None:
     path = some_commits(topic, tmp_path, 12)
     expire("t", str(tmp_path), before_ms=at(30))
@@ -194,6 +199,7 @@ def test_a_row_that_goes_missing_afterwards_is_told(topic: TopicInMemory, tmp_pa
     assert any("WRITE" not in told and "DELETE" in told for told in faults(tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("offset", [3, 50])
 def test_what_is_not_as_it_was_landed_does_not_expire(
     topic: TopicInMemory, tmp_path: Path, offset: int

@@ -36,6 +36,7 @@ def sound(lake: Path) -> bool:
     return check_table(Settings(), "t", str(lake), deep=True).faults == ()
 
 
+@pytest.mark.long
 def test_small_files_are_joined_and_no_row_changes(topic: TopicInMemory, tmp_path: Path) -> None:
     path = some_commits(topic, tmp_path, 30)
     before, following = rows(path), landing_of(topic, tmp_path)

@@ -99,6 +99,7 @@ def first_of(*them: State) -> bytes | None:
     return min((key for key in every if len({each.get(key) for each in them}) > 1), default=None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit_bytes", [0, 1 << 20])
 def test_it_is_what_a_look_at_both_would_say(monkeypatch: pytest.MonkeyPatch, limit_bytes: int) -> None:
     monkeypatch.setattr(differing, "RANGE_ROWS", 3)

@@ -163,6 +163,7 @@ def one_key(key: bytes | None) -> Iterator[Placed]:
         ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", [None, b"hot"])
 @pytest.mark.parametrize("exact", [True, False])
 def test_of_many_emits_of_one_place_few_are_held(

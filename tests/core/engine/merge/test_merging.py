@@ -125,6 +125,7 @@ def test_an_empty_source_is_waited_for_until_its_end_is_known() -> None:
     assert taken(merger, (None, 0)) == "a0 a1"
 
 
+@pytest.mark.long
 def test_ends_asked_for_after_the_fetches_cost_no_barrier() -> None:
     """Records are appended one a ms to any source, fetched late, and folded as far as the ends allow."""
     for seed in range(100):

@@ -120,6 +120,7 @@ def written_down(schema: RowSchema) -> RowSchema:
     return msgspec.json.decode(msgspec.json.encode(schema), type=RowSchema)
 
 
+@pytest.mark.long
 @given(data=st.data())
 @settings(max_examples=scaled(400), deadline=None)
 def test_what_is_accepted_reads_every_old_row_with_the_same_content(data: st.DataObject) -> None:
@@ -136,6 +137,7 @@ def test_what_is_accepted_reads_every_old_row_with_the_same_content(data: st.Dat
     assert {name: getattr(read, name) for name in fresh} == fresh
 
 
+@pytest.mark.long
 @given(data=st.data())
 @settings(max_examples=scaled(400), deadline=None)
 def test_a_row_means_the_same_under_each_type_that_is_accepted_after_another(data: st.DataObject) -> None:

@@ -160,6 +160,7 @@ def test_of_many_stored_ones_only_the_first_are_held_and_all_are_what_a_dict_of_
                     assert timers.next_ms == min(plain.values(), default=NEVER), seed
 
 
+@pytest.mark.long
 def test_what_is_held_of_many_is_bounded_and_read_on_when_their_time_comes() -> None:
     store = Ordered()
     timers = TimerTable(store=store)
