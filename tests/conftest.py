@@ -23,7 +23,7 @@ from holdfast.dev.databases.server import DatabaseServer
 from holdfast.dev.databases.servers import MariaDB, MySQL, Postgres
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, session_broker
 from holdfast.pipeline.spark import session
-from tests.support import collecting, schedule, shared_broker
+from tests.support import collecting, own_topics, schedule, shared_broker
 from tests.support.installations import Installations
 from tests.support.own_broker import disturbed_broker
 from tests.support.parts import PARTS, part, parts_of, times
@@ -116,9 +116,19 @@ def holdfast_broker(
     """Give the Kafka of the run, which all its processes share: none may freeze or kill it."""
     desk = getattr(request.config, "workerinput", {}).get("broker_desk")
     if desk is None or os.environ.get("KAFKA_BOOTSTRAP_SERVERS"):
-        yield from session_broker(lambda: tmp_path_factory.mktemp("kafka"))
+        for broker in session_broker(lambda: tmp_path_factory.mktemp("kafka")):
+            own_topics.broker = own_topics.RunBroker(config=broker.config, cluster=broker.cluster)
+            yield own_topics.broker
     else:
-        yield shared_broker.ask(desk)
+        own_topics.broker = shared_broker.ask(desk)
+        yield own_topics.broker
+
+
+@pytest.fixture(scope="module", autouse=True)
+def topics_end_with_their_file() -> Iterator[None]:
+    """Delete the topics that a file of tests has left on the run's broker."""
+    yield
+    own_topics.delete_all()
 
 
 @pytest.fixture(scope="session")

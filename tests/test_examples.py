@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.outbox.harvest.table.rows import OutboxRows
 from tests.support.harness import wait_for
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 from tests.support.places import example_file
 
@@ -87,7 +87,7 @@ def billed(folder: Path, *clients: str) -> dict[str, set[str]]:
 def test_both_services_that_claim_share_a_topic_and_give_it_back_when_asked_to_end(
     tmp_path: Path, broker: SessionBroker
 ) -> None:
-    coordination = f"examples-{uuid.uuid4().hex[:8]}"
+    coordination = f"examples-{ending()}"
     make(
         broker,
         NewTopic("orders", 4, 1),

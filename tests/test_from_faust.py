@@ -10,7 +10,6 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from tests.support.harness import TIMES, UNDISTURBED, wait_for
 from tests.support.installations import Installation, Installations
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT, example_file
 from tests.test_page_programs import exchanged, run, settings_of
@@ -40,7 +40,7 @@ class Desk:
     """The order desk: what was ordered and paid, and what its workers made of it."""
 
     def __init__(self, broker: SessionBroker, folder: Path, installed: Installation) -> None:
-        self.name = f"desk-{uuid.uuid4().hex[:8]}"
+        self.name = f"desk-{ending()}"
         self.topics = {topic: f"{self.name}-{topic}" for topic in TOPICS}
         self._broker, self._folder, self._random = broker, folder, random.Random(7)
         (self.port,) = free_ports(1)

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from holdfast.core.producers.stamps import Stamp, read_stamp
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.support.harness import TIMES, UNDISTURBED, Worker, wait_for
 from tests.support.installations import Installation, Installations
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.test_docs import PAGES, blocks, named, values
@@ -139,7 +139,7 @@ def test_the_readmes_shop_answers_from_any_other_process(
     shop = next(block.text for block in blocks(README.read_text()) if "runnable" in block.words)
     (tmp_path / "shop.py").write_text(exchanged(shop, {"orders": orders, "big-customers": big}))
     (tmp_path / "ask.py").write_text(program(README, "ask.py"))
-    environment = settings_of(broker, installed, app=f"shop-{uuid.uuid4().hex[:8]}")
+    environment = settings_of(broker, installed, app=f"shop-{ending()}")
     run(tmp_path, environment, "holdfast", "-A", "shop", "topics", "create", "--partitions", "4")
     (tmp_path / "order.py").write_text(exchanged(program(README, "order.py"), {"orders": orders}))
     run(tmp_path, environment, str(installed.python), "order.py")
@@ -169,7 +169,7 @@ def test_the_upgrading_page_s_table_is_served_in_both_versions_and_switched_back
     (tmp_path / "tallies.py").write_text(text)
     (tmp_path / "before.py").write_text(text.replace("processors=[tallies]", "processors=[counts]"))
     (tmp_path / "ask_tallies.py").write_text(program(UPGRADING, "ask_tallies.py"))
-    environment = settings_of(broker, installed, app=f"tallies-{uuid.uuid4().hex[:8]}")
+    environment = settings_of(broker, installed, app=f"tallies-{ending()}")
     for module in ("before", "tallies"):
         run(tmp_path, environment, "holdfast", "-A", module, "topics", "create", "--partitions", "2")
     producer = Producer(broker.client_config(partitioner="murmur2_random"))
@@ -289,7 +289,7 @@ def test_the_producers_page_sends_stamped_records(
     tmp_path: Path, broker: SessionBroker, fresh_topic: FreshTopic, installations: Installations
 ) -> None:
     installed = installations.of_page(PRODUCERS)
-    invoices, name = fresh_topic("invoices"), uuid.uuid4().hex[:8]
+    invoices, name = fresh_topic("invoices"), ending()
     environment = settings_of(
         broker,
         installed,

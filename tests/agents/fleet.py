@@ -4,7 +4,6 @@ its topics.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +16,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import TIMES, Worker, module_command, wait_for
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 
 CLAIMS_MODULE = "holdfast.agents"
@@ -42,7 +42,7 @@ class Fleet:
     ) -> None:
         self.broker, self.partitions = broker, partitions
         self._folder, self._module = folder, module
-        name = f"{app}-{uuid.uuid4().hex[:8]}"
+        name = f"{app}-{ending()}"
         kafka = {key: str(value) for key, value in broker.config.items()}
         self.settings = Settings(
             **{"app": name, "coordination_topic": f"{name}-marshal", "kafka": kafka, **settings}

@@ -32,6 +32,7 @@ from tests.clients.ranges.test_ranges import Field
 from tests.clients.tables.test_directory import Announcements
 from tests.support.hostile_batches import ROOM, send, send_bomb, send_hostile
 from tests.support.limits import measured
+from tests.support.own_topics import ending
 
 WITHIN_S = 120.0
 
@@ -156,7 +157,7 @@ def test_decisions_about_resets_are_read_beyond_hostile_batches(
     topic = fresh_topic("resets", config=ROOM | LOG_APPEND)
     log, ids = (
         ResetLog(_settings(broker), topic=topic, timeout_s=60),
-        [uuid.uuid4().hex[:8] for _ in range(2)],
+        [ending() for _ in range(2)],
     )
     for reset_id in ids:
         decision = ResetAbort(reset_id=reset_id, group="shop", client="c", at_s=1, reason="no")

@@ -15,6 +15,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import BrokerError
 from holdfast.kafka.reading.skip_log import read_skips
 from tests.support.harness import wait_for
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 
 
@@ -25,7 +26,7 @@ def skip(first: int, *, made: bool = True) -> Skip:
 @pytest.fixture
 def settings(broker: SessionBroker) -> Settings:
     return Settings(
-        app=f"skips-{uuid.uuid4().hex[:8]}", kafka={name: str(value) for name, value in broker.config.items()}
+        app=f"skips-{ending()}", kafka={name: str(value) for name, value in broker.config.items()}
     )
 
 

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +39,7 @@ from holdfast.outbox.topics import ensure_topics
 from holdfast.outbox.writer.records import OutboxRecord
 from tests.outbox.databases import FreshOutbox
 from tests.support.harness import wait_for
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
@@ -75,7 +75,7 @@ class Rig:
     broker: SessionBroker
     outbox: FreshOutbox
     topic: str
-    name: str = field(default_factory=lambda: f"rig-{uuid.uuid4().hex[:8]}")
+    name: str = field(default_factory=lambda: f"rig-{ending()}")
     filled: int = 0
 
     def settings(self, **more: Any) -> HarvestSettings:

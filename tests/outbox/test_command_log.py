@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import permutations
@@ -23,6 +22,7 @@ from holdfast.outbox.settings import HarvestSettings
 from holdfast.outbox.topics import ensure_topics
 from tests.outbox.harvesting import Leaping
 from tests.support.harness import wait_for
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 from tests.support.strangers import open_transaction
 
@@ -134,7 +134,7 @@ def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: Se
     """
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
     settings = HarvestSettings(
-        database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}", shards=2
+        database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{ending()}", shards=2
     )
     make_topics(settings)
     handler = Believer()
@@ -173,9 +173,7 @@ def test_a_command_that_was_not_written_is_not_one_that_nobody_answered(
             return 1
 
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
-    settings = HarvestSettings(
-        database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}"
-    )
+    settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{ending()}")
     make_topics(settings)
     monkeypatch.setattr(commands, "make_writer", Stuck)
     with pytest.raises(
@@ -186,9 +184,7 @@ def test_a_command_that_was_not_written_is_not_one_that_nobody_answered(
 
 def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(broker: SessionBroker) -> None:
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
-    settings = HarvestSettings(
-        database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}"
-    )
+    settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{ending()}")
     make_topics(settings)
     for verb in (Verb.RESUME, Verb.FLUSH, Verb.PAUSE):
         assert tell(settings, verb, DEADLINE_S, Leaping()) == []
@@ -208,9 +204,7 @@ def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(bro
 
 def test_a_stranger_s_open_transaction_hides_neither_a_command_nor_its_answer(broker: SessionBroker) -> None:
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
-    settings = HarvestSettings(
-        database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}"
-    )
+    settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{ending()}")
     make_topics(settings)
     handler = Believer()
     follower = CommandLog(settings, handler, handler.obey)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 import msgspec
 import pytest
 from confluent_kafka import Producer
@@ -15,6 +13,7 @@ from holdfast.core.engine.state.rows import Rows
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.pipeline.progress import watched
 from holdfast.pipeline.replay import ReplayOptions, replay
+from tests.support.own_topics import ending
 
 RECORDS = 300
 
@@ -31,7 +30,7 @@ def fold(rows: Rows[Seen], value: bytes, at_ms: int) -> None:
 def test_it_begins_with_all_offsets_and_ends_with_all_done(
     embedded_kafka: EmbeddedKafka, several: bool
 ) -> None:
-    app = f"shop-{uuid.uuid4().hex[:8]}"
+    app = f"shop-{ending()}"
     settings = Settings(app=app, kafka={"bootstrap.servers": embedded_kafka.bootstrap})
     topics = [f"{app}-left", f"{app}-right"][: 2 if several else 1]
     given = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,14 @@ from holdfast.schemas.registry import SchemaRegistry
 from tests.schemas import shop_pb2
 from tests.schemas.shop import FULL, Big, Line, Order, Total, totals_of
 from tests.support.harness import wait_for
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture
 def topic() -> str:
     """Give a topic's name, and so subjects, that no other test has."""
-    return f"orders-{uuid.uuid4().hex[:8]}"
+    return f"orders-{ending()}"
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ def test_the_command_registers_and_checks(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    app = f"schemas-{uuid.uuid4().hex[:8]}"
+    app = f"schemas-{ending()}"
     for name, value in broker.config.items():
         monkeypatch.setenv(f"HOLDFAST_KAFKA__{name.upper().replace('.', '_')}", str(value))
     monkeypatch.setenv("HOLDFAST_SCHEMA_REGISTRY_URL", schema_registry.url)

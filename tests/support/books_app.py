@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from holdfast.pipeline.bootstrap.sink import BootstrapOutcome
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import TopicLog, TopicReader
 from tests.pipeline.accounts import Account, Op, accounts
+from tests.support.own_topics import ending
 
 PARTITIONS = 2
 LOCAL = ReplayOptions(engine="local")
@@ -35,7 +35,7 @@ class Books:
     """The application. Its version 1 is declared, and has 120 records in each partition of its source."""
 
     def __init__(self, kafka: EmbeddedKafka) -> None:
-        self.name = f"books-{uuid.uuid4().hex[:8]}"
+        self.name = f"books-{ending()}"
         self.source = f"{self.name}-in"
         self.settings = Settings(
             app=self.name,

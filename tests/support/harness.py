@@ -18,7 +18,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -33,6 +32,7 @@ from holdfast.dev.ports import free_ports
 from holdfast.pipeline.topic import TopicLog
 from tests.chaos.counting import processors
 from tests.support import fork_server
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
@@ -387,7 +387,7 @@ class Application:
         **settings: str | float,
     ) -> None:
         self.broker, self.folder, self.partitions, self._module = broker, folder, partitions, module
-        self.name = f"chaos-{uuid.uuid4().hex[:8]}"
+        self.name = f"chaos-{ending()}"
         self.source, self.out = f"{self.name}-in", f"{self.name}-out"
         kafka = {name: str(value) for name, value in broker.config.items()}
         replicas = int(settings.get("replication_factor", 1))

@@ -4,7 +4,7 @@ The process that hands out the tests owns the broker and starts it when the firs
 with that process, by whatever that ends.
 
     process that runs tests: ask(where)  --Unix socket-->  Desk.where: Cluster.start, once
-                             SessionBroker  <--folder--
+                             RunBroker  <--folder--
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from holdfast.dev.broker.cluster import Cluster
-from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import DevBrokerError
+from tests.support.own_topics import RunBroker
 
 QUESTION_DEADLINE_S = 120.0
 """Who stands still between two lines is asked for no less than that; all say it at once."""
@@ -85,7 +85,7 @@ class SharedCluster(Cluster):
     start = stop = purge = kill = restart = pause = resume = _refuse
 
 
-def ask(where: str) -> SessionBroker:
+def ask(where: str) -> RunBroker:
     """Return the broker that the desk at *where* tells of."""
     with Client(where, "AF_UNIX") as desk:
         desk.send("broker")
@@ -95,4 +95,4 @@ def ask(where: str) -> SessionBroker:
     if isinstance(answer, Exception):
         raise answer
     cluster = SharedCluster.attach(answer)
-    return SessionBroker(config=cluster.client_config(), cluster=cluster)
+    return RunBroker(config=cluster.client_config(), cluster=cluster)

@@ -21,6 +21,7 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Writer, environment_of
 from tests.support.harness import Worker
+from tests.support.own_topics import ending
 from tests.support.places import ROOT, example_file
 
 pytestmark = pytest.mark.process
@@ -92,7 +93,7 @@ def load(name: str) -> ModuleType:
 def test_the_counting_example_runs_from_a_checkout(broker: SessionBroker, tmp_path: Path) -> None:
     counts: Processor[Any, Any] = load("counting").counts
     settings = Settings(
-        app=f"counting-{uuid.uuid4().hex[:8]}",
+        app=f"counting-{ending()}",
         kafka={name: str(value) for name, value in broker.config.items()},
     )
     environment = {**environment_of(settings), "HOLDFAST_DATA_DIR": str(tmp_path / "data")}

@@ -27,6 +27,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import BrokerError, ConfigError, FencedError, TopicError
 from tests.agents.fleet import Fleet
 from tests.support.harness import wait_for
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 from tests.support.proof import last_offsets, logged_state, model, read_topic, sha
 
@@ -37,7 +38,7 @@ class Bookkeeping(Fleet):
     """A fleet with the registry, the books of one topic and a clean copy of another."""
 
     def __init__(self, broker: SessionBroker, folder: Path) -> None:
-        name = uuid.uuid4().hex[:8]
+        name = ending()
         self.orders, self.raw, self.clean, self.names = (
             f"{name}-{each}" for each in ("orders", "raw", "clean", "names")
         )

@@ -8,7 +8,6 @@ import asyncio
 import json
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +30,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import NotReadyError
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S, VAIN_S
 
 PARTITIONS = 4
@@ -44,7 +44,7 @@ class Fleet:
     def __init__(self, broker: SessionBroker) -> None:
         self.broker = broker
         self.settings = Settings(
-            app=f"claims-{uuid.uuid4().hex[:8]}",
+            app=f"claims-{ending()}",
             web_port=free_ports(1)[0],
             kafka={"bootstrap.servers": broker.bootstrap},
             web_token="t",

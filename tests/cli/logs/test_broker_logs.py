@@ -5,7 +5,6 @@ against what clients did.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from holdfast.clock import system_clock
 from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.support.harness import wait_for
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 
 Run = Callable[..., Any]
@@ -46,7 +46,7 @@ def producer(broker: SessionBroker, name: str) -> Producer:
 def test_transactions_of_every_application_are_told_with_how_they_ended(
     broker: SessionBroker, fresh_topic: FreshTopic, run: Run
 ) -> None:
-    topic, name = fresh_topic("events", partitions=5), f"shop-{uuid.uuid4().hex[:8]}"
+    topic, name = fresh_topic("events", partitions=5), f"shop-{ending()}"
 
     def of_state(state: str) -> Any:
         return [
@@ -95,7 +95,7 @@ def test_transactions_of_every_application_are_told_with_how_they_ended(
 def test_what_a_group_has_committed_is_told_and_explained(
     broker: SessionBroker, fresh_topic: FreshTopic, run: Run
 ) -> None:
-    topic, group = fresh_topic("events", partitions=2), f"group/{uuid.uuid4().hex[:8]}"
+    topic, group = fresh_topic("events", partitions=2), f"group/{ending()}"
     consumer = Consumer(broker.client_config(**{"group.id": group, "enable.auto.commit": False}))
     consumer.subscribe([topic])
     wait_for("an assignment", lambda: consumer.poll(0.1) or consumer.assignment(), DEADLINE_S)
@@ -146,7 +146,7 @@ def last_of(broker: SessionBroker, group: str, run: Run) -> Any:
 def test_groups_that_keep_up_stopped_and_went_back_are_told(
     broker: SessionBroker, fresh_topic: FreshTopic, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name, now_ms = f"shop-{uuid.uuid4().hex[:8]}", system_clock.now_ms()
+    name, now_ms = f"shop-{ending()}", system_clock.now_ms()
     old, new = fresh_topic("events", partitions=1), fresh_topic("events", partitions=1)
     filler = Producer(broker.client_config())
     # The new one has nothing that is two minutes old, however long this takes.

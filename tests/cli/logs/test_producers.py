@@ -9,7 +9,6 @@ import json
 import re
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from holdfast.core.producers.registry import Registration, name_key, route
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 from tests.support.places import DOCS
 
@@ -63,7 +63,7 @@ BAD = Book(5, 20, 700, AT_MS, 18, 0, 4, FAULTS)
 
 def settings_of(**more: Any) -> Settings:
     declared = {"registry": True, "books": "orders", "dedupe": "raw:clean", "progress": "outbox.progress"}
-    return Settings(app=f"books-{uuid.uuid4().hex[:8]}", **{**declared, **more})
+    return Settings(app=f"books-{ending()}", **{**declared, **more})
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 
 ORDERS = 7
@@ -38,7 +38,7 @@ processors = [totals]
 def test_it_deletes_what_is_landed_and_folded_once_it_is_told_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = f"shop_{uuid.uuid4().hex[:8]}"
+    module = f"shop_{ending()}"
     (tmp_path / f"{module}.py").write_text(SHOP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

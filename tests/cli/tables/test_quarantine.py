@@ -7,7 +7,6 @@ from __future__ import annotations
 import base64
 import json
 import sys
-import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from holdfast.errors import QuarantineError
 from holdfast.kafka.fetching.records import Records
 from tests.support.columns import take
 from tests.support.harness import wait_for_ends
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 
 SHOP = """
@@ -52,8 +52,8 @@ class Shop:
     def __init__(self, broker: SessionBroker, folder: Path, names: tuple[str, ...] = ("totals",)) -> None:
         self.broker, self.app, self.module = (
             broker,
-            f"shop-{uuid.uuid4().hex[:8]}",
-            f"shop_{uuid.uuid4().hex[:8]}",
+            f"shop-{ending()}",
+            f"shop_{ending()}",
         )
         self.source = broker.create_topic("orders", partitions=3)
         self.quarantine = f"{self.app}-quarantine"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.reading.skip_log import read_skips
 from tests.support.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_header, damage, lie, send, spoil
 from tests.support.harness import wait_for_ends
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 
 LINGER_MS = 50_000
@@ -45,8 +45,8 @@ class Shop:
     def __init__(self, broker: SessionBroker, folder: Path) -> None:
         self.broker, self.app, self.module = (
             broker,
-            f"shop-{uuid.uuid4().hex[:8]}",
-            f"shop_{uuid.uuid4().hex[:8]}",
+            f"shop-{ending()}",
+            f"shop_{ending()}",
         )
         self.source = bombs_topic(broker)
         self.settings = Settings(app=self.app, kafka=broker.client_config())

@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from holdfast.dev.ports import free_ports
 from holdfast.errors import AccessError, HoldfastError, NotReadyError
 from holdfast.streams import Filter, Tumbling, Windowed, window_key
 from tests.clients.tables.test_globals import ORDERS, with_rates
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S, VAIN_S
 
 PARTITIONS = 3
@@ -58,7 +58,7 @@ MINUTE_MS, AT_MS = 60_000, 1_700_000_040_000
 @pytest.fixture
 def settings(broker: SessionBroker) -> Settings:
     return Settings(
-        app=f"tables-{uuid.uuid4().hex[:8]}",
+        app=f"tables-{ending()}",
         web_port=free_ports(1)[0],
         kafka={"bootstrap.servers": broker.bootstrap},
         web_token="t",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ChangelogError, ConfigError, HoldfastError, TopicError
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify.table import read_live, verify
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 
 PARTITIONS = 2
@@ -42,7 +42,7 @@ class OldShop:
     """What a Faust application has left behind: orders read up to somewhere, and a table's changelog."""
 
     def __init__(self, broker: SessionBroker) -> None:
-        self.name = f"old-{uuid.uuid4().hex[:8]}"
+        self.name = f"old-{ending()}"
         self.settings = Settings(
             app=self.name, kafka={key: str(value) for key, value in broker.config.items()}
         )

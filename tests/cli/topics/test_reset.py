@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify.table import read_live, verify
+from tests.support.own_topics import ending
 
 ORDERS = 5
 AGENT = """
@@ -45,7 +45,7 @@ app = create_app([totals])
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Give the name of an empty module of a user's in the current folder."""
-    name = f"shop_{uuid.uuid4().hex[:8]}"
+    name = f"shop_{ending()}"
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from holdfast.dev.fixtures import SessionBroker
 from tests.support import fork_server
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 
 MODULE = """
@@ -42,7 +42,7 @@ class Shop:
     """A user's project in its own folder, with an application id of its own."""
 
     def __init__(self, folder: Path, broker: SessionBroker) -> None:
-        self.app = f"shop-{uuid.uuid4().hex[:8]}"
+        self.app = f"shop-{ending()}"
         self._folder = folder
         folder.mkdir(exist_ok=True)
         (folder / "shop.py").write_text(MODULE)

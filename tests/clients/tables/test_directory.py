@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import BrokerError
 from tests.support.limits import at_most
+from tests.support.own_topics import ending
 from tests.support.strangers import open_transaction
 
 DEADLINE_S = 60.0
@@ -37,9 +37,7 @@ class Announcements:
 
     def __init__(self, broker: SessionBroker) -> None:
         self.broker = broker
-        self.settings = Settings(
-            app=f"shop-{uuid.uuid4().hex[:8]}", kafka={"bootstrap.servers": broker.bootstrap}
-        )
+        self.settings = Settings(app=f"shop-{ending()}", kafka={"bootstrap.servers": broker.bootstrap})
         self._producer = Producer(broker.client_config())
 
     def create(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -31,6 +30,7 @@ from holdfast.errors import BrokerError, ConfigError, TopicError
 from holdfast.kafka.codes import refuses_connection
 from tests.support import patience
 from tests.support.harness import wait_for
+from tests.support.own_topics import ending
 
 DEADLINE_S = 60.0
 
@@ -46,7 +46,7 @@ def fold(rows: Rows[Total], event: bytes, at_ms: int) -> None:
 @pytest.fixture
 def settings(broker: SessionBroker) -> Settings:
     """Give the settings of an application of its own on the session's broker."""
-    return Settings(app=f"shop-{uuid.uuid4().hex[:8]}", kafka=broker.config)
+    return Settings(app=f"shop-{ending()}", kafka=broker.config)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import uuid
 from bisect import bisect_right
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -37,6 +36,7 @@ from holdfast.pipeline.histories.fold import FoldOptions, FoldReport
 from tests.core.claims.test_properties import Log, logs
 from tests.pipeline.accounts import Record
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 from tests.support.scale import scaled
 
@@ -433,7 +433,7 @@ def take_one(consumer: BlockingClaimConsumer) -> None:
 def test_two_services_that_share_a_topic_are_in_the_tables(
     embedded_kafka: EmbeddedKafka, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = uuid.uuid4().hex[:8]
+    name = ending()
     topic = embedded_kafka.create_topic(f"orders-{name}")
     claims = embedded_kafka.create_topic(
         f"claims-{name}", partitions=2, config={"message.timestamp.type": "LogAppendTime"}

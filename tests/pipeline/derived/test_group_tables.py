@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import struct
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -31,6 +30,7 @@ from holdfast.pipeline.derived.group_moves import MOVES
 from holdfast.pipeline.histories.fold import FoldOptions
 from tests.pipeline.accounts import Record
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 
 NO_KAFKA = Settings(app="derived")
@@ -225,7 +225,7 @@ def wait(members: Sequence[Watched], parts: int) -> None:
 def test_real_consumers_are_told_of_the_moves_that_the_table_has(
     embedded_kafka: EmbeddedKafka, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = uuid.uuid4().hex[:8]
+    name = ending()
     topic = embedded_kafka.create_topic(f"moved-{name}", partitions=3)
     producer = Producer(embedded_kafka.client_config())
     producer.produce(topic, b"x")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from tests.outbox.harvesting import Alone
 from tests.pipeline.accounts import Record
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
 from tests.support.harness import wait_for
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 
 NO_KAFKA = Settings(app="derived", progress="shop.progress")
@@ -165,7 +165,7 @@ def test_percentiles_are_those_of_all_rows_sorted(monkeypatch: pytest.MonkeyPatc
 def test_the_rows_of_a_real_outbox_are_in_the_table(
     embedded_kafka: EmbeddedKafka, lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = f"shop{uuid.uuid4().hex[:8]}"
+    name = f"shop{ending()}"
     topic = embedded_kafka.create_topic(f"events-{name}", partitions=2)
     outbox = FreshOutbox.make(f"sqlite:///{tmp_path / 'shop.db'}")
     records = [OutboxRecord(topic=topic, key=b"%d" % at, value=b"v") for at in range(50)]

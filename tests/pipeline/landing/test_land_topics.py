@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -20,6 +19,7 @@ from holdfast.pipeline.landing import land_topics
 from holdfast.pipeline.landing.land_topics import TopicsLanding
 from holdfast.pipeline.landing.options import LandEngine, LandOptions
 from tests.support.harness import add_partitions
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 
 LOCAL = LandOptions(engine="local")
@@ -114,7 +114,7 @@ def test_topics_and_partitions_that_come_later_are_taken_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(land_topics, "DISCOVER_S", 0.2)
-    prefix = f"later-{uuid.uuid4().hex[:8]}"
+    prefix = f"later-{ending()}"
     first = fresh_topic(f"{prefix}-a")
     send(broker, first, 3)
     with Following(settings, [f"{prefix}-*"], lake, every_s=0) as following:

@@ -1,0 +1,61 @@
+"""Topics of one file of tests on the run's broker, which go when the file ends.
+
+All files of a run share the broker, and it pays for each topic that is there: every metadata request that names none,
+every look of its cleaner, every tick of its meters.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+
+from confluent_kafka.admin import AdminClient
+
+from holdfast.dev.fixtures import SessionBroker
+from tests.support.patience import DEADLINE_S
+
+_endings: set[str] = set()
+
+
+def ending() -> str:
+    """Return what no other name ends in: each topic with it in its name goes when the file ends."""
+    made = uuid.uuid4().hex[:8]
+    _endings.add(made)
+    return made
+
+
+class RunBroker(SessionBroker):
+    """The run's broker: topics that a test creates on it go when its file ends."""
+
+    def create_topic(
+        self,
+        name: str = "topic",
+        *,
+        partitions: int = 1,
+        config: Mapping[str, str] | None = None,
+        replication_factor: int = -1,
+        exact: bool = False,
+    ) -> str:
+        """Create a topic as `SessionBroker` does."""
+        topic = super().create_topic(
+            name, partitions=partitions, config=config, replication_factor=replication_factor, exact=exact
+        )
+        _endings.add(topic)
+        return topic
+
+
+broker: RunBroker | None = None
+"""The broker of the run, once a test has asked for it."""
+
+
+def delete_all() -> None:
+    """Delete the topics of the file that has ended."""
+    if broker is not None and _endings:
+        there = AdminClient(broker.client_config()).list_topics(timeout=DEADLINE_S).topics
+        broker.delete_topics([topic for topic in there if any(each in topic for each in _endings)])
+    forget()
+
+
+def forget() -> None:
+    """Leave the topics of all names so far where they are."""
+    _endings.clear()
