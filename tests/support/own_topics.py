@@ -6,14 +6,17 @@ every look of its cleaner, every tick of its meters.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 
 from confluent_kafka.admin import AdminClient
 
+from holdfast.clock import system_clock
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.patience import DEADLINE_S
 
+AT_ONCE, POLL_S = 10, 0.02
 _endings: set[str] = set()
 
 
@@ -49,11 +52,21 @@ broker: RunBroker | None = None
 
 
 def delete_all() -> None:
-    """Delete the topics of the file that has ended."""
+    """Delete the topics of the file that has ended, a few at a time: the broker tells of no new topic meanwhile."""
     if broker is not None and _endings:
-        there = AdminClient(broker.client_config()).list_topics(timeout=DEADLINE_S).topics
-        broker.delete_topics([topic for topic in there if any(each in topic for each in _endings)])
+        admin = AdminClient(broker.client_config())
+        made = [each for each in _topics(admin) if any(ending in each for ending in _endings)]
+        for few in (made[at : at + AT_ONCE] for at in range(0, len(made), AT_ONCE)):
+            broker.delete_topics(few)
+            until_s = system_clock.monotonic_s() + DEADLINE_S
+            while left := set(few) & _topics(admin):
+                assert system_clock.monotonic_s() < until_s, f"{left} were deleted and are still there"
+                time.sleep(POLL_S)
     forget()
+
+
+def _topics(admin: AdminClient) -> set[str]:
+    return set(admin.list_topics(timeout=DEADLINE_S).topics)
 
 
 def forget() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from holdfast.config import Settings
 from holdfast.dev import parent_death
@@ -122,6 +123,9 @@ def test_without_harvesters_there_is_nobody_to_tell(rig: Rig) -> None:
     with pytest.raises(TopicError, match="no harvester of"):
         tell(rig.settings(), Verb.STATUS, DEADLINE_S)
     with Alone(rig.settings()):  # which hears no commands
+        known = AdminClient(rig.broker.client_config()).list_topics
+        answers = rig.settings().answers_topic
+        wait_for(f"{answers} to be known", lambda: answers in known(timeout=DEADLINE_S).topics, DEADLINE_S)
         assert tell(rig.settings(), Verb.STATUS, DEADLINE_S, Leaping()) == []
 
 
