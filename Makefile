@@ -13,7 +13,8 @@ RELEASE_TOOLS := $(VENV)/release-tools
 SITE_TOOLS := $(VENV)/site-tools
 RUN := $(VENV)/bin
 READY := $(VENV)/.ready
-JOBS ?= 1
+# Processes that run tests: five keep two cores busy. Some tests alone (ARGS) run in one.
+JOBS ?= $(if $(ARGS),1,5)
 SCALE ?= 40
 SCHEDULES ?= 10000
 BUDGET ?= 5000
@@ -22,6 +23,7 @@ ARGS ?=
 LOAD ?=
 # Whether `make test` runs beside: what it runs too is left to it.
 TESTED ?=
+TESTS ?= not slow and not variant
 ROOMS := agents tables outbox pipeline
 
 # The first of these that runs and is new enough. Set PYTHON=... to choose another.
@@ -68,15 +70,19 @@ browser: ## look for Chromium, which the tests of the console drive; as root, in
 	echo "the tests of the console need Chromium, and none is on PATH: sudo apt-get install chromium" >&2; exit 1
 
 .PHONY: test
-test: $(READY) ## all tests, on a real broker and Spark (JOBS=2 for two processes, ARGS='-k claims' for some, LOAD=20 beside 20 busy programs a core)
+test: $(READY) ## each promise shown, on a real broker, databases and Spark (JOBS=3 for three processes, ARGS='-k claims' for some, LOAD=20 beside 20 busy programs a core)
 	@$(MAKE) --silent browser || true
 	@echo "== test"
-	@$(if $(LOAD),$(RUN)/python -P -m tests.support.busy $(LOAD)) $(RUN)/python -P -m pytest -q -m "not slow" $(if $(LOAD),--timeout=6000) --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder) $(ARGS)
+	@$(if $(LOAD),$(RUN)/python -P -m tests.support.busy $(LOAD)) $(RUN)/python -P -m pytest -q -m "$(TESTS)" $(if $(LOAD),--timeout=6000) --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder) $(ARGS)
+
+.PHONY: variants
+variants: ## what make test shows, on the other databases, engines and kinds of faults
+	@$(MAKE) --silent test TESTS="variant and not slow"
 
 .PHONY: fast
 fast: $(READY) ## the tests that need no broker, database, Spark or other process, and compute for less than a third of a second each: while you work
 	@echo "== fast"
-	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.2 $(RUN)/python -P -m pytest -q -m "not broker and not spark and not database and not process and not browser and not slow and not long" \
+	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.2 $(RUN)/python -P -m pytest -q -m "not broker and not spark and not database and not process and not browser and not slow and not long and not variant" \
 		--numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 .PHONY: fuzz

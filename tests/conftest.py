@@ -23,7 +23,7 @@ from holdfast.dev.databases.server import DatabaseServer
 from holdfast.dev.databases.servers import MariaDB, MySQL, Postgres
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, session_broker
 from holdfast.pipeline.spark import session
-from tests.support import collecting, own_topics, schedule, shared_broker
+from tests.support import collecting, own_topics, schedule, shared_broker, variants
 from tests.support.installations import Installations
 from tests.support.own_broker import disturbed_broker
 from tests.support.parts import PARTS, part, parts_of, times
@@ -45,15 +45,18 @@ hypothesis.settings.load_profile("holdfast")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test with the parts it needs, and put what runs long first."""
     mark(items)
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        variants.check(items)
     schedule.order(items)
 
 
 def mark(items: list[pytest.Item]) -> None:
-    """Mark each test with the parts it needs."""
+    """Mark each test with the parts it needs, and those that show a promise once more."""
     for item in items:
+        variants.mark(item)
         for name in set(parts_of(item)):
             item.add_marker(name)
         if needed := [name for name in PARTS if item.get_closest_marker(name)]:

@@ -220,6 +220,7 @@ def test_the_wheel_installs_into_a_fresh_environment_without_network(wheel: Path
     assert "topics" in run(tmp_path / "venv" / "bin" / "holdfast", "--help", cwd=tmp_path, path=SITE_PACKAGES)
 
 
+@pytest.mark.variants("False")
 @pytest.mark.parametrize("links", [True, False])
 def test_an_editable_install_runs_the_files_of_the_checkout(links: bool, tmp_path: Path) -> None:
     source = checkout(tmp_path / "source", links=links)

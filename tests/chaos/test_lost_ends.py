@@ -16,6 +16,7 @@ from tests.support.proof import prove
 from tests.support.strangers import open_transaction
 
 
+@pytest.mark.variants("warm")
 @pytest.mark.parametrize("wiped", [True, False], ids=["wiped", "warm"])
 def test_a_worker_does_not_take_what_lies_before_an_open_transaction_for_the_whole_state(
     application: MakeApplication, wiped: bool

@@ -102,6 +102,7 @@ def document(text: str) -> Any:
     return json.loads(text[: text.rindex("}") + 1])
 
 
+@pytest.mark.variants("rows_for_nobody-True")
 @pytest.mark.parametrize(
     ("plant", "wiped"),
     [(rows_for_nobody, False), (rows_for_nobody, True), (a_position, True), (a_transaction, False)],
@@ -133,6 +134,7 @@ def test_the_table_goes_on_from_its_last_good_state(
     assert f"{name}: equal" in holdfast(app, "verify", name, "--engine", "local")
 
 
+@pytest.mark.variants("--rebuild")
 @pytest.mark.parametrize("way", ["--rebuild", "--applied"])
 def test_the_table_is_made_anew_from_its_source(application: MakeApplication, way: str) -> None:
     app = application(partitions=2, instance_id="only")

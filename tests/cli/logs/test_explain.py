@@ -319,6 +319,7 @@ def test_all_batches_of_a_partition_are_read_over_as_many_fetches_as_it_takes(wr
 # -- what cannot be read
 
 
+@pytest.mark.variants("snappy", "lz4", "zstd")
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_bomb_is_explained_by_its_header(broker: SessionBroker, run: Run, codec: str) -> None:
     topic = bombs_topic(broker)

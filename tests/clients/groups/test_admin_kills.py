@@ -151,6 +151,7 @@ def test_the_check_notices_a_reset_that_decides_nowhere(
         reset.check()
 
 
+@pytest.mark.variants("claimed", "moving")
 @pytest.mark.parametrize("step", [ResetStep.CLAIMED, ResetStep.DECIDED, ResetStep.MOVING])
 def test_killed_by_the_system_and_found_by_a_second_reset(desk: GroupDesk, step: ResetStep) -> None:
     """A process of its own, SIGKILL: the same, with nothing of this process left to help it."""

@@ -94,6 +94,7 @@ class SlowRows(OutboxRows):
         return super().delete(ids)
 
 
+@pytest.mark.variants("sqlite-False", "postgres-True", "mysql-False", "mariadb-True")
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_row_in_flight_at_the_successor_is_not_set_aside_by_the_sleeper(
     broker: SessionBroker,

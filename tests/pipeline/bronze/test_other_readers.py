@@ -61,6 +61,7 @@ def plain(value: Any) -> Any:
     return value
 
 
+@pytest.mark.variants("spark")
 def test_every_reader_sees_the_same_rows(spark: SparkSession, table: str) -> None:
     names, dataset = ", ".join(f"`{each}`" for each in ASKED), DeltaTable(table).to_pyarrow_dataset()
     found: dict[str, list[Any]] = {}
