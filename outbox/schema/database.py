@@ -5,26 +5,18 @@ error typed.
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.url import URL
-from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.sql import ClauseElement
 
-from holdfast.errors import ConfigError, OutboxDatabaseError
-from holdfast.outbox.schema.tables import NO_FILE, database_url, lacks_file, shown
+from holdfast.errors import OutboxDatabaseError
+from holdfast.outbox.schema.driver import DatabaseDriver, DatabaseLimits
+from holdfast.outbox.schema.watch import CallWatch
 
-CONNECT_TIMEOUT_S: Final = 10.0
-STATEMENT_TIMEOUT_S: Final = 30.0
-IDLE_TRANSACTION_S: Final = 5.0
-"""How long a transaction of ours may do nothing: a leader that is frozen in one must not keep its
-successor from the lease.
-"""
-
+LIMITS: Final = DatabaseLimits()
 Parameters = Mapping[str, Any] | Sequence[Any]
 
 
@@ -40,18 +32,19 @@ class Database:
         self,
         url: str | URL,
         *,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
-        statement_timeout_s: float = STATEMENT_TIMEOUT_S,
-        idle_transaction_s: float = IDLE_TRANSACTION_S,
+        connect_timeout_s: float = LIMITS.connect_s,
+        statement_timeout_s: float = LIMITS.statement_s,
+        idle_transaction_s: float = LIMITS.idle_s,
     ) -> None:
-        self.url = database_url(url)
-        self.dialect = raw_dialect(self.url)
-        self._connect_timeout_s = connect_timeout_s
-        self._statement_timeout_s = statement_timeout_s
-        self._idle_transaction_s = idle_transaction_s
+        limits = DatabaseLimits(
+            connect_s=connect_timeout_s, statement_s=statement_timeout_s, idle_s=idle_transaction_s
+        )
+        self._driver = DatabaseDriver(url, limits)
+        self.url, self.dialect = self._driver.url, self._driver.dialect
         self._connection: Any = None
         self._lock = threading.Lock()  # between closing and interrupting
         self._interrupted = False
+        self._watch = CallWatch(self._driver.answer_s, self._cut)
 
     @property
     def name(self) -> str:
@@ -66,7 +59,7 @@ class Database:
     @property
     def place(self) -> str:
         """The address without a password, for messages."""
-        return shown(self.url)
+        return self._driver.place
 
     def connection(self) -> Any:
         """Return the open driver connection, opening one when there is none."""
@@ -79,63 +72,21 @@ class Database:
         return self._connection
 
     def _open(self) -> Any:
-        if lacks_file(self.url):
-            raise OutboxDatabaseError(f"cannot connect to {self.place}: {NO_FILE}", is_lost=True)
-        driver = self.dialect.loaded_dbapi
-        positional, named = self.dialect.create_connect_args(self.url)
-        try:
-            connection = self.dialect.connect(*positional, **{**self._arguments(), **named})
-            if self.is_postgres:
-                connection.autocommit = True
-                if self.dialect.driver == "psycopg":
-                    _leave_json(connection)
-        except driver.Error as error:
-            raise OutboxDatabaseError(
-                f"cannot connect to {self.place}: {_message_of(error)}", is_lost=True
-            ) from error
+        connection = self._driver.connect(autocommit=True)
+        if self.dialect.driver == "psycopg":
+            _leave_json(connection)
         return connection
-
-    def _arguments(self) -> dict[str, Any]:
-        match self.name:
-            case "postgresql":
-                ms, idle_ms = round(self._statement_timeout_s * 1000), round(self._idle_transaction_s * 1000)
-                # Half-open connections are noticed by the kernel: a server that vanished must not hold a
-                # leader for hours.
-                return {
-                    "connect_timeout": max(2, round(self._connect_timeout_s)),
-                    "options": f"-c statement_timeout={ms} -c lock_timeout={ms} -c idle_in_transaction_session_timeout={idle_ms}",
-                    "keepalives_idle": 10,
-                    "keepalives_interval": 5,
-                    "keepalives_count": 3,
-                    "tcp_user_timeout": ms,
-                    "application_name": "holdfast",
-                }
-            case "sqlite":
-                return {
-                    "isolation_level": None,
-                    "timeout": self._statement_timeout_s,
-                    "check_same_thread": False,
-                }
-            case _:
-                s = max(1, round(self._statement_timeout_s))
-                timeouts = {
-                    "connect_timeout": max(1, round(self._connect_timeout_s)),
-                    "read_timeout": s,
-                    "write_timeout": s,
-                }
-                # MySQL has no limit for idle transactions, MariaDB has.
-                idle_s = max(1, round(self._idle_transaction_s))
-                first = f"SET SESSION innodb_lock_wait_timeout = {s} /*M!100300 , SESSION idle_transaction_timeout = {idle_s} */"
-                return {"autocommit": True, "init_command": first, **timeouts}
 
     def run(self, sql: str, parameters: Parameters = ()) -> Any:
         """Return the cursor of one statement; close it when you have read it."""
         connection = self.connection()
         with self.errors_of(connection):
             cursor = connection.cursor()
-            cursor.execute(sql, parameters or None) if not self._is_sqlite else cursor.execute(
-                sql, parameters
-            )
+            if self._is_sqlite:
+                cursor.execute(sql, parameters)
+            else:
+                with self._watch.call():
+                    cursor.execute(sql, parameters or None)
             return cursor
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Any]:
@@ -178,32 +129,31 @@ class Database:
                 or bool(getattr(connection, "closed", False))
                 or self._interrupted
             )
+            words = self._driver.words(error)
+            if self._watch.has_cut:
+                is_lost, words = True, f"no answer within {self._watch.limit_s:.0f} s"
             if is_lost:
                 self.close()
             cure = "; `holdfast outbox init` makes the tables of an outbox" if lacks_table(error) else ""
-            raise OutboxDatabaseError(f"{self.place}: {_message_of(error)}{cure}", is_lost=is_lost) from error
+            raise OutboxDatabaseError(f"{self.place}: {words}{cure}", is_lost=is_lost) from error
 
     def interrupt(self) -> None:
         """Make a call that waits for the database fail now, and every later one: to stop while the
         database does not answer.
         """
+        self._interrupted = True
+        self._cut()
+
+    def _cut(self) -> None:
         with self._lock:
-            self._interrupted = True
-            if self._connection is None:
-                return
-            if self._is_sqlite:
-                self._connection.interrupt()
-                return
-            with contextlib.suppress(OSError, ValueError, self.dialect.loaded_dbapi.Error):
-                number = self._connection.fileno() if self.is_postgres else self._connection._sock.fileno()
-                twin = socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM)
-                with contextlib.closing(twin):
-                    twin.shutdown(socket.SHUT_RDWR)
+            if self._connection is not None:
+                self._driver.cut(self._connection)
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
         with self._lock:
             connection, self._connection = self._connection, None
+        self._watch.stop()
         if connection is not None:
             with contextlib.suppress(self.dialect.loaded_dbapi.Error, OSError):
                 connection.close()
@@ -234,24 +184,6 @@ def _leave_json(connection: Any) -> None:
 
     for name in ("json", "jsonb"):
         connection.adapters.register_loader(name, TextLoader)
-
-
-def raw_dialect(url: URL) -> Dialect:
-    """Return the dialect of *url* with its driver, writing named parameters; ConfigError when the driver
-    is not installed.
-    """
-    try:
-        kind: Callable[..., Dialect] = url.get_dialect()
-        driver = url.get_dialect().import_dbapi()
-    except (NoSuchModuleError, ModuleNotFoundError) as error:
-        raise ConfigError(
-            f"the driver of {url.drivername} is not installed ({error}); pip install 'holdfast[outbox]'"
-        ) from error
-    return kind(dbapi=driver, paramstyle="named" if url.get_backend_name() == "sqlite" else "pyformat")
-
-
-def _message_of(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 _UNDEFINED_TABLE, _NO_SUCH_TABLE = "42P01", 1146

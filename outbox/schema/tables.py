@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, inspect
 from sqlalchemy.engine import Connection, make_url
@@ -212,11 +213,27 @@ def lacks_file(url: URL) -> bool:
 
     >>> lacks_file(make_url("sqlite:////no/such/folder/shop.db")), lacks_file(make_url("sqlite://"))
     (True, False)
+    >>> lacks_file(make_url("sqlite:///file:/no/such/shop.db?uri=true"))
+    True
+    >>> lacks_file(make_url("sqlite:///file:shop?mode=memory&uri=true"))
+    False
     """
     name = url.database or ":memory:"
-    return (
-        url.get_backend_name() == "sqlite" and not name.startswith((":", "file:")) and not Path(name).exists()
-    )
+    if name.startswith("file:"):
+        name = ":memory:" if {"mode": "memory"}.items() <= url.query.items() else _path(name)
+    return url.get_backend_name() == "sqlite" and not name.startswith(":") and not Path(name).exists()
+
+
+def _path(address: str) -> str:
+    """Return the path of a `file:` address.
+
+    >>> _path("file:shop.db"), _path("file:///var/my%20shop.db#x"), _path("file::memory:")
+    ('shop.db', '/var/my shop.db', ':memory:')
+    """
+    path = address.removeprefix("file:").partition("?")[0].partition("#")[0]
+    if path.startswith("//"):
+        path = "/" + path[2:].partition("/")[2]
+    return unquote(path)
 
 
 def problems(

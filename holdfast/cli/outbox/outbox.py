@@ -10,9 +10,6 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from sqlalchemy import create_engine
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import NullPool
 
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.outbox import harvest
@@ -22,14 +19,12 @@ from holdfast.errors import ConfigError, OutboxDatabaseError, OutboxError, Outbo
 from holdfast.outbox.harvest.table.row_types import QuarantinedRow
 from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import LAYOUTS
+from holdfast.outbox.schema.session import connected
 from holdfast.outbox.schema.tables import (
     DIALECTS,
-    NO_FILE,
     database_url,
-    lacks_file,
     outbox_tables,
     problems,
-    shown,
 )
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
@@ -118,20 +113,8 @@ def _rows(outbox: _Outbox) -> Iterator[OutboxRows]:
 def _problems(outbox: _Outbox) -> list[str]:
     read = database_url(outbox.url)
     tables = outbox_tables(outbox.layout, outbox.table, dialect=read.get_backend_name())
-    if lacks_file(read):
-        raise OutboxDatabaseError(f"{shown(read)}: {NO_FILE}")
-    try:
-        with create_engine(read, poolclass=NullPool).connect() as connection:
-            return problems(connection, tables)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the driver of {read.drivername} is not installed ({error}); pip install 'holdfast[outbox]'"
-        ) from error
-    except SQLAlchemyError as error:
-        message = " ".join(str(getattr(error, "orig", None) or error).split())
-        raise OutboxDatabaseError(
-            f"{shown(read)}: {message}; check the URL, that the database runs, and what its user may do"
-        ) from error
+    with connected(read) as connection:
+        return problems(connection, tables)
 
 
 def _advice(found: Sequence[str], outbox: _Outbox) -> str:
