@@ -7,11 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 from alembic import context
-from sqlalchemy import create_engine
 from sqlalchemy.engine import Connection
-from sqlalchemy.pool import NullPool
 
-from holdfast.outbox.schema.migrate import version_table
+from holdfast.outbox.schema.migrate import alone, version_table
+from holdfast.outbox.schema.session import COMMAND_LIMITS, connected
 from holdfast.outbox.schema.tables import database_url
 
 attributes = context.config.attributes
@@ -44,6 +43,8 @@ if context.is_offline_mode():
 elif "connection" in attributes:
     online(attributes["connection"])
 else:
-    with create_engine(database_url(given["database"]), poolclass=NullPool).connect() as opened:
+    with (
+        connected(given["database"], may_make_file=True) as opened,
+        alone(opened, attributes["table"], COMMAND_LIMITS.statement_s),
+    ):
         online(opened)
-        opened.commit()

@@ -1,30 +1,42 @@
 """Making and removing an outbox's tables with Alembic: `upgrade`, `downgrade`, and the SQL of both for those
 who run it themselves.
 
-The lower half is what the migrations are written with. Each outbox has its own version table, so one database
-may hold several.
+Each outbox has its own version table, so one database may hold several. What its row says was whole once; a
+table that lacks beside it was dropped since. Without a row the tables may be half made: MySQL and MariaDB
+commit each of them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
-from collections.abc import Sequence
-from typing import Any
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
 
-from alembic import command, context, op
+from alembic import command
 from alembic.config import Config
-from sqlalchemy import BigInteger, Column, Integer, String, create_engine, inspect, text
+from alembic.script import ScriptDirectory
+from sqlalchemy import inspect, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.engine.url import URL
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import NullPool
-from sqlalchemy.schema import CreateTable, MetaData, Table
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.schema import MetaData, Table
 
+from holdfast.clock import system_clock
 from holdfast.errors import OutboxDatabaseError, OutboxSchemaError
-from holdfast.outbox.schema.columns import big_id, long_text
-from holdfast.outbox.schema.kinds import type_problems
+from holdfast.outbox.schema.driver import DatabaseLimits
 from holdfast.outbox.schema.layouts import Layout, layout_named
-from holdfast.outbox.schema.tables import database_url, outbox_tables, shown
+from holdfast.outbox.schema.session import COMMAND_LIMITS, connected
+from holdfast.outbox.schema.tables import OutboxTables, database_url, outbox_tables, problems, shown
+
+ADDED: Final = {"debezium": "holdfast_id"}
+"""The column that `upgrade` adds to an outbox that was there, by layout."""
+
+_AGAIN_S: Final = 0.05
+_ALEMBIC: Final = threading.Lock()  # it keeps what it runs in variables of its modules
 
 
 def version_table(table: str) -> tuple[str, str | None]:
@@ -33,19 +45,49 @@ def version_table(table: str) -> tuple[str, str | None]:
     return f"{name}_version", schema or None
 
 
-def upgrade(url: str | URL, *, layout: str | Layout = "holdfast", table: str = "outbox") -> None:
-    """Make what the outbox *table* lacks, whole or not at all where the database can (MySQL cannot);
-    nothing when nothing lacks.
+def upgrade(
+    url: str | URL,
+    *,
+    layout: str | Layout = "holdfast",
+    table: str = "outbox",
+    limits: DatabaseLimits = COMMAND_LIMITS,
+) -> None:
+    """Make what the outbox *table* lacks, whole or not at all where the database can (MySQL and MariaDB
+    cannot: run it again); nothing when nothing lacks. Of several at once each waits for the one before.
+
+    OutboxSchemaError when what is there cannot have the layout, when the version table says what this release
+    does not know, or when the outbox itself was dropped. OutboxDatabaseError when the database refuses, or
+    does not answer within *limits*. ConfigError for a URL that cannot be used.
     """
-    _run(url, layout, table, "head")
+    chosen, read = layout_named(layout), database_url(url)
+    outbox_tables(chosen, table, dialect=read.get_backend_name())  # says what is wrong with the names
+    with connected(read, limits=limits, may_make_file=True) as connection:
+        with alone(connection, table, limits.statement_s), _ALEMBIC:
+            _make(connection, chosen, table)
+        if connection.dialect.name == "sqlite":
+            write_ahead(connection, limits.statement_s, shown(read))
 
 
-def downgrade(url: str | URL, *, layout: str | Layout = "holdfast", table: str = "outbox") -> None:
-    """Remove what `upgrade` made.
+def downgrade(
+    url: str | URL,
+    *,
+    layout: str | Layout = "holdfast",
+    table: str = "outbox",
+    limits: DatabaseLimits = COMMAND_LIMITS,
+) -> None:
+    """Remove what `upgrade` made, and what of it is there.
 
-    OutboxSchemaError while rows wait or are set aside. Tables of goharvest and Debezium stay.
+    OutboxSchemaError while rows wait or are set aside. Tables of goharvest and Debezium stay. Other errors are
+    those of `upgrade`.
     """
-    _run(url, layout, table, "base")
+    chosen, read = layout_named(layout), database_url(url)
+    outbox_tables(chosen, table, dialect=read.get_backend_name())
+    with (
+        connected(read, limits=limits) as connection,
+        alone(connection, table, limits.statement_s),
+        _ALEMBIC,
+    ):
+        _remove(connection, chosen, table)
 
 
 def sql(dialect: str, *, layout: str | Layout = "holdfast", table: str = "outbox", down: bool = False) -> str:
@@ -54,10 +96,11 @@ def sql(dialect: str, *, layout: str | Layout = "holdfast", table: str = "outbox
     outbox_tables(chosen, table, dialect=dialect)  # says what is wrong with the names
     config, output = _config(table, dialect=dialect), io.StringIO()
     config.output_buffer = output
-    if down:
-        command.downgrade(config, f"{chosen.name}_0001:base", sql=True)
-    else:
-        command.upgrade(config, f"{chosen.name}@head", sql=True)
+    with _ALEMBIC:
+        if down:
+            command.downgrade(config, f"{chosen.name}_0001:base", sql=True)
+        else:
+            command.upgrade(config, f"{chosen.name}@head", sql=True)
     return output.getvalue().strip() + "\n"
 
 
@@ -68,225 +111,181 @@ def _config(table: str, **attributes: Any) -> Config:
     return config
 
 
-def _run(url: str | URL, layout: str | Layout, table: str, target: str) -> None:
-    chosen, read = layout_named(layout), database_url(url)
-    outbox_tables(chosen, table, dialect=read.get_backend_name())
-    place = shown(read)
-    try:
-        with create_engine(read, poolclass=NullPool).connect() as connection:
-            _refuse_other_layout(connection, chosen, table)
-            if target == "head":
-                _refuse_types(connection, chosen, table)
-            config = _config(table, connection=connection)
-            (command.upgrade if target == "head" else command.downgrade)(config, f"{chosen.name}@{target}")
+# --- one at a time -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def alone(connection: Connection, table: str, limit_s: float) -> Iterator[None]:
+    """Do what is inside while no other process does so to the outbox *table*, and commit it.
+
+    OutboxDatabaseError when the others take longer than *limit_s*.
+    """
+    name = f"holdfast:{table.rpartition('.')[2]}"
+    match connection.dialect.name:
+        case "postgresql":
+            number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
+            # Else a session that is serializable by default would not see what the one before has made.
+            connection.execution_options(isolation_level="READ COMMITTED")
+            connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
+            yield
             connection.commit()
-            if connection.dialect.name == "sqlite" and target == "head":
-                connection.execute(
-                    text("PRAGMA journal_mode=WAL")
-                )  # so that the harvester's reading never holds up a writer
-    except ModuleNotFoundError as error:
+        case "sqlite":
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            yield
+            connection.commit()
+        case _:
+            with _named_lock(connection, name, limit_s):
+                yield
+                connection.commit()
+
+
+@contextlib.contextmanager
+def _named_lock(connection: Connection, name: str, limit_s: float) -> Iterator[None]:
+    """Hold a lock of MySQL or MariaDB, which the end of a transaction leaves as it is."""
+    named = {"name": name, "limit": max(1, round(limit_s))}
+    if connection.execute(text("SELECT GET_LOCK(:name, :limit)"), named).scalar() != 1:
         raise OutboxDatabaseError(
-            f"the driver of {read.drivername} is not installed ({error}); pip install 'holdfast[outbox]'"
-        ) from error
-    except SQLAlchemyError as error:
-        message = " ".join(str(getattr(error, "orig", None) or error).split())
-        raise OutboxDatabaseError(
-            f"{place}: {message}; check the URL, that the database runs, and what its user may do"
-        ) from error
+            f"another process has been making or removing these tables for {limit_s:.0f} s (lock {name}); try again"
+        )
+    connection.commit()  # so that what is read next is what the process before has left
+    try:
+        yield
+    finally:
+        if not connection.invalidated:
+            connection.execute(text("SELECT RELEASE_LOCK(:name)"), named)
 
 
-def _refuse_other_layout(connection: Connection, layout: Layout, table: str) -> None:
-    name, schema = version_table(table)
-    if inspect(connection).has_table(name, schema=schema):
-        place = connection.dialect.identifier_preparer.format_table(Table(name, MetaData(), schema=schema))
-        others = [
-            row[0]
-            for row in connection.execute(text(f"SELECT version_num FROM {place}"))
-            if not row[0].startswith(layout.name)
-        ]
-        if others:
-            raise OutboxSchemaError(
-                f"the outbox {table} has the layout {others[0].rpartition('_')[0]}, not {layout.name}; name that, or another table with --table"
-            )
+def write_ahead(connection: Connection, limit_s: float, place: str) -> None:
+    """Set the journal of a SQLite file to WAL, so that the harvester's reading never holds up a writer.
 
-
-def _refuse_types(connection: Connection, layout: Layout, table: str) -> None:
-    """Raise OutboxSchemaError when the outbox is there, made by others, with columns whose types it cannot
-    have; nothing is made then.
+    OutboxDatabaseError when others use the file for *limit_s*: SQLite itself does not wait for a writer here.
     """
-    outbox = outbox_tables(layout, table, dialect=connection.dialect.name).outbox
+    until_s = system_clock.monotonic_s() + limit_s
+    while True:
+        try:
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+            return
+        except OperationalError as error:
+            if "locked" not in str(error.orig):
+                raise
+            if system_clock.monotonic_s() > until_s:
+                raise OutboxDatabaseError(
+                    f"{place}: another program uses the file, so its journal cannot be set to WAL; try again"
+                ) from error
+        time.sleep(_AGAIN_S)
+
+
+# --- making and removing -----------------------------------------------------------------------------------
+
+
+def _make(connection: Connection, layout: Layout, table: str) -> None:
+    tables = outbox_tables(layout, table, dialect=connection.dialect.name)
+    version, there = _version(connection, layout, table), _there(connection, tables)
+    if version:
+        _refuse_dropped(connection, tables, there)
+    _refuse_shape(connection, tables, there)
+    config = _config(table, connection=connection)
+    if version and len(there) < len(tables.every):
+        # Each step makes what lacks, so all of them again make all that lacks.
+        connection.execute(text(f"DELETE FROM {_quoted_version(connection, table)}"))
+    command.upgrade(config, f"{layout.name}@head")
+
+
+def _remove(connection: Connection, layout: Layout, table: str) -> None:
+    tables = outbox_tables(layout, table, dialect=connection.dialect.name)
+    version, there = _version(connection, layout, table), _there(connection, tables)
+    if version is None and there:
+        name, _ = version_table(table)
+        raise OutboxSchemaError(
+            f"no table {name} says that these tables are holdfast's: {', '.join(each.fullname for each in there)}; "
+            f"`holdfast outbox init --layout {layout.name} --table {table}` looks at them and makes it, then remove them"
+        )
+    if not there and not version:
+        return
+    config = _config(table, connection=connection)
+    if not version:
+        _refuse_shape(connection, tables, there)
+        command.stamp(config, f"{layout.name}@head")  # half made, or half removed
+    command.downgrade(config, f"{layout.name}@base")
+
+
+def _there(connection: Connection, tables: OutboxTables) -> list[Table]:
     inspector = inspect(connection)
-    if inspector.has_table(outbox.name, schema=outbox.schema):
-        there = {
-            each["name"]: each["type"] for each in inspector.get_columns(outbox.name, schema=outbox.schema)
-        }
-        if found := type_problems(there, outbox, layout.kinds, connection.dialect):
-            raise OutboxSchemaError(
-                f"the outbox {table} cannot have the layout {layout.name}: {'; '.join(found)}. Change the columns, or make another outbox"
-            )
+    return [each for each in tables.every if inspector.has_table(each.name, schema=each.schema)]
 
 
-# --- what migrations are written with ----------------------------------------------------------------------------------------------
+def _quoted_version(connection: Connection, table: str) -> str:
+    name, schema = version_table(table)
+    return connection.dialect.identifier_preparer.format_table(Table(name, MetaData(), schema=schema))
 
 
-def table_name() -> tuple[str, str | None]:
-    """Return the name and schema of the outbox that is migrated."""
-    schema, _, name = str(context.config.attributes["table"]).rpartition(".")
-    return name, schema or None
+def _version(connection: Connection, layout: Layout, table: str) -> str | None:
+    """Return what the version table says: the last migration, "" for none; None where there is no such table.
 
-
-def _is_offline() -> bool:
-    return bool(context.is_offline_mode())
-
-
-def create_table(
-    name: tuple[str, str | None],
-    columns: Sequence[Column[Any]],
-    *,
-    numbered: bool = False,
-    unless_there: bool = False,
-) -> bool:
-    """Make one table; False when it was there, which is an error unless *unless_there*.
-
-    As text it cannot look, and says IF NOT EXISTS.
+    OutboxSchemaError when that is of another layout, or not known.
     """
-    if unless_there and not _is_offline() and inspect(op.get_bind()).has_table(name[0], schema=name[1]):
-        return False
-    options: dict[str, Any] = {
-        f"{kind}_{option}": value for kind in ("mysql", "mariadb") for option, value in _INNODB.items()
+    name, schema = version_table(table)
+    inspector = inspect(connection)
+    if not inspector.has_table(name, schema=schema):
+        return None
+    if "version_num" not in {each["name"] for each in inspector.get_columns(name, schema=schema)}:
+        raise OutboxSchemaError(
+            f"table {name} is no version table of holdfast: it has no column version_num; name another outbox with --table"
+        )
+    said = sorted(
+        connection.execute(text(f"SELECT version_num FROM {_quoted_version(connection, table)}")).scalars()
+    )
+    known = {
+        each.revision: each.branch_labels
+        for each in ScriptDirectory.from_config(_config(table)).walk_revisions()
     }
-    # A number that was used once must never come again: a leader that crashed takes such a row for one it has
-    # published.
-    made = Table(name[0], MetaData(), *columns, schema=name[1], sqlite_autoincrement=numbered, **options)
-    op.execute(CreateTable(made, if_not_exists=unless_there))
-    return True
+    if unknown := [each for each in said if each not in known]:
+        raise OutboxSchemaError(
+            f"table {name} says {', '.join(map(repr, unknown))}, which this release of holdfast does not know (it knows "
+            f"{', '.join(sorted(known))}); a later release made the outbox: install that. Otherwise name another with --table"
+        )
+    if others := [each for each in said if layout.name not in known[each]]:
+        raise OutboxSchemaError(
+            f"the outbox {table} has the layout {others[0].rpartition('_')[0]}, not {layout.name}; name that, or another table with --table"
+        )
+    if len(said) > 1:
+        raise OutboxSchemaError(
+            f"table {name} says {' and '.join(said)}, of which one can be true; delete the row that is not"
+        )
+    return said[0] if said else ""
 
 
-_INNODB = {"engine": "InnoDB", "charset": "utf8mb4"}
-
-
-def create_own(
-    order: str, fields: Sequence[Column[Any]], *, topic: str, key: str, found: bool = False
-) -> None:
-    """Make the three tables beside an outbox that has *fields* and whose rows are numbered by *order*.
-
-    With *found*, the outbox was there before: rows that are set aside then keep the types that its own
-    columns have.
+def _refuse_dropped(connection: Connection, tables: OutboxTables, there: list[Table]) -> None:
+    """Raise OutboxSchemaError when the outbox stood, and is gone, or its numbers are: made anew, it would
+    number its rows as others before them, and a harvester would take those for published.
     """
-    name, schema = table_name()
-    if found and not _is_offline():
-        there = {
-            each["name"]: each["type"] for each in inspect(op.get_bind()).get_columns(name, schema=schema)
-        }
-        fields = [Column(field.name, there.get(field.name, field.type)) for field in fields]
-    types = {field.name: field.type for field in fields}
-    attempts: list[Column[Any]] = [
-        Column("id", big_id, primary_key=True, autoincrement=False),
-        Column("topic", types[topic], nullable=False),
-        Column("key", types[key]),
-        Column("attempts", Integer(), nullable=False),
-        Column("last_error", long_text, nullable=False),
-        Column("next_attempt_ms", BigInteger(), nullable=False),
-    ]
-    quarantine: list[Column[Any]] = [
-        Column(order, big_id, primary_key=True, autoincrement=False),
-        *(Column(field.name, field.type) for field in fields),
-        Column("attempts", Integer(), nullable=False),
-        Column("reason", long_text, nullable=False),
-        Column("quarantined_ms", BigInteger(), nullable=False),
-    ]
-    lease: list[Column[Any]] = [
-        Column("shard", Integer(), primary_key=True, autoincrement=False),
-        Column("epoch", BigInteger(), nullable=False),
-        Column("leader", String(255), nullable=False),
-        Column("updated_ms", BigInteger(), nullable=False),
-    ]
-    create_table((f"{name}_attempts", schema), attempts)
-    create_table((f"{name}_quarantine", schema), quarantine)
-    create_table((f"{name}_lease", schema), lease)
-
-
-def drop_own() -> None:
-    """Drop the three tables beside the outbox."""
-    name, schema = table_name()
-    for ending in ("lease", "quarantine", "attempts"):
-        op.drop_table(f"{name}_{ending}", schema=schema)
-
-
-def _quoted(name: tuple[str, str | None]) -> str:
-    return op.get_context().dialect.identifier_preparer.format_table(
-        Table(name[0], MetaData(), schema=name[1])
+    outbox, order = tables.outbox, tables.layout.order
+    if outbox not in there:
+        gone = f"table {outbox.fullname}"
+    elif order not in _columns(connection, outbox):
+        gone = f"column {outbox.fullname}.{order}"
+    else:
+        return
+    raise OutboxSchemaError(
+        f"{gone} was dropped: it was there when {outbox.name}_version was written. Made anew, it would begin at number 1 again, and "
+        f"harvesters take rows with numbers that they have published for published. Restore the table from a backup that has its last "
+        f"number, or make another outbox: `holdfast outbox init --table NEW`, with a new --name of its harvesters. If no row of it was "
+        f"ever published, `holdfast outbox init --remove --layout {tables.layout.name} --table {outbox.fullname}` removes the rest; then "
+        f"make it again"
     )
 
 
-def tune(name: tuple[str, str | None]) -> None:
-    """Let Postgres clean up after so many deleted rows, not after a share of the table: a queue's share is
-    of no meaning.
+def _columns(connection: Connection, table: Table) -> set[str]:
+    return {each["name"] for each in inspect(connection).get_columns(table.name, schema=table.schema)}
+
+
+def _refuse_shape(connection: Connection, tables: OutboxTables, there: list[Table]) -> None:
+    """Raise OutboxSchemaError when a table that is there, made by others, cannot have the layout; nothing is
+    made then.
     """
-    if op.get_context().dialect.name == "postgresql":
-        cleaning = "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0"
-        op.execute(f"ALTER TABLE {_quoted(name)} SET ({cleaning})")
-
-
-_NUMBER = {
-    "postgresql": "BIGINT GENERATED BY DEFAULT AS IDENTITY UNIQUE",
-    "mysql": "BIGINT NOT NULL AUTO_INCREMENT UNIQUE",
-    "mariadb": "BIGINT NOT NULL AUTO_INCREMENT UNIQUE",
-}
-
-
-def add_number(column: str) -> None:
-    """Add a column to the outbox that numbers its rows, those that are there included; nothing when it has
-    one.
-    """
-    name, schema = table_name()
-    if _is_offline():  # offline there is no database to look at; only these databases check for it themselves
-        if (kind := op.get_context().dialect.name) in ("postgresql", "mariadb"):
-            op.execute(
-                f"ALTER TABLE {_quoted((name, schema))} ADD COLUMN IF NOT EXISTS {column} {_NUMBER[kind]}"
-            )
-        return
-    bind = op.get_bind()
-    if any(each["name"] == column for each in inspect(bind).get_columns(name, schema=schema)):
-        return
-    match bind.dialect.name:
-        case "postgresql":
-            op.execute(
-                f"ALTER TABLE {_quoted((name, schema))} ADD COLUMN {column} BIGINT GENERATED BY DEFAULT AS IDENTITY NOT NULL UNIQUE"
-            )
-        case "mysql" | "mariadb":
-            op.execute(
-                f"ALTER TABLE {_quoted((name, schema))} ADD COLUMN {column} BIGINT NOT NULL AUTO_INCREMENT UNIQUE"
-            )
-        case _:
-            raise OutboxSchemaError(
-                f"table {name} is there without {column}, and SQLite cannot add a column that numbers rows; make the table anew"
-            )
-
-
-def drop_number(column: str) -> None:
-    """Drop the column of `add_number`; where it is the primary key, it came with the table, and stays."""
-    name, schema = table_name()
-    if op.get_context().dialect.name == "postgresql":
-        op.execute(f"ALTER TABLE {_quoted((name, schema))} DROP COLUMN IF EXISTS {column}")
-    elif not _is_offline() and inspect(op.get_bind()).get_pk_constraint(name, schema=schema)[
-        "constrained_columns"
-    ] != [column]:
-        op.execute(f"ALTER TABLE {_quoted((name, schema))} DROP COLUMN {column}")
-
-
-def refuse_loss(*, outbox: bool = True) -> None:
-    """Raise OutboxSchemaError while the quarantine, or (*outbox*) the outbox, still has rows that dropping
-    it would lose.
-    """
-    if _is_offline():
-        return
-    name, schema = table_name()
-    for each in [f"{name}_quarantine", *([name] if outbox else [])]:
-        if (
-            op.get_bind().execute(text(f"SELECT 1 FROM {_quoted((each, schema))} LIMIT 1")).first()
-            is not None
-        ):
-            raise OutboxSchemaError(
-                f"table {each} still has rows, which would be lost; let them be harvested, retry or discard them first"
-            )
+    outbox, layout = tables.outbox, tables.layout
+    added = f"table {outbox.fullname} has no column {ADDED.get(layout.name)}"
+    if found := [each for each in problems(connection, tables, only=there) if each != added]:
+        raise OutboxSchemaError(
+            f"the outbox {outbox.fullname} cannot have the layout {layout.name}: {'; '.join(found)}. Change the columns, or make another outbox"
+        )

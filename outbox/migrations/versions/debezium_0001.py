@@ -10,7 +10,7 @@ from alembic import op
 from sqlalchemy import Column, Identity, String
 
 from holdfast.outbox.schema.columns import JsonText, big_id, uuid_text
-from holdfast.outbox.schema.migrate import (
+from holdfast.outbox.schema.steps import (
     add_number,
     create_own,
     create_table,

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Column, String
 
 from holdfast.outbox.schema.columns import big_id, instant, texts, uuid_text
-from holdfast.outbox.schema.migrate import create_own, create_table, drop_own, refuse_loss, table_name
+from holdfast.outbox.schema.steps import create_own, create_table, drop_own, refuse_loss, table_name
 
 revision = "goharvest_0001"
 down_revision = None

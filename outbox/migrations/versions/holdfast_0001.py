@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from alembic import op
 from sqlalchemy import BigInteger, Column, Identity, Integer, SmallInteger, String
 
 from holdfast.outbox.schema.columns import big_id, blob, now_ms
-from holdfast.outbox.schema.migrate import create_own, create_table, drop_own, refuse_loss, table_name, tune
+from holdfast.outbox.schema.steps import (
+    create_own,
+    create_table,
+    drop_own,
+    drop_table,
+    refuse_loss,
+    table_name,
+    tune,
+)
 
 revision = "holdfast_0001"
 down_revision = None
@@ -17,7 +24,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the four tables."""
+    """Make those of the four tables that lack."""
     fields: list[Column[Any]] = [
         Column("bucket", SmallInteger(), nullable=False),
         Column("created_ms", BigInteger(), nullable=False, server_default=now_ms()),
@@ -39,5 +46,4 @@ def downgrade() -> None:
     """Drop them all; rows that wait are not dropped."""
     refuse_loss()
     drop_own()
-    name, schema = table_name()
-    op.drop_table(name, schema=schema)
+    drop_table(table_name())

@@ -84,6 +84,31 @@ def test_an_outbox_is_made_checked_and_removed(run: Run, tmp_path: Path) -> None
     assert (code, json.loads(told)[0]) == (1, {"problem": "table outbox is missing"})
 
 
+def test_what_check_misses_init_makes_but_the_outbox_itself(run: Run, outbox: FreshOutbox) -> None:
+    run("init")
+    with outbox.engine().begin() as connection:
+        connection.exec_driver_sql("DROP TABLE outbox_lease")
+    assert "`holdfast outbox init --layout holdfast --table outbox` makes what is missing" in run("check")[2]
+    assert run("init") == (0, "", "the outbox outbox is ready (layout holdfast)\n")
+    assert run("check")[0] == 0
+    with outbox.engine().begin() as connection:
+        connection.exec_driver_sql("DROP TABLE outbox")
+    code, _, said = run("init")
+    assert (code, said.count("\n"), "table outbox was dropped: it was there" in said) == (1, 1, True)
+    assert run("init", "--remove")[0] == 0
+
+
+@pytest.mark.parametrize("asked", ["init", "check", "status"])
+def test_a_url_that_cannot_be_used_is_said_in_a_line(asked: str, run: Run) -> None:
+    for url, part in (
+        ("postgresql://h/d?nonsense=1", "the driver psycopg has no parameter nonsense"),
+        ("sqlite:///file:shop.db", "write sqlite:///file:shop.db?uri=true"),
+        ("sqlite+aiosqlite:///shop.db", "is for asyncio"),
+    ):
+        code, told, said = run(asked, "--database", url)
+        assert (code, told, said.count("\n"), part in said) == (2, "", 1, True), said
+
+
 def test_the_status_shows_what_waits_fails_was_set_aside_and_who_leads(run: Run, outbox: FreshOutbox) -> None:
     run("init")
     write(outbox, "a", "b", "c", "d")
