@@ -16,7 +16,7 @@ from holdfast.outbox.schema.columns import big_id, long_text
 from holdfast.outbox.schema.session import patient
 
 REWRITE_S: Final = 3600.0
-"""How long a database may take to number the rows of a table that was there."""
+"""How long a database may take to number the rows of a table that was there, or to drop the numbers."""
 
 
 def table_name() -> tuple[str, str | None]:
@@ -181,7 +181,8 @@ def drop_number(column: str) -> None:
     if op.get_context().dialect.name == "postgresql":
         op.execute(f"ALTER TABLE {_quoted((name, schema))} DROP COLUMN IF EXISTS {column}")
     elif not _is_offline() and _has_column(column) and not _is_key(column):
-        op.execute(f"ALTER TABLE {_quoted((name, schema))} DROP COLUMN {column}")
+        with patient(op.get_bind(), REWRITE_S):
+            op.execute(f"ALTER TABLE {_quoted((name, schema))} DROP COLUMN {column}")
 
 
 def _is_key(column: str) -> bool:
