@@ -31,6 +31,7 @@ from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.web.server import OpenConsole, WebService
 from holdfast.config import Settings, settings_from_environment
+from holdfast.config.client_arguments import require_settings
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.core.engine.declared.global_tables import globals_by_name
 from holdfast.core.engine.declared.processor import Processor, by_name
@@ -212,6 +213,7 @@ def create_app(
     globals_by_name(each for processor in processors for each in processor.reads)
     retentions(processors)
     settings = settings_from_environment() if settings is None else settings
+    require_settings(settings)
     registry.use(settings)
     options.require_taken(faust)
     app = App(settings.app, **{**BESIDE, **faust, **governed(settings)})

@@ -307,7 +307,7 @@ DECLARATIONS: dict[str, tuple[Callable[[], object], str, str]] = {
     ),
     "claims without a name": (
         lambda: ClaimConsumer(Settings(), topics=["t"], group="g", client=""),
-        "client_id is empty",
+        "client is ''",
         "give it a name",
     ),
     "a table client of one processor": (

@@ -106,25 +106,25 @@ class ApplicationSettings(Section):
     def problems(self) -> Iterator[str]:
         if not _APP.fullmatch(self.app):
             yield (
-                f"{self.place('app')} is {self.app!r}; use 1 to 100 letters, digits, '.', '_' or '-': "
+                f"{self.place('app')} is {self.app!r:.200}; use 1 to 100 letters, digits, '.', '_' or '-': "
                 "it becomes part of topic names"
             )
         yield from self.one_of("switch_versions", "caught-up", "command")
         if not is_topic(self.coordination_topic):
             yield (
-                f"{self.place('coordination_topic')} is {self.coordination_topic!r}, "
+                f"{self.place('coordination_topic')} is {self.coordination_topic!r:.300}, "
                 "which is not a valid Kafka topic name"
             )
         for name, topics in self._topics_of().items():
             form = "write source:clean pairs" if name == "dedupe" else "write topics"
             yield from (
-                f"{self.place(name)}: {topic!r} is not a valid Kafka topic name; {form}, separated by commas"
+                f"{self.place(name)}: {topic!r:.300} is not a valid Kafka topic name; {form}, separated by commas"
                 for topic in topics
                 if not is_topic(topic)
             )
         if self.instance_id is not None and not _INSTANCE.fullmatch(self.instance_id):
             yield (
-                f"{self.place('instance_id')} is {self.instance_id!r}; "
+                f"{self.place('instance_id')} is {self.instance_id!r:.300}; "
                 "use 1 to 249 letters, digits, '.', '_' or '-'"
             )
         if 2 * self.claim_interval_s % 1:

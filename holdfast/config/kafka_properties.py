@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
+from holdfast.config.argument_types import is_text
 from holdfast.errors import ConfigError
 
 
@@ -228,6 +229,14 @@ def check_name(name: str, place: str) -> str:
     if reason is not None:
         raise ConfigError(f"{place}: Kafka property {name} is not supported: {reason}")
     raise ConfigError(f"{place}: unknown Kafka property {name}{suggest(name, [*ALLOWED, *ALIASES])}")
+
+
+def require_property(name: object, value: object, place: str) -> None:
+    """Refuse a property whose name is no text, or whose value a client could not be given; the value may be secret."""
+    if not is_text(name):
+        raise ConfigError(f"{place}: {name!r:.200} is not the name of a property: write text")
+    if isinstance(value, str) and not is_text(value):
+        raise ConfigError(f"{place}: the value of {name} holds NUL or a lone surrogate: leave it out")
 
 
 def check_value(name: str, value: object, place: str) -> str:

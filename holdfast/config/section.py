@@ -7,8 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, get_type_hints
 
+from holdfast.config.argument_types import type_problem
 from holdfast.errors import ConfigError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -62,7 +66,27 @@ class Section:
     def one_of(self, name: str, *choices: str) -> Iterator[str]:
         """Yield a problem if the value of *name* is none of *choices*."""
         if (value := getattr(self, name)) not in choices:
-            yield f"{self.place(name)} is {value!r}; write {' or '.join(choices)}"
+            yield f"{self.place(name)} is {value!r:.200}; write {' or '.join(choices)}"
+
+
+def type_problems(settings: Section) -> Iterator[str]:
+    """Yield what has not the type of its setting; paths given as text become paths."""
+    if not isinstance(settings.origins, Mapping):
+        raise ConfigError(f"origins must be a dict, not {settings.origins!r:.200}; load_settings fills it")
+    section: Any = type(settings)
+    for each in fields(settings):
+        value, wanted = getattr(settings, each.name), _types(section)[each.name]
+        secret = each.metadata.get("secret", False)
+        problem = type_problem(settings.place(each.name), value, wanted, secret=secret)
+        if problem is not None:
+            yield problem
+        elif isinstance(value, str) and wanted in (Path, Path | None):
+            object.__setattr__(settings, each.name, Path(value))
+
+
+@cache
+def _types(section: type[Section]) -> Mapping[str, Any]:
+    return MappingProxyType(get_type_hints(section))
 
 
 def section_problems(section: type[Section], settings: Section) -> Iterator[str]:
@@ -82,7 +106,7 @@ def range_problem(declared: Field[Any], value: object, place: str) -> str | None
     if low is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return f"{place} must be a number, not {value!r}"
+        return f"{place} must be a number, not {value!r:.200}"
     return None if low <= value <= high else f"{place} is {value:g}; the range is {low:g} to {high:g}"
 
 

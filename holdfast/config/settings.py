@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_type_hints
 from holdfast.config.application import ApplicationSettings
 from holdfast.config.console import ConsoleSettings
 from holdfast.config.fetching import FetchingSettings
+from holdfast.config.hosts import broker_problems
 from holdfast.config.kafka_properties import (
     ALIASES,
     CONSUMER,
@@ -21,17 +22,19 @@ from holdfast.config.kafka_properties import (
     check_name,
     check_value,
     is_secret,
+    require_property,
 )
 from holdfast.config.logs import LogSettings
 from holdfast.config.outbox import OutboxSettings
 from holdfast.config.schema_registry import SchemaRegistrySettings
-from holdfast.config.section import noted, range_problem, refuse, section_problems
+from holdfast.config.section import noted, range_problem, refuse, section_problems, type_problems
 from holdfast.config.security import Sasl, check_security, sasl_of, ssl_context_of, trust
 from holdfast.config.sources import KAFKA, SPARK, convert, find_file, read_layers
 from holdfast.config.spark import SparkProperties, SparkSettings, is_spark_secret
 from holdfast.config.stores import StoreSettings
 from holdfast.config.timeouts import TimeoutSettings
 from holdfast.config.web import WebSettings
+from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -77,28 +80,37 @@ class Settings(
     )
 
     def __post_init__(self) -> None:
+        refuse([*type_problems(self)])
         problems: list[str] = []
         given = {"bootstrap.servers": DEFAULT_BOOTSTRAP_SERVERS}
         for spelled, value in self.kafka.items():
             with noted(problems):
+                require_property(spelled, value, self.place("kafka"))
                 name = check_name(spelled, self.place(f"kafka.{spelled}"))
                 given[name] = check_value(name, value, self.place(f"kafka.{name}"))
         object.__setattr__(self, "kafka", KafkaProperties(given))
+        for spelled, value in self.spark_conf.items():
+            with noted(problems):
+                require_property(spelled, value, self.place("spark_conf"))
+                if not isinstance(value, str | int | float):
+                    raise ConfigError(
+                        f"{self.place('spark_conf')}: {spelled} must be text, a number or true/false, not {type(value).__name__}"
+                    )
+        refuse(problems)
         object.__setattr__(self, "spark_conf", SparkProperties(self.spark_conf))
         problems += [
             f"{self.place(name)} is no property of Spark: its name begins with spark."
             for name in self.spark_conf
             if not name.startswith(SPARK)
         ]
-        object.__setattr__(self, "data_dir", Path(self.data_dir))
         if self.web_url is not None:
             object.__setattr__(self, "web_url", self.web_url.rstrip("/"))
         for section in reversed(Settings.__bases__):
             problems += section_problems(section, self)
-        if not all(part.strip() for part in self.bootstrap_servers.split(",")):
-            problems.append(
-                f"{self.place('kafka.bootstrap.servers')} is {self.bootstrap_servers!r}; write host:port,host:port"
-            )
+        problems += [
+            f"{self.place('kafka.bootstrap.servers')}: {problem}; write host:port,host:port"
+            for problem in broker_problems(self.bootstrap_servers)
+        ]
         if self.console_on_workers and not self.console_asks_who and not self.web_is_open:
             problems.append(
                 f"{self.place('console_on_workers')} shows every row to whoever reaches the web port, which is guarded or not on loopback: "

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from holdfast.config.hosts import why_no_host
 from holdfast.config.section import Section, names_in, setting
 
 _HOST = re.compile(r"(?=.*[A-Za-z_])[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
@@ -52,11 +53,12 @@ class WebSettings(Section):
         return is_loopback(self.web_bind) and self.web_token is None and self.web_tls_ca is None
 
     def problems(self) -> Iterator[str]:
+        yield from bind_problems(self, "web_bind")
         yield from self._tls_problems()
         yield from self._token_problems()
         if self.web_url is not None and not is_origin(self.web_url):
             yield (
-                f"{self.place('web_url')} is {self.web_url!r}; write http://host:port or https://host:port"
+                f"{self.place('web_url')} is {self.web_url!r:.300}; write http://host:port or https://host:port"
             )
 
     def _tls_problems(self) -> Iterator[str]:
@@ -73,7 +75,7 @@ class WebSettings(Section):
             yield f"{self.place('web_token')} {problem}"
         if not is_loopback(self.web_bind) and self.web_token is None and self.web_tls_ca is None:
             yield (
-                f"{self.place('web_bind')} is {self.web_bind}, which others can reach: "
+                f"{self.place('web_bind')} is {self.web_bind:.300}, which others can reach: "
                 "set web_token (best by HOLDFAST_WEB_TOKEN_FILE) "
                 "or mutual TLS (web_tls_cert, web_tls_key, web_tls_ca), or bind to 127.0.0.1"
             )
@@ -81,9 +83,16 @@ class WebSettings(Section):
             hosts_and_networks(self.web_token_networks)
         except ValueError as error:
             yield (
-                f"{self.place('web_token_networks')}: {error}; write hosts and networks separated by commas, "
+                f"{self.place('web_token_networks')}: {error!s:.300}; write hosts and networks separated by commas, "
                 "like tables.internal,10.0.0.0/8"
             )
+
+
+def bind_problems(section: Section, name: str) -> Iterator[str]:
+    """Yield a problem if no host can have the address that setting *name* holds; "" is every address of this one."""
+    host = getattr(section, name)
+    if host and (why := why_no_host(host)) is not None:
+        yield f"{section.place(name)} is {host!r:.300}: {why}; write an address of this machine, as 127.0.0.1"
 
 
 def hosts_and_networks(

@@ -90,11 +90,11 @@ def outbox_tables(
 def _check(table: str, dialect: str) -> None:
     if not _NAME.fullmatch(table) or len(table.rpartition(".")[2]) > LIMIT_NAME:
         raise ConfigError(
-            f"outbox table {table!r}: letters, digits and _ (and one schema before a dot), at most {LIMIT_NAME} characters"
+            f"outbox table {table!r:.200}: letters, digits and _ (and one schema before a dot), at most {LIMIT_NAME} characters"
         )
     if dialect not in DIALECTS:
         raise ConfigError(
-            f"the outbox does not know the database {dialect!r}; it knows {', '.join(DIALECTS)}"
+            f"the outbox does not know the database {dialect!r:.200}; it knows {', '.join(DIALECTS)}"
         )
 
 

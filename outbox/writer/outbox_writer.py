@@ -20,6 +20,7 @@ from typing import Any, Final, Unpack
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.engine import Dialect
 
+from holdfast.config.client_arguments import require_encoder, require_number, require_type
 from holdfast.errors import OutboxSchemaError
 from holdfast.outbox.schema.database import lacks_table
 from holdfast.outbox.schema.layouts import Layout, layout_named
@@ -32,6 +33,8 @@ from holdfast.tracing.spans import sending
 __all__ = ["Encoder", "OutboxRecord", "OutboxWriter"]
 
 LIMIT_STATEMENT_BYTES: Final = 4_000_000
+LIMIT_RECORD_BYTES: Final = 2**31 - 1
+"""Kafka's own, of any record."""
 
 _LIMIT_ROWS: Final = {
     "postgresql": 10_000,
@@ -76,6 +79,12 @@ class OutboxWriter:
         notify: bool = True,
         limit_bytes: int | None = LIMIT_BYTES,
     ) -> None:
+        require_type("table", table, str)
+        require_encoder("key_encoder", key_encoder)
+        require_encoder("value_encoder", value_encoder)
+        require_type("notify", notify, bool)
+        if limit_bytes is not None:
+            require_number("limit_bytes", limit_bytes, 1, LIMIT_RECORD_BYTES, whole=True)
         self.table = table
         self.layout = layout_named(layout)
         self._key_encoder = key_encoder

@@ -20,7 +20,7 @@ from typing import Any, Self
 from holdfast.clients.claims.balanced import engine_of
 from holdfast.clients.claims.base import ConsumerBase
 from holdfast.clients.claims.messages import ClaimedBatch, ClaimedMessage
-from holdfast.clients.claims.settings import consumer_settings
+from holdfast.clients.claims.settings import consumer_settings, require_helpers
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.member.member import Draws
@@ -52,6 +52,7 @@ class BlockingClaimConsumer(ConsumerBase):
         **named: Any,
     ) -> None:
         """Describe a consumer as `ClaimConsumer` does."""
+        require_helpers(clock, draws)
         found = consumer_settings(kafka, topics=topics, group=group, client=client, named=named)
         super().__init__(
             engine_of(

@@ -26,7 +26,7 @@ from holdfast.clients.claims.balanced import engine_of
 from holdfast.clients.claims.base import ConsumerBase
 from holdfast.clients.claims.claiming.events import LIMIT_EVENTS
 from holdfast.clients.claims.messages import ClaimedBatch, ClaimedMessage
-from holdfast.clients.claims.settings import consumer_settings
+from holdfast.clients.claims.settings import consumer_settings, require_helpers
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.member.actions import Notify
@@ -64,6 +64,7 @@ class ClaimConsumer(ConsumerBase):
         *named* are the settings of MemberSettings, EngineSettings and FetchSettings: `heartbeat_interval_s=3`, `delivery="at-most-once"`,
         `whole_topic=True`, `greedy=True`, `maximum_claims=4`, `interop=True` … An unknown name is a ConfigError.
         """
+        require_helpers(clock, draws)
         found = consumer_settings(kafka, topics=topics, group=group, client=client, named=named)
         super().__init__(
             engine_of(

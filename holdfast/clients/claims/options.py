@@ -50,7 +50,7 @@ class EngineSettings:
             check_lanes(self.lanes)
         if self.compression not in ("none", "gzip", "snappy"):
             raise ConfigError(
-                f"compression is {self.compression!r}: the Go library reads none, gzip and snappy"
+                f"compression is {self.compression!r:.200}: the Go library reads none, gzip and snappy"
             )
         for name in (
             "start_timeout_s",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, get_type_hints
@@ -12,10 +12,19 @@ import msgspec
 
 from holdfast.clients.claims.claiming.fetcher import FetchSettings
 from holdfast.clients.claims.options import EngineSettings, GroupSettings
+from holdfast.clock import Clock
 from holdfast.config import Settings
+from holdfast.config.client_arguments import (
+    require_clock,
+    require_name,
+    require_parts,
+    require_topic,
+    settings_at,
+)
 from holdfast.core.claims.lanes import ClaimNames, lane_named
 from holdfast.core.member.settings import Delivery, MemberSettings
-from holdfast.errors import ConfigError
+from holdfast.core.member.state import Draws
+from holdfast.errors import ConfigError, FrameError
 
 _GIVEN_OTHERWISE = frozenset({"group_id", "client_id", "topics"})
 _PARTS = (MemberSettings, EngineSettings, FetchSettings, GroupSettings)
@@ -53,7 +62,7 @@ def consumer_settings(
     (True, 60.0, 8)
     """
     if isinstance(topics, str):  # a sequence too, of topics of one letter
-        raise ConfigError(f"topics is {topics!r}: write a list of topics: [{topics!r}]")
+        raise ConfigError(f"topics is {topics!r:.200}: write a list of topics: [{topics!r:.200}]")
     for name in named:
         if name not in NAMES:
             close = get_close_matches(name, [*NAMES, "topics", "group", "client"], 1)
@@ -61,11 +70,38 @@ def consumer_settings(
                 f"{name} is not a setting of a claim consumer"
                 + (f"; did you mean {close[0]}?" if close else "")
             )
+    if isinstance(topics, Iterable) and not isinstance(topics, list | bytes | Mapping):
+        topics = tuple(topics)
+    given = {"topics": topics, "group": group, "client": client, **named}
+    if (wrong := _of_wrong_type(given)) is not None:
+        raise ConfigError(wrong)
+    _require_names(topics, given)
     try:
         return _built(kafka, topics, group, client, named)
-    except TypeError as error:
-        given = {"topics": topics, "group": group, "client": client, **named}
-        raise ConfigError(_of_wrong_type(given) or f"a setting has a wrong type: {error}") from error
+    except FrameError as error:
+        raise ConfigError(str(error)) from error
+
+
+def require_helpers(clock: Clock, draws: Draws | None) -> None:
+    """Refuse a clock or a source of chance that is none."""
+    require_clock(clock)
+    if draws is not None:
+        require_parts("draws", draws, "uniform", meant="a random.Random")
+
+
+def _require_names(topics: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Refuse names that no frame and no topic can have; a pattern of topics begins with ^ (of a balanced group)."""
+    for name in ("group", "client", "instance_id", "static_id"):
+        if given.get(name) is not None:
+            require_name(name, given[name])
+    for name in ("resets_topic", "groups_topic"):
+        if name in given:
+            require_topic(name, given[name])
+    for topic in topics:
+        if given.get("balanced") and topic.startswith("^"):
+            require_name("topics", topic)
+        elif lane_named(topic) is None:
+            require_topic("topics", topic)
 
 
 def _built(
@@ -79,8 +115,8 @@ def _built(
         member["delivery"] = _delivery(member["delivery"])
     member.setdefault("instance_id", uuid.uuid4().hex[:8])
     engine = EngineSettings(**parts[EngineSettings])
-    wanted = _claimed((topics,) if isinstance(topics, str) else tuple(topics), engine, member)
-    settings = kafka if isinstance(kafka, Settings) else Settings(kafka={"bootstrap.servers": kafka})
+    wanted = _claimed(tuple(topics), engine, member)
+    settings = settings_at(kafka)
     check_group_name(settings, group)
     return ConsumerSettings(
         kafka=settings,
@@ -98,10 +134,12 @@ def _of_wrong_type(given: Mapping[str, Any]) -> str | None:
     "heartbeat_interval_s cannot be '3': Expected `float`, got `str`"
     """
     for name, value in given.items():
+        if name == "delivery":  # told by its choices
+            continue
         try:
             msgspec.convert(value, _TYPES[name])
-        except msgspec.ValidationError as error:
-            return f"{name} cannot be {value!r}: {error}"
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
+            return f"{name} cannot be {value!r:.200}: {error}"
     return None
 
 
@@ -125,7 +163,7 @@ def _claimed(topics: tuple[str, ...], engine: EngineSettings, member: Mapping[st
     for topic in topics:
         if lane_named(topic) is not None:
             raise ConfigError(
-                f"topics names {topic!r}, which is how a lane is claimed: name the topic itself, and set lanes"
+                f"topics names {topic!r:.200}, which is how a lane is claimed: name the topic itself, and set lanes"
             )
     if not engine.lanes:
         return topics
@@ -143,5 +181,5 @@ def _delivery(value: object) -> Delivery:
         return Delivery(str(value))
     except ValueError:
         raise ConfigError(
-            f"delivery is {value!r}: use {' or '.join(repr(each.value) for each in Delivery)}"
+            f"delivery is {value!r:.200}: use {' or '.join(repr(each.value) for each in Delivery)}"
         ) from None

@@ -23,6 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from holdfast.clients.producers.names import NameHolder
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.config.client_arguments import require_clock, require_number, require_settings, require_type
 from holdfast.core.engine.declared.partitioners import murmur2
 from holdfast.core.engine.declared.processor import Headers
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, NO_SEQUENCE, advance
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0
 LIMIT_UNSURE = 100_000
+LIMIT_UNSURE_MOST = 5_000_000
+LEAST_TIMEOUT_S, LIMIT_TIMEOUT_S = 0.01, 86_400.0
 _POLL_S = 0.05
 
 
@@ -73,6 +76,11 @@ class SequencedProducer:
         limit_unsure: int = LIMIT_UNSURE,
         clock: Clock = system_clock,
     ) -> None:
+        require_settings(settings)
+        require_type("instance", instance, str)
+        require_number("timeout_s", timeout_s, LEAST_TIMEOUT_S, LIMIT_TIMEOUT_S)
+        require_number("limit_unsure", limit_unsure, 1, LIMIT_UNSURE_MOST, whole=True)
+        require_clock(clock)
         self._names = NameHolder(settings, name, instance=instance, timeout_s=timeout_s, clock=clock)
         self._timeout_s, self._limit, self._clock = timeout_s, limit_unsure, clock
         own: dict[str, str | int | bool] = {

@@ -23,13 +23,13 @@ from typing import Self, TypeVar
 
 from confluent_kafka import Message
 
-from holdfast.clients.claims.settings import check_group_name
 from holdfast.clients.ranges.log import RangeLog
+from holdfast.clients.ranges.options import RangeOptions
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.member.settings import HANDLER_TIMEOUT_S, LIMIT_HANDLER_TIMEOUT_S, WARNED_AT
-from holdfast.core.ranges import LIMIT_BLOCK_MESSAGES, Block, Keep, next_take
-from holdfast.errors import ClaimLostError, ConfigError, HoldfastError, TerminatedError
+from holdfast.core.member.settings import HANDLER_TIMEOUT_S, WARNED_AT
+from holdfast.core.ranges import Block, Keep, next_take
+from holdfast.errors import ClaimLostError, HoldfastError, TerminatedError
 
 __all__ = ["RangeBlock", "RangeConsumer"]
 
@@ -120,31 +120,21 @@ class RangeConsumer:
         request_timeout_s: float = 10.0,
         clock: Clock = system_clock,
     ) -> None:
-        if not 1 <= block_messages <= LIMIT_BLOCK_MESSAGES:
-            raise ConfigError(f"block_messages is {block_messages}: use 1 to {LIMIT_BLOCK_MESSAGES}")
-        if not 1.0 <= lease_s <= 3_600 or maximum_deliveries < 1 or not 0 < request_timeout_s <= 3_600:
-            raise ConfigError(
-                "lease_s must be 1 to 3600, maximum_deliveries at least 1, request_timeout_s more than 0 and at most 3600"
-            )
-        if not (handler_timeout_s == 0 or 1.0 <= handler_timeout_s <= LIMIT_HANDLER_TIMEOUT_S):
-            raise ConfigError(
-                f"handler_timeout_s is {handler_timeout_s:g}: use 1 to {LIMIT_HANDLER_TIMEOUT_S:g} s, or 0 for no deadline"
-            )
-        if not isinstance(topic, str):
-            raise ConfigError(
-                f"topic is {topic!r}: write the name of one topic; a RangeConsumer for each shares out several"
-            )
-        settings = kafka if isinstance(kafka, Settings) else Settings(kafka={"bootstrap.servers": kafka})
-        check_group_name(settings, group)
-        ranges_topic, dead_letters = (
-            ranges_topic or settings.ranges_topic,
-            dead_letters or f"{topic}.dead-letters",
+        options = RangeOptions(
+            topic=topic,
+            group=group,
+            client=client,
+            block_messages=block_messages,
+            lease_s=lease_s,
+            handler_timeout_s=handler_timeout_s,
+            maximum_deliveries=maximum_deliveries,
+            dead_letters=dead_letters,
+            ranges_topic=ranges_topic,
+            request_timeout_s=request_timeout_s,
+            clock=clock,
         )
-        if len({topic, ranges_topic, dead_letters}) < 3:
-            raise ConfigError(
-                f"topic {topic}, ranges_topic {ranges_topic} and dead_letters {dead_letters} must be three topics: "
-                "what goes to the dead letters would come again"
-            )
+        settings = options.settings(kafka)
+        ranges_topic, dead_letters = options.topics(settings)
         self._log = RangeLog(
             settings,
             topic=topic,

@@ -31,6 +31,7 @@ from holdfast.clients.tables.query_router import QueryRouter
 from holdfast.clients.tables.questions import Question
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.config.client_arguments import require_clock, require_parts, require_settings
 from holdfast.core.engine.declared.global_tables import Global, globals_by_name
 from holdfast.core.engine.declared.processor import Processor, by_name, table_name
 from holdfast.core.engine.query_wire import (
@@ -116,6 +117,10 @@ class TableClient:
         directory: Directory | None = None,
         clock: Clock = system_clock,
     ) -> None:
+        require_settings(settings)
+        require_clock(clock)
+        if directory is not None:
+            require_parts("directory", directory, "workers", "refresh", "close", meant="a Directory")
         self._app, self._clock = settings.app, clock
         processors = by_name(_listed("processors", processors)).values()
         self._earlier = _earlier_tables(processors, _listed("earlier", earlier))
@@ -545,7 +550,13 @@ class TableClient:
 def _listed(name: str, given: Iterable[Processor[Any, Any]]) -> list[Processor[Any, Any]]:
     if isinstance(given, Processor):
         raise ConfigError(f"{name} is the processor {given.name} alone; write a list: [{given.name}]")
-    return [*given]
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise ConfigError(f"{name} is {given!r:.200}; write a list of Processor")
+    found = [*given]
+    for each in found:
+        if not isinstance(each, Processor | tuple):
+            raise ConfigError(f"{name} holds {each!r:.200}, which is not a Processor")
+    return found
 
 
 def _earlier_tables(

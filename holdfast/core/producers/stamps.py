@@ -50,8 +50,13 @@ def check_name(name: str) -> str:
     >>> check_name("billing/eu-1")
     'billing/eu-1'
     """
-    if not name or not name.isprintable() or len(name.encode()) > LIMIT_NAME_BYTES:
-        raise ConfigError(f"producer name {name[:80]!r}: use 1 to {LIMIT_NAME_BYTES} bytes of printable text")
+    if (
+        not isinstance(name, str)
+        or not name.strip()
+        or not name.isprintable()
+        or len(name.encode()) > LIMIT_NAME_BYTES
+    ):
+        raise ConfigError(f"producer name {name!r:.80}: use 1 to {LIMIT_NAME_BYTES} bytes of printable text")
     return name
 
 

@@ -49,6 +49,6 @@ def layout_named(layout: str | Layout) -> Layout:
     """Return the layout of this name (or the one given); ConfigError when there is none."""
     if isinstance(layout, Layout):
         return layout
-    if layout not in LAYOUTS:
-        raise ConfigError(f"there is no outbox layout {layout!r}; choose one of {', '.join(LAYOUTS)}")
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        raise ConfigError(f"there is no outbox layout {layout!r:.200}; choose one of {', '.join(LAYOUTS)}")
     return LAYOUTS[layout]

@@ -131,7 +131,7 @@ class Processor(Generic[E, R]):
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"processor name {self.name!r}: use 1 to 100 letters, digits, '_' or '-'; it becomes part of a topic's name"
+                f"processor name {self.name!r:.200}: use 1 to 100 letters, digits, '_' or '-'; it becomes part of a topic's name"
             )
         if self.on is not None:
             self._check_sources(self.on)
@@ -141,17 +141,17 @@ class Processor(Generic[E, R]):
             )
         self._check_topics()
         if type(self.version) is not int:
-            raise self._wrong(f"version {self.version!r} is not a whole number: write version=2, say")
+            raise self._wrong(f"version {self.version!r:.200} is not a whole number: write version=2, say")
         if self.version < 1:
             raise self._wrong(f"version {self.version}; versions start at 1")
         if isinstance(self.inputs, str):
-            raise self._wrong(f"inputs {self.inputs!r}; write a tuple: ({self.inputs!r},)")
+            raise self._wrong(f"inputs {self.inputs!r:.200}; write a tuple: ({self.inputs!r:.200},)")
         if (
             not isinstance(self.inputs, tuple | list)
             or not self.inputs
             or any(name not in DECODER_INPUTS for name in self.inputs)
         ):
-            raise self._wrong(f"inputs {self.inputs}; choose from {', '.join(DECODER_INPUTS)}")
+            raise self._wrong(f"inputs {self.inputs!r:.200}; choose from {', '.join(DECODER_INPUTS)}")
         if self.on_error not in ON_ERROR:
             raise self._wrong(f"on_error {self.on_error!r:.200}; write one of {', '.join(ON_ERROR)}")
         self._check_event_time()
@@ -160,8 +160,9 @@ class Processor(Generic[E, R]):
             raise self._wrong(f"row type {self.row!r:.200}: {why}")
         if (why := why_wrong_tables(self.tables)) is not None:
             raise self._wrong(why)
-        if self.reads:
-            self._check_globals()
+        if type(self.in_place) is not bool:
+            raise self._wrong(f"in_place {self.in_place!r:.200}; write True or False")
+        self._check_globals()
         self._check_handover()
         self._check_migrations()
         retentions([self])
@@ -197,6 +198,8 @@ class Processor(Generic[E, R]):
     def _check_globals(self) -> None:
         if not isinstance(self.reads, tuple):
             raise self._wrong(f"reads is {self.reads!r:.200}; write a tuple of Global: reads=(rates,)")
+        if not self.reads:
+            return
         if self.on is None:
             raise self._wrong(
                 "reads needs on=: write on={Source(...): fold} in place of source, decode and fold"
@@ -255,17 +258,18 @@ class Processor(Generic[E, R]):
                 "or on={Source(...): fold} for a table of several"
             )
         if isinstance(self.emits, str):
-            raise self._wrong(f"emits {self.emits!r}; write a tuple of topics: ({self.emits!r},)")
+            raise self._wrong(f"emits {self.emits!r:.200}; write a tuple of topics: ({self.emits!r:.200},)")
         if not isinstance(self.emits, tuple | list):
             raise self._wrong(f"emits {self.emits!r:.200} is not a tuple of topics")
-        for topic in (*self._sources, *self.emits):
+        named = [("source", topic) for topic in self._sources] + [("emits", topic) for topic in self.emits]
+        for name, topic in named:
             if not is_topic(topic):
                 hint = (
                     "use 1 to 249 letters, digits, '.', '_' and '-'"
                     if self.source or self.on
                     else "write source='...', or on={Source(...): fold} for several"
                 )
-                raise self._wrong(f"{topic!r:.200} is not a valid Kafka topic name: {hint}")
+                raise self._wrong(f"{name} {topic!r:.200} is not a valid Kafka topic name: {hint}")
         for topic in self.emits:
             if topic in self._sources and not isinstance(topic, Internal):
                 raise self._wrong(

@@ -83,7 +83,7 @@ def why_unfit(row: Any) -> str | None:
         msgspec.msgpack.Decoder(row)
         info = inspect.type_info(row)
     except (TypeError, NameError, AttributeError) as error:
-        return f"it cannot be decoded: {error}; write a type, such as int or a frozen msgspec.Struct"
+        return f"it cannot be decoded: {error!s:.300}; write a type, such as int or a frozen msgspec.Struct"
     for _, each in _located("", info, set()):
         if isinstance(each, inspect.CustomType):
             return f"it cannot be decoded: {each.cls!r} is not a type that MessagePack has a form for"

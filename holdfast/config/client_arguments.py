@@ -1,0 +1,88 @@
+"""Checks of what is given to the classes of the public face.
+
+A value that cannot be would else be an error deep inside, far from who gave it, or of librdkafka, which ends the
+process for some. Each check raises ConfigError, which names the argument, what was given, and what is meant.
+"""
+
+from __future__ import annotations
+
+from inspect import iscoroutinefunction
+from typing import Any
+
+from holdfast.config.argument_types import is_text, type_problem
+from holdfast.config.section import is_topic
+from holdfast.config.settings import Settings
+from holdfast.errors import ConfigError
+
+LIMIT_NAME_BYTES = 1_000
+"""Three names, a topic and numbers fit a frame of the coordination topic."""
+
+
+def require_type(name: str, given: object, wanted: Any) -> None:
+    """Refuse what is not of the type *wanted* (`type_problem`)."""
+    if (problem := type_problem(name, given, wanted)) is not None:
+        raise ConfigError(problem)
+
+
+def require_name(name: str, given: object) -> None:
+    """Refuse what names nobody, such as an empty group: 1 to LIMIT_NAME_BYTES bytes of text, without control characters."""
+    if not is_text(given) or not given.isprintable() or not given.strip():  # type: ignore[attr-defined]
+        raise ConfigError(f"{name} is {given!r:.200}: give it a name, text that can be read")
+    size = len(str(given).encode())
+    if size > LIMIT_NAME_BYTES:
+        raise ConfigError(f"{name} is {given!r:.40}... of {size} bytes: {LIMIT_NAME_BYTES} are the most")
+
+
+def require_topic(name: str, given: object) -> None:
+    """Refuse what Kafka does not take for the name of a topic."""
+    if not isinstance(given, str) or not is_topic(given):
+        raise ConfigError(
+            f"{name} is {given!r:.200}, which is not the name of a topic: use 1 to 249 letters, digits, '.', '_' and '-'"
+        )
+
+
+def require_number(name: str, given: object, low: float, high: float, *, whole: bool = False) -> None:
+    """Refuse what is no number, with *whole* no whole number, from *low* to *high*."""
+    require_type(name, given, int if whole else float)
+    if not low <= given <= high:  # type: ignore[operator]
+        raise ConfigError(f"{name} is {given}: use {low:g} to {high:g}")
+
+
+def require_encoder(name: str, given: object) -> None:
+    """Refuse what cannot be called to encode; None is for no encoder."""
+    if given is not None and (not callable(given) or iscoroutinefunction(given)):
+        raise ConfigError(f"{name} is {given!r:.200}: write a plain function of (value) that returns bytes")
+
+
+def require_parts(name: str, given: object, *parts: str, meant: str) -> None:
+    """Refuse an object that lacks one of *parts*; a class is none, since its methods have no object."""
+    lacks = [part for part in parts if not hasattr(given, part)]
+    if isinstance(given, type) or lacks:
+        why = f", which has no {lacks[0]}" if lacks else ", a class"
+        raise ConfigError(f"{name} is {given!r:.200}{why}: give {meant}, or leave it out")
+
+
+def require_clock(given: object) -> None:
+    """Refuse what is no `clock.Clock`."""
+    require_parts("clock", given, "now_ms", "monotonic_s", meant="a holdfast.clock.Clock")
+
+
+def require_settings(given: object) -> None:
+    """Refuse what is no Settings, such as the address of a broker."""
+    if not isinstance(given, Settings):
+        raise ConfigError(
+            f"settings is {given!r:.200}: give Settings, as Settings(kafka={{'bootstrap.servers': 'host:port'}}) or "
+            "settings_from_environment()"
+        )
+
+
+def settings_at(kafka: object) -> Settings:
+    """Return the settings that *kafka* is, or those of the brokers whose addresses it is."""
+    if isinstance(kafka, Settings):
+        return kafka
+    if not is_text(kafka):
+        raise ConfigError(f"kafka is {kafka!r:.200}: write 'host:port,host:port', or give Settings")
+    try:
+        return Settings(kafka={"bootstrap.servers": str(kafka)})
+    except ConfigError as error:
+        raise ConfigError(f"kafka is {kafka!r:.200}: {error}") from error
