@@ -10,10 +10,11 @@ import typer
 
 from holdfast.cli.asked import stopped_by_signals
 from holdfast.cli.context import output_of, settings_of
-from holdfast.cli.groups.lag_page import LagPage, serve
+from holdfast.cli.groups.lag_page import LagPage
 from holdfast.cli.groups.partition_lag import PartitionLag, of_groups
 from holdfast.cli.logs.broker_logs import rows_of
-from holdfast.cli.output import OutputRow, note, printable, show, utc
+from holdfast.cli.metrics_port import metrics_on, port_option
+from holdfast.cli.output import Output, OutputRow, note, printable, show, utc
 from holdfast.cli.watching import WatchedLooks
 from holdfast.clients.topics.admin import Admin
 from holdfast.clock import Clock, system_clock
@@ -182,16 +183,27 @@ def lag(
     ] = None,
     metrics_port: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=65535,
-            help="Watch, every 30 s unless --watch says otherwise, and serve metrics for Prometheus on this port of loopback.",
+        port_option(
+            "Watch, every 30 s unless --watch says otherwise, and serve metrics for Prometheus on this port of loopback."
         ),
     ] = None,
 ) -> None:
     settings, output = settings_of(context), output_of(context)
-    watching = Watching(settings, group)
-    found = watching.found
+    with metrics_on(metrics_port) as metrics:
+        watching = Watching(settings, group)
+        _show(watching.found, group, output)
+        if watch is not None or metrics_port is not None:
+            metrics.register(watching.page)
+            with stopped_by_signals() as stop:
+                while not stop.wait(WATCH_S if watch is None else watch):
+                    watching.look()
+            return
+    if any(each.standing is not LagStanding.OK for each in watching.found):
+        raise typer.Exit(1)
+
+
+def _show(found: Sequence[PartitionLag], group: str | None, output: Output) -> None:
+    """Print the groups, or the partitions of the one *group* that was asked for."""
     if group is not None:
         show(by_partition(found), PARTITION_COLUMNS, output)
     else:
@@ -202,15 +214,6 @@ def lag(
             if group is None
             else f"{group} has committed nothing that is still in the log"
         )
-    if watch is not None or metrics_port is not None:
-        if metrics_port is not None:
-            serve(watching.page, metrics_port)
-        with stopped_by_signals() as stop:
-            while not stop.wait(WATCH_S if watch is None else watch):
-                watching.look()
-        return
-    if any(each.standing is not LagStanding.OK for each in found):
-        raise typer.Exit(1)
 
 
 class Watching:

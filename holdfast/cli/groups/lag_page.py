@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from holdfast.cli.groups.partition_lag import PartitionLag, of_groups
 from holdfast.core.broker_logs.lag import of_group
-from holdfast.errors import ConfigError
 
 GROUP, PLACE = ("consumergroup",), ("consumergroup", "topic", "partition")
 
@@ -58,15 +56,3 @@ class LagPage(Collector):
             stands = of_group(each.standing for each in of_it)
             family.add_metric((group, str(stands)), 1)
         yield family
-
-
-def serve(page: LagPage, port: int) -> None:
-    """Serve *page* on loopback until the process ends; ConfigError when the port is not free."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(page)
-    try:
-        start_http_server(port, addr="127.0.0.1", registry=registry)
-    except OSError as error:
-        raise ConfigError(
-            f"--metrics-port {port} cannot be listened on: {error.strerror}; choose a free port"
-        ) from error

@@ -7,11 +7,12 @@ import signal
 from typing import Annotated, Any
 
 import typer
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from holdfast.agents.services.harvester_page import HarvesterPage
 from holdfast.cli.asked import StopRequest
 from holdfast.cli.context import globals_of, output_of, settings_of
+from holdfast.cli.metrics_port import MetricsPortOption, metrics_on
 from holdfast.cli.output import OutputRow, note, show
 from holdfast.errors import BrokerError
 from holdfast.outbox.commands import Verb, tell
@@ -67,9 +68,7 @@ def harvest(
     group: Annotated[
         str | None, typer.Option("--group", help="The election's consumer group; default: the name.")
     ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option("--metrics-port", help="Serve Prometheus metrics on this port of 127.0.0.1.")
-    ] = None,
+    metrics_port: MetricsPortOption = None,
 ) -> None:
     given: dict[str, Any] = {
         "database": database,
@@ -89,23 +88,23 @@ def harvest(
     if not globals_of(context).verbose:
         # Beginnings and ends of troubles are logged at WARNING.
         logging.getLogger("holdfast.outbox").setLevel(logging.WARNING)
-    _harvest(settings, metrics_port)
+    with metrics_on(
+        metrics_port
+    ) as metrics:  # before the election: a process that cannot begin must not win a shard
+        _harvest(settings, metrics)
 
 
-def _harvest(settings: HarvestSettings, metrics_port: int | None) -> None:
+def _harvest(settings: HarvestSettings, metrics: CollectorRegistry) -> None:
     """Harvest until a signal asks to stop."""
     stop = StopRequest()
     before = {
         number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)
     }
     harvester, exporting = Harvester(settings), Exporting(settings.name)
+    metrics.register(HarvesterPage(harvester))
     try:
         exporting.start()
         harvester.start()
-        if metrics_port is not None:
-            registry = CollectorRegistry(auto_describe=False)
-            registry.register(HarvesterPage(harvester))
-            start_http_server(metrics_port, addr="127.0.0.1", registry=registry)
         note(
             f"harvesting {settings.name} (table {settings.table}, strategy {settings.strategy}); stop with Ctrl-C"
         )

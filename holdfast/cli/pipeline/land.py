@@ -14,6 +14,7 @@ from holdfast.cli.asked import stopped_by_signals
 from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.lake.engines import ConfOption, EngineName, MasterOption, MemoryOption, spark_options
 from holdfast.cli.lake.lakes import absolute, names_of
+from holdfast.cli.metrics_port import MetricsPortOption, metrics_on
 from holdfast.cli.output import Cell, Output, note, number_of, show
 from holdfast.errors import ConfigError
 
@@ -52,10 +53,6 @@ EveryBytesOption = Annotated[
         min=1,
         help="When following, commit before --every is over if about so many bytes (as stored) wait.",
     ),
-]
-MetricsPortOption = Annotated[
-    int | None,
-    typer.Option(min=1, max=65535, help="Serve metrics for Prometheus on this port of loopback."),
 ]
 MaxRecordsOption = Annotated[int, typer.Option(min=1, help="Largest commit, in records.")]
 AcceptLossOption = Annotated[
@@ -101,7 +98,7 @@ def land(
     memory: MemoryOption = None,
     conf: ConfOption = None,
 ) -> None:
-    from holdfast.cli.pipeline.landing_status import landing_line, serve
+    from holdfast.cli.pipeline.landing_status import LandingPage, landing_line
     from holdfast.pipeline.landing.land_several import land_processor
     from holdfast.pipeline.landing.land_topics import TopicsLanding
     from holdfast.pipeline.landing.options import LandOptions, chosen_engine
@@ -127,13 +124,12 @@ def land(
     note("landing with {}: {}".format(*chosen_engine(options.engine, where, spark)))
     asked = globals_of(context).application
     application = None if asked is None and processor is None else load_application(asked, settings)
-    with stopped_by_signals() as stop:
+    with metrics_on(metrics_port) as metrics, stopped_by_signals() as stop:
         if topics is not None and processor is None:
             landing = TopicsLanding(
                 settings, names_of(topics), where, options=options, spark=spark, progress=_log
             )
-            if metrics_port is not None:
-                serve(landing.reports, metrics_port)
+            metrics.register(LandingPage(landing.reports))
             with (
                 landing_line(landing.reports),
                 _trimmed(application, where, group or (), landing.reports, options),

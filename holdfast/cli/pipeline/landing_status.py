@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -48,13 +47,6 @@ class LandingPage(Collector):
             if report.committed_ms is not None:
                 last.add_metric([topic], report.committed_ms / 1000)
         yield from (lag, rows, commits, last)
-
-
-def serve(reports: Reports, port: int) -> None:
-    """Serve the metrics on loopback, until the process ends."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(LandingPage(reports))
-    start_http_server(port, addr="127.0.0.1", registry=registry)
 
 
 def landing_summary(reports: Reports, rows_before: int, passed_s: float, now_ms: int) -> str:
