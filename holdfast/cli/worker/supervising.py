@@ -88,16 +88,15 @@ class WorkerProcesses:
 
     async def _keep(self, launch: Launch) -> None:
         """Keep one worker running; what ends within `steady_s` waits twice as long each time before it starts again."""
-        failures, has_run = 0, False
+        failures = 0
         while not self._ending.is_set():
             began_s = self._clock.monotonic_s()
             code = await self._one_life(launch)
             if self._ending.is_set():
                 return
             was_steady = self._clock.monotonic_s() - began_s >= self._steady_s
-            has_run = has_run or was_steady
             failures = 1 if was_steady else failures + 1
-            if code == WRONG and not has_run:
+            if code == WRONG:  # of the first life or a later one: what was right then has been changed since
                 self._give_up(launch, f"cannot start ({_said(code)})")
                 return
             if failures > MOST_FAILURES:

@@ -201,6 +201,25 @@ def test_a_worker_whose_settings_are_wrong_is_not_started_again() -> None:
 
 
 @pytest.mark.process
+def test_settings_that_became_wrong_while_a_worker_ran_end_all_when_it_is_started_again(
+    tmp_path: Path,
+) -> None:
+    told = list[str]()
+    lived = tmp_path / "lived"
+    program = f"import os, pathlib, signal; lived = pathlib.Path({str(lived)!r})\n"
+    program += (
+        "if lived.exists(): print('holdfast: holdfast.toml: unknown setting web_prot'); raise SystemExit(2)\n"
+    )
+    program += "lived.touch(); os.kill(os.getpid(), signal.SIGKILL)"
+    supervisor = WorkerProcesses(
+        [launch(program)], grace_s=DEADLINE_S, named=True, steady_s=0.0, tell=told.append
+    )
+    with pytest.raises(WorkersError, match=r"cannot start \(exit code 2\): holdfast.toml: unknown setting"):
+        asyncio.run(asyncio.wait_for(supervisor.run(), DEADLINE_S))
+    assert told == ["worker.1 ended with SIGKILL: it is started again in 1 s"]
+
+
+@pytest.mark.process
 def test_a_worker_that_does_not_end_is_killed() -> None:
     told = list[str]()
     program = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)\nwhile True: signal.pause()"
