@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
+from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.context import Globals, read_assignments
 from holdfast.cli.cures import with_application
 from holdfast.cli.output import Output, printable
@@ -102,7 +103,7 @@ GLOBAL_OPTIONS = ("--config", "--bootstrap", "--bootstrap-server", "--set", "--a
 GLOBAL_FLAGS = ("-v", "-vv", "--verbose")
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(CommandGroup):
     """A group that imports a command only to run it; help and completion read the table above."""
 
     listing = False

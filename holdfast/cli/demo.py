@@ -9,11 +9,13 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.output import note
 from holdfast.dev.signals import Interrupted
 
 WATCH_S, EMBEDDED_WATCH_S = 6.0, 3.0
 app = typer.Typer(
+    cls=CommandGroup,
     rich_markup_mode=None,
     add_completion=False,
     help="Run the full demo on real components: a broker, two workers (one is killed), a fleet of clients, Spark, and one hash; "

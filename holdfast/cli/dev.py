@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.context import output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.dev.broker import jars
@@ -18,7 +19,7 @@ from holdfast.embedded.kafka import NOTICE
 from holdfast.embedded.security.acl_lines import rules_of_lines
 from holdfast.errors import ConfigError, DevBrokerError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 DEFAULT_FOLDER = Path(".holdfast/broker")
 

@@ -13,6 +13,7 @@ import typer
 from holdfast.agents.services.rationalizer import CLAIMS
 from holdfast.cli.application import load_application
 from holdfast.cli.asking import TIMEOUT_S, StaleOk, TimeoutOption, staleness
+from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.context import LAST_PARTITION, globals_of, output_of
 from holdfast.cli.output import Cell, Output, OutputRow, json_text, note, show, show_json, text, utc
 from holdfast.cli.tails import without_records
@@ -28,7 +29,7 @@ from holdfast.core.claims.guarded import Claim, ClaimStatus, GuardedRow, Pause, 
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 COLUMNS = (
     "group",

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.application import load_application
+from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.context import LAST_OFFSET, globals_of, output_of
 from holdfast.cli.groups.lag import register_lag
 from holdfast.cli.groups.simulate import simulate
@@ -31,7 +32,7 @@ from holdfast.config import Settings
 from holdfast.core.claims.resets import Aim, Where, parse_datetime_ms, parse_duration_ms, parse_scope
 from holdfast.errors import BrokerError, ConfigError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 broker_logs.register_committed(app)
 register_lag(app)
 app.command(

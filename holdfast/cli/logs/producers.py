@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.application import load_application
+from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.logs import broker_logs, hanging
 from holdfast.cli.output import Cell, Output, note, show, show_json
@@ -22,7 +23,7 @@ from holdfast.core.producers.ledger import Book, BookRow, Totals, book_key, prod
 from holdfast.core.producers.registry import Registration, name_key
 from holdfast.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 broker_logs.register_transactions(app)
 hanging.register_hanging(app)
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.outbox import harvest
 from holdfast.cli.output import Output, OutputRow, note, show
@@ -27,8 +28,9 @@ from holdfast.outbox.schema.tables import (
     problems,
 )
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 quarantine = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.pipeline.check import check
 from holdfast.cli.pipeline.derive import derive
 from holdfast.cli.pipeline.fold import fold
@@ -11,7 +12,7 @@ from holdfast.cli.pipeline.land import land
 from holdfast.cli.pipeline.trim import trim
 from holdfast.cli.pipeline.upkeep import compact, expire, vacuum
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 app.command(
     help="Check the tables of a lake: counts, overlaps, gaps, files and commits by strangers. Exit code 1 for any fault."

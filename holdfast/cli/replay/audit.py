@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.lake.engines import EngineName, EngineOption, takes_spark
 from holdfast.cli.lake.lakes import absolute
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.pipeline.audit import AuditReport
     from holdfast.pipeline.spark.session import SparkOptions
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 
 class AuditSource(StrEnum):

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.application import Application, load_application
+from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json
 from holdfast.cli.tables.quarantine_skips import register_skips
@@ -25,7 +26,7 @@ from holdfast.clients.quarantine.records import (
 )
 from holdfast.errors import ConfigError, QuarantineError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 register_skips(app)
 
 LIMIT_SHOWN = 400

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.application import load_application, load_function
+from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.cli.tables.reading import add_commands
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.cli.tables.mending import Applied, Mender, MendingStep
     from holdfast.core.engine.merge.strays import Stray
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 add_commands(app)
 app.command(
     help="Show which version of a table is current, or make another one current: clients that know both ask that one."

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.application import load_application
+from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import show
 from holdfast.clients.topics.grants import (
@@ -21,7 +22,7 @@ from holdfast.clients.topics.grants import (
 from holdfast.core.kafka.grants import Grant, kafka_acls
 from holdfast.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 Principal = Annotated[
     str | None,

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.application import Application, load_application
+from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.cures import with_application
 from holdfast.cli.output import OutputRow, note, show
@@ -24,7 +25,7 @@ from holdfast.clients.topics.types import (
 )
 from holdfast.errors import TopicError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 CONNECT_TIMEOUT_S = 5.0
 """How long to look for a broker: a person waits, and most often the address is wrong or the broker is not up."""
