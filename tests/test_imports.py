@@ -222,6 +222,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         ),
     },
     "cli": {
+        "command_group": frozenset(),
+        "metrics_port": frozenset(),
         "application": frozenset(),
         "asked": frozenset(),
         "asking": frozenset(),
@@ -231,25 +233,47 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "tails": frozenset(),
         "watching": frozenset({"output"}),
         "context": frozenset({"output"}),
-        "demo": frozenset({"output"}),
+        "demo": frozenset({"command_group", "output"}),
         "project": frozenset({"output"}),
         "size": frozenset({"context", "output"}),
-        "__main__": frozenset({"context", "cures", "output"}),
+        "__main__": frozenset({"command_group", "context", "cures", "output"}),
         "entry": frozenset({"__main__"}),
         "config": frozenset({"context", "output"}),
-        "dev": frozenset({"context", "output"}),
+        "dev": frozenset({"command_group", "context", "output"}),
         "doctor": frozenset({"application", "context", "cures", "output"}),
         "lake": frozenset({"context", "status_line"}),
-        "logs": frozenset({"application", "context", "lake", "output"}),
-        "outbox": frozenset({"asked", "context", "output"}),
-        "pipeline": frozenset({"application", "asked", "context", "lake", "output", "status_line"}),
-        "replay": frozenset({"application", "context", "lake", "output"}),
-        "tables": frozenset({"application", "asking", "context", "output", "watching"}),
-        "topics": frozenset({"application", "context", "cures", "output"}),
+        "logs": frozenset({"application", "command_group", "context", "lake", "output"}),
+        "outbox": frozenset({"asked", "command_group", "context", "metrics_port", "output"}),
+        "pipeline": frozenset(
+            {
+                "application",
+                "asked",
+                "command_group",
+                "context",
+                "lake",
+                "metrics_port",
+                "output",
+                "status_line",
+            }
+        ),
+        "replay": frozenset({"application", "command_group", "context", "lake", "output"}),
+        "tables": frozenset({"application", "asking", "command_group", "context", "output", "watching"}),
+        "topics": frozenset({"application", "command_group", "context", "cures", "output"}),
         "worker": frozenset({"application", "context", "cures", "output"}),
         "console": frozenset({"application", "context", "output"}),
         "groups": frozenset(
-            {"application", "asked", "asking", "context", "logs", "output", "tails", "watching"}
+            {
+                "application",
+                "asked",
+                "asking",
+                "command_group",
+                "context",
+                "logs",
+                "metrics_port",
+                "output",
+                "tails",
+                "watching",
+            }
         ),
     },
     "console": {
@@ -661,6 +685,17 @@ def test_a_planted_circle_is_found() -> None:
 def test_the_arrows_between_wings_point_one_way() -> None:
     for room, wings in WINGS.items():
         assert circles({wing: set(found) for wing, found in wings.items()}) == [], room
+
+
+def test_imports_for_types_keep_to_the_wings_too() -> None:
+    """A wing that names the types of another cannot be read without it, whatever runs first."""
+    assert not [
+        f"{module}:{node.lineno} imports {node.module}: {why}"
+        for module, text in sources().items()
+        for node in parsed(text).statements
+        if isinstance(node, ast.ImportFrom) and node.module
+        if (why := _why_not_of_wing(module, node.module)) is not None
+    ]
 
 
 def test_every_wing_is_there() -> None:

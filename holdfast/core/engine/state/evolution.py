@@ -6,17 +6,15 @@ A note on the changelog, `00 row-types`, in the first transaction of a type that
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from holdfast.core.engine.state.codec import META
 from holdfast.core.engine.state.row_schema import RowSchema, schema_of, why_reread, why_unreadable
+from holdfast.core.engine.state.table_declaration import TableDeclaration
 from holdfast.core.untrusted import UNFIT
 from holdfast.errors import ChangelogError, ConfigError
-
-if TYPE_CHECKING:
-    from holdfast.core.engine.declared.processor import Processor
 
 ROW_TYPES = META + b"row-types"
 ROW_TYPES_FORMAT = 1
@@ -61,7 +59,7 @@ def most_types(types: RowTypes | None) -> int:
     return max((len(each) for each in (types or {}).values()), default=1)
 
 
-def evolved(noted: RowTypes | None, processor: Processor[Any, Any]) -> RowTypes:
+def evolved(noted: RowTypes | None, processor: TableDeclaration) -> RowTypes:
     """Return the types of a table when *processor* goes on with it; ConfigError where it could not read what is there.
 
     Without a note nothing is known of the rows: an earlier holdfast wrote them.
@@ -75,7 +73,7 @@ def evolved(noted: RowTypes | None, processor: Processor[Any, Any]) -> RowTypes:
 
 
 def _followed(
-    before: Sequence[RowSchema], now: RowSchema, processor: Processor[Any, Any], table: str
+    before: Sequence[RowSchema], now: RowSchema, processor: TableDeclaration, table: str
 ) -> Sequence[RowSchema]:
     if not before or before[-1] == now:
         return before or [now]
@@ -89,7 +87,7 @@ def _followed(
     return [*(each for each in before if each != now), now]
 
 
-def _refused(processor: Processor[Any, Any], why: str) -> ConfigError:
+def _refused(processor: TableDeclaration, why: str) -> ConfigError:
     return ConfigError(
         f"processor {processor.name}: rows of table {processor.table} do not fit the row type any more: {why}. Change it back, or write "
         f"version={processor.version + 1}, which builds the table anew"
