@@ -34,64 +34,77 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
 DirOption = Annotated[Path, typer.Option("--dir", help="The folder with the broker's data, logs and state.")]
 
 
+NodesOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="1, or 3 so that one may die. [default: what the folder holds, else 1]"),
+]
+PortOption = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="Port of the first node. [default: a free one]")
+]
+SaslOption = Annotated[
+    bool,
+    typer.Option("--sasl", help="Require SASL/SCRAM over TLS of every client; the user is holdfast."),
+]
+PasswordOption = Annotated[
+    str | None, typer.Option(envvar="HOLDFAST_DEV_PASSWORD", help="For --sasl. [default: a random one]")
+]
+EmbeddedOption = Annotated[
+    bool,
+    typer.Option(
+        "--embedded",
+        help="Start the embedded Kafka instead: no JDK, ready in a second, records in memory until it is stopped.",
+    ),
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder", help="For --embedded: keep topics, records, groups and transactions in this folder."
+    ),
+]
+FsyncOption = Annotated[
+    bool,
+    typer.Option(
+        "--fsync",
+        help="For --folder: answer once a write is on the disk, so that it survives a power cut.",
+    ),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(help="For --embedded: the same ids and the same faults at each start with this number."),
+]
+UsersOption = Annotated[
+    Path | None,
+    typer.Option(help="For --embedded --sasl: a file of more users, a line NAME=PASSWORD each."),
+]
+AclsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="For --embedded --sasl: a file with the rights of the users, as `holdfast acls ROLE --principal` prints it."
+    ),
+]
+PropertiesOption = Annotated[
+    list[str] | None,
+    typer.Option("--property", metavar="NAME=VALUE", help="A Kafka server property; may be repeated."),
+]
+
+
 @app.command(
     help="Start Kafka and return once it answers; it runs on until `holdfast dev down`. Does nothing when it runs already."
 )
 def up(
     context: typer.Context,
-    nodes: Annotated[
-        int | None,
-        typer.Option(min=1, help="1, or 3 so that one may die. [default: what the folder holds, else 1]"),
-    ] = None,
+    nodes: NodesOption = None,
     folder: DirOption = DEFAULT_FOLDER,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the first node. [default: a free one]")
-    ] = None,
-    sasl: Annotated[
-        bool,
-        typer.Option("--sasl", help="Require SASL/SCRAM over TLS of every client; the user is holdfast."),
-    ] = False,
-    password: Annotated[
-        str | None, typer.Option(envvar="HOLDFAST_DEV_PASSWORD", help="For --sasl. [default: a random one]")
-    ] = None,
-    embedded: Annotated[
-        bool,
-        typer.Option(
-            "--embedded",
-            help="Start the embedded Kafka instead: no JDK, ready in a second, records in memory until it is stopped.",
-        ),
-    ] = False,
-    kept_in: Annotated[
-        Path | None,
-        typer.Option(
-            "--folder", help="For --embedded: keep topics, records, groups and transactions in this folder."
-        ),
-    ] = None,
-    fsync: Annotated[
-        bool,
-        typer.Option(
-            "--fsync",
-            help="For --folder: answer once a write is on the disk, so that it survives a power cut.",
-        ),
-    ] = False,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="For --embedded: the same ids and the same faults at each start with this number."),
-    ] = None,
-    users: Annotated[
-        Path | None,
-        typer.Option(help="For --embedded --sasl: a file of more users, a line NAME=PASSWORD each."),
-    ] = None,
-    acls: Annotated[
-        Path | None,
-        typer.Option(
-            help="For --embedded --sasl: a file with the rights of the users, as `holdfast acls ROLE --principal` prints it."
-        ),
-    ] = None,
-    server_properties: Annotated[
-        list[str] | None,
-        typer.Option("--property", metavar="NAME=VALUE", help="A Kafka server property; may be repeated."),
-    ] = None,
+    port: PortOption = None,
+    sasl: SaslOption = False,
+    password: PasswordOption = None,
+    embedded: EmbeddedOption = False,
+    kept_in: FolderOption = None,
+    fsync: FsyncOption = False,
+    seed: SeedOption = None,
+    users: UsersOption = None,
+    acls: AclsOption = None,
+    server_properties: PropertiesOption = None,
 ) -> None:
     guarded, guard = embedded and sasl, "--embedded --sasl"
     _refuse_lonely(

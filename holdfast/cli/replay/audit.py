@@ -61,6 +61,55 @@ FINDING_FIELDS = (
 def audit() -> None: ...  # `holdfast audit` is a noun, though it has one verb as yet
 
 
+OutboxOption = Annotated[
+    str | None,
+    typer.Option(
+        "--outbox",
+        help="The outbox. Without it, every producer in the topics is audited, but the last numbers are not compared.",
+    ),
+]
+TopicsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic",
+        metavar="TOPIC",
+        help="A topic to audit; may be repeated. Default: every topic that the outbox has published to.",
+    ),
+]
+NumberOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HEADER",
+        help="A header with the service's own number of each row of a key. With it, rows are proved too.",
+    ),
+]
+AtLeastOnceOption = Annotated[
+    bool,
+    typer.Option(
+        "--at-least-once",
+        help="Count repetitions of a row, but do not report them (strategy mark); needs --number.",
+    ),
+]
+EndsOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--ends/--no-ends",
+        help="Compare the last numbers with the leaders' progress; for bronze only if given.",
+    ),
+]
+ByKeyOption = Annotated[
+    bool,
+    typer.Option(
+        "--by-key",
+        help="Check that records without a digest are in their key's partition (murmur2 over the topic's current partitions).",
+    ),
+]
+SourceOption = Annotated[
+    AuditSource,
+    typer.Option("--from", help="Read the topics, or the bronze tables that `pipeline land` keeps."),
+]
+
+
 @app.command(
     help="Audit the topics of an outbox, or their bronze tables. Each row must be there once and unchanged, in its key's order and "
     "partition; numbers must have no gap, epochs no zombie. Exit code 1 on any finding."
@@ -69,54 +118,14 @@ def audit() -> None: ...  # `holdfast audit` is a noun, though it has one verb a
 def outbox(
     context: typer.Context,
     spark: SparkOptions,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--outbox",
-            help="The outbox. Without it, every producer in the topics is audited, but the last numbers are not compared.",
-        ),
-    ] = None,
-    topics: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--topic",
-            metavar="TOPIC",
-            help="A topic to audit; may be repeated. Default: every topic that the outbox has published to.",
-        ),
-    ] = None,
-    number: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HEADER",
-            help="A header with the service's own number of each row of a key. With it, rows are proved too.",
-        ),
-    ] = None,
-    at_least_once: Annotated[
-        bool,
-        typer.Option(
-            "--at-least-once",
-            help="Count repetitions of a row, but do not report them (strategy mark); needs --number.",
-        ),
-    ] = False,
-    ends: Annotated[
-        bool | None,
-        typer.Option(
-            "--ends/--no-ends",
-            help="Compare the last numbers with the leaders' progress; for bronze only if given.",
-        ),
-    ] = None,
-    by_key: Annotated[
-        bool,
-        typer.Option(
-            "--by-key",
-            help="Check that records without a digest are in their key's partition (murmur2 over the topic's current partitions).",
-        ),
-    ] = False,
+    name: OutboxOption = None,
+    topics: TopicsOption = None,
+    number: NumberOption = None,
+    at_least_once: AtLeastOnceOption = False,
+    ends: EndsOption = None,
+    by_key: ByKeyOption = False,
     engine: EngineOption = EngineName.AUTO,
-    source: Annotated[
-        AuditSource,
-        typer.Option("--from", help="Read the topics, or the bronze tables that `pipeline land` keeps."),
-    ] = AuditSource.TOPIC,
+    source: SourceOption = AuditSource.TOPIC,
     lake: LakeOption = None,
 ) -> None:
     from holdfast.core.producers.audit import Rules

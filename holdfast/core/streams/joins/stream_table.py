@@ -81,46 +81,16 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
             check_key(whose, stream)
         elif (why := why_uncallable(by, ("event",))) is not None:
             raise ConfigError(f"{whose}: by {why}")
-        held = held_type(whose, table)
-        past = (
-            None if history is None else TableHistory(table.time, duration_ms(history, f"{whose}: history"))
-        )
+        held, past = held_type(whose, table), _history(whose, table, history)
         if late is not None and past is None:
             raise ConfigError(f"{whose}: late= needs history=: without it no record of the table is late")
         check_late(whose, late, to, (stream.topic, table.topic))
 
-        def enrich(
-            rows: Rows[Any], event: Any, at_ms: int, key: Any, partition: int = -1, timestamp: int = -1
-        ) -> Emits:
-            if event is None:
-                return None
-            wanted = key if by is None else by(event)
-            row = None
-            if wanted is not None or how == "inner":
-                of = key_of(wanted)
-                row = (
-                    rows.get(of)
-                    if past is None
-                    else past.as_of(rows, of, time_of(stream, event, timestamp), partition)
-                )
-            return None if row is None and how == "inner" else (to.emit(key, join(event, row)),)
-
-        def keep(
-            rows: Rows[Any], value: Any, at_ms: int, key: Any, partition: int, timestamp: int, *more: Any
-        ) -> Emits:
-            assert past is not None
-            if past.keep(rows, key_of(key), value, timestamp, partition) or late is None:
-                return None
-            return (late.emit(key, value, headers=more[0]),)
-
         asked: tuple[Asked, ...] = ("key",) if past is None else ("key", "partition", "timestamp")
-        kept = FoldWith(keep, asked if late is None else (*asked, "headers"))
+        joined = FoldWith(_joining(stream, join, to, how=how, by=by, past=past), asked)
         super().__init__(
             name=name,
-            on={
-                table: FoldWith(_keep, ("key",)) if past is None else kept,
-                stream: FoldWith(enrich, asked),
-            },
+            on={table: _keeping(past, late, asked), stream: joined},
             row=held if past is None else history_type(held),
             version=version,
             route=route if past is None else history_routed(route),
@@ -129,6 +99,55 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
             on_error=on_error,
             emits_from=emits_from,
         )
+
+
+def _history(whose: str, table: Source[Any], history: str | int | None) -> TableHistory | None:
+    return None if history is None else TableHistory(table.time, duration_ms(history, f"{whose}: history"))
+
+
+def _joining(
+    stream: Source[Any],
+    join: Callable[[Any, Any], J],
+    to: Stream[J],
+    *,
+    how: How,
+    by: Callable[[Any], str] | None,
+    past: TableHistory | None,
+) -> Callable[..., Emits]:
+    """Return the fold of *stream*: it sends what *join* makes of a record and of its row, that of its time where there is a *past*."""
+
+    def enrich(
+        rows: Rows[Any], event: Any, at_ms: int, key: Any, partition: int = -1, timestamp: int = -1
+    ) -> Emits:
+        if event is None:
+            return None
+        wanted = key if by is None else by(event)
+        row = None
+        if wanted is not None or how == "inner":
+            of = key_of(wanted)
+            row = (
+                rows.get(of)
+                if past is None
+                else past.as_of(rows, of, time_of(stream, event, timestamp), partition)
+            )
+        return None if row is None and how == "inner" else (to.emit(key, join(event, row)),)
+
+    return enrich
+
+
+def _keeping(past: TableHistory | None, late: Stream[Any] | None, asked: tuple[Asked, ...]) -> FoldWith:
+    """Return the fold of the table: it sets rows, with a *past* one for each version, and sends to *late* what came too late."""
+    if past is None:
+        return FoldWith(_keep, ("key",))
+
+    def keep(
+        rows: Rows[Any], value: Any, at_ms: int, key: Any, partition: int, timestamp: int, *more: Any
+    ) -> Emits:
+        if past.keep(rows, key_of(key), value, timestamp, partition) or late is None:
+            return None
+        return (late.emit(key, value, headers=more[0]),)
+
+    return FoldWith(keep, asked if late is None else (*asked, "headers"))
 
 
 def _keep(rows: Rows[Any], value: Any, at_ms: int, key: Any) -> None:
