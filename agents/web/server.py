@@ -157,53 +157,59 @@ def build_application(
                 check_form(request)
             access.check(request)
             return await handler(request)
-        except RequestRefused as refused:
-            return respond_refused(request, refused)
-        except web.HTTPException as error:
-            known = "; see /tables, /health/live, /health/ready, /metrics" if error.status == 404 else ""
-            allowed = {name: value for name, value in error.headers.items() if name == "Allow"}
-            message = f"{request.method} {request.path[:200]}: {error.reason}{known}"
-            return respond_refused(
-                request, RequestRefused(error.status, "malformed", message, headers=allowed)
-            )
-        except StoreError as error:  # closed meanwhile, or damaged: then its partition is being taken up anew
-            return respond_refused(
-                request,
-                RequestRefused(503, "not_ready", f"{error}; ask again", retry_after_ms=RETRY_AFTER_MS),
-            )
-        except Exception:
-            logger.exception("a request failed: %(path)s", {"path": request.path[:200]})
-            return respond_refused(
-                request, RequestRefused(500, "failed", "the worker failed to answer; its log has the cause")
-            )
+        except Exception as error:  # noqa: BLE001  each is told, or logged
+            return _told(request, error)
 
     application = web.Application(middlewares=[guard], client_max_size=query_wire.LIMIT_BODY_BYTES)
-    here = "/tables/{table}/{partition}"
-    application.add_routes(
-        [
-            web.post(f"{here}/get", tables.counted("get_many", tables.rows)),
-            web.post(f"{here}/scan", tables.counted("scan", tables.scan)),
-            web.get(f"{here}/scan", tables.counted("scan", tables.scan)),
-            web.post(f"{here}/windows", tables.counted("windows", tables.windows)),
-            web.get(f"{here}/windows", tables.counted("windows", tables.windows)),
-            web.get(here + r"/rows/{key:[\s\S]*}", tables.counted("get", tables.row)),
-            web.post(f"{here}/digest", tables.counted("digest", inspections.digest)),
-            web.post(f"{here}/stored", tables.counted("stored", inspections.stored)),
-            web.post("/globals/{table}/get", tables.counted("get_many", copies.rows, copies.declares)),
-            web.post("/globals/{table}/scan", tables.counted("scan", copies.scan, copies.declares)),
-            web.get("/globals/{table}/scan", tables.counted("scan", copies.scan, copies.declares)),
-            web.get(
-                r"/globals/{table}/rows/{key:[\s\S]*}", tables.counted("get", copies.row, copies.declares)
-            ),
-            web.get("/tables", tables.list),
-            web.get("/health/live", health.live),
-            web.get("/health/ready", health.ready),
-            web.get("/metrics", health.metrics),
-        ]
-    )
+    application.add_routes(_routes(tables, copies, inspections, health))
     own.update(application.router.resources())
     application.on_cleanup.append(inspections.close)
     return application
+
+
+def _routes(
+    tables: _Tables, copies: GlobalPages, inspections: InspectionPages, health: _Health
+) -> list[web.RouteDef]:
+    here = "/tables/{table}/{partition}"
+    return [
+        web.post(f"{here}/get", tables.counted("get_many", tables.rows)),
+        web.post(f"{here}/scan", tables.counted("scan", tables.scan)),
+        web.get(f"{here}/scan", tables.counted("scan", tables.scan)),
+        web.post(f"{here}/windows", tables.counted("windows", tables.windows)),
+        web.get(f"{here}/windows", tables.counted("windows", tables.windows)),
+        web.get(here + r"/rows/{key:[\s\S]*}", tables.counted("get", tables.row)),
+        web.post(f"{here}/digest", tables.counted("digest", inspections.digest)),
+        web.post(f"{here}/stored", tables.counted("stored", inspections.stored)),
+        web.post("/globals/{table}/get", tables.counted("get_many", copies.rows, copies.declares)),
+        web.post("/globals/{table}/scan", tables.counted("scan", copies.scan, copies.declares)),
+        web.get("/globals/{table}/scan", tables.counted("scan", copies.scan, copies.declares)),
+        web.get(r"/globals/{table}/rows/{key:[\s\S]*}", tables.counted("get", copies.row, copies.declares)),
+        web.get("/tables", tables.list),
+        web.get("/health/live", health.live),
+        web.get("/health/ready", health.ready),
+        web.get("/metrics", health.metrics),
+    ]
+
+
+def _told(request: web.Request, error: Exception) -> web.Response:
+    """Return what is answered to a request that *error* ended."""
+    if isinstance(error, RequestRefused):
+        return respond_refused(request, error)
+    if isinstance(error, web.HTTPException):
+        known = "; see /tables, /health/live, /health/ready, /metrics" if error.status == 404 else ""
+        allowed = {name: value for name, value in error.headers.items() if name == "Allow"}
+        message = f"{request.method} {request.path[:200]}: {error.reason}{known}"
+        return respond_refused(request, RequestRefused(error.status, "malformed", message, headers=allowed))
+    if isinstance(
+        error, StoreError
+    ):  # closed meanwhile, or damaged: then its partition is being taken up anew
+        return respond_refused(
+            request, RequestRefused(503, "not_ready", f"{error}; ask again", retry_after_ms=RETRY_AFTER_MS)
+        )
+    logger.error("a request failed: %(path)s", {"path": request.path[:200]}, exc_info=error)
+    return respond_refused(
+        request, RequestRefused(500, "failed", "the worker failed to answer; its log has the cause")
+    )
 
 
 class _Health:

@@ -102,18 +102,44 @@ def bootstrap(
         wanted = sorted({each.partition for each in live} - {each.partition for each in kept})
     if not wanted:
         return _report(processor, "", kept)
-    if options.migrate:
-        on_spark = options.replay.engine == "spark"
-        found = (
-            migrate_on_spark(processor, settings, wanted, options.replay.spark)
-            if on_spark
-            else _migrate(processor, settings, wanted, told)
-        )
-        done = [
-            BootstrappedPartition(**{**each._asdict(), "outcome": BootstrapOutcome(each.outcome)})
-            for each in found
-        ]
-        return _report(processor, "spark" if on_spark else "local", [*kept, *done])
+    make = _migrated if options.migrate else _folded
+    engine, done = make(processor, settings, options, wanted, told)
+    return _report(processor, engine, [*kept, *done])
+
+
+_Done = tuple[str, list[BootstrappedPartition]]
+"""The engine, and what was done for each partition."""
+_Told = Callable[[int, BootstrapStep], None] | None
+
+
+def _migrated(
+    processor: Processor[Any, Any],
+    settings: Settings,
+    options: BootstrapOptions,
+    wanted: Sequence[int],
+    told: _Told,
+) -> _Done:
+    """Begin the *wanted* partitions with the rows of an earlier version."""
+    on_spark = options.replay.engine == "spark"
+    found = (
+        migrate_on_spark(processor, settings, wanted, options.replay.spark)
+        if on_spark
+        else _migrate(processor, settings, wanted, told)
+    )
+    return "spark" if on_spark else "local", [
+        BootstrappedPartition(**{**each._asdict(), "outcome": BootstrapOutcome(each.outcome)})
+        for each in found
+    ]
+
+
+def _folded(
+    processor: Processor[Any, Any],
+    settings: Settings,
+    options: BootstrapOptions,
+    wanted: Sequence[int],
+    told: _Told,
+) -> _Done:
+    """Fold the history of the *wanted* partitions."""
     suppressed = options.emits == "suppress"
     asked = options.replay
     if suppressed and emits_to_others(processor) and asked.until is None:
@@ -135,11 +161,10 @@ def bootstrap(
         for row in replayed.results.to_pylist()
         if row["kind"] == OUTCOME
     }
-    done = [
+    return replayed.engine, [
         _done(each, *outcomes.get(each.partition, (BootstrapOutcome.EMPTY, 0)))
         for each in replayed.partitions
     ]
-    return _report(processor, replayed.engine, [*kept, *done])
 
 
 def _migrate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import typer
 
@@ -19,8 +19,14 @@ from holdfast.cli.output import Cell, Output, note, number_of, show
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
+    from threading import Event
+
+    from prometheus_client import CollectorRegistry
+
+    from holdfast.config import Settings
     from holdfast.pipeline.bronze.lake import Landed
     from holdfast.pipeline.landing.options import LandEngine, LandOptions, LandReport
+    from holdfast.pipeline.spark.session import SparkOptions
 
 LakeOption = Annotated[
     str, typer.Option(help="Folder or address of the lake; the table is LAKE/bronze/TOPIC.")
@@ -98,9 +104,6 @@ def land(
     memory: MemoryOption = None,
     conf: ConfOption = None,
 ) -> None:
-    from holdfast.cli.pipeline.landing_status import LandingPage, landing_line
-    from holdfast.pipeline.landing.land_several import land_processor
-    from holdfast.pipeline.landing.land_topics import TopicsLanding
     from holdfast.pipeline.landing.options import LandOptions, chosen_engine
 
     if once and follow:
@@ -124,32 +127,56 @@ def land(
     note("landing with {}: {}".format(*chosen_engine(options.engine, where, spark)))
     asked = globals_of(context).application
     application = None if asked is None and processor is None else load_application(asked, settings)
+    job = _Landing(where, options, spark, application, group or ())
     with metrics_on(metrics_port) as metrics, stopped_by_signals() as stop:
         if topics is not None and processor is None:
-            landing = TopicsLanding(
-                settings, names_of(topics), where, options=options, spark=spark, progress=_log
-            )
-            metrics.register(LandingPage(landing.reports))
-            with (
-                landing_line(landing.reports),
-                _trimmed(application, where, group or (), landing.reports, options),
-            ):
-                reports = landing.run(stop)
+            reports = job.of_topics(settings, names_of(topics), metrics, stop)
         elif application is not None and processor is not None and topics is None:
-            folded = application.processor(processor)
-            with _trimmed(application, where, group or (), folded.topics, options):
-                reports = land_processor(
-                    application.settings,
-                    folded,
-                    where,
-                    options=options,
-                    spark=spark,
-                    stop=stop,
-                    progress=_log,
-                )
+            reports = job.of_processor(application, processor, stop)
         else:
             raise ConfigError("say what to land: --topics TOPIC,... or --processor NAME")
     _show(reports, output)
+
+
+class _Landing(NamedTuple):
+    """What is landed where, whichever way it is named."""
+
+    lake: str
+    options: LandOptions
+    spark: SparkOptions
+    application: Application | None
+    groups: Sequence[str]
+
+    def of_topics(
+        self, settings: Settings, topics: Sequence[str], metrics: CollectorRegistry, stop: Event
+    ) -> Sequence[LandReport]:
+        from holdfast.cli.pipeline.landing_status import LandingPage, landing_line
+        from holdfast.pipeline.landing.land_topics import TopicsLanding
+
+        landing = TopicsLanding(
+            settings, topics, self.lake, options=self.options, spark=self.spark, progress=_log
+        )
+        metrics.register(LandingPage(landing.reports))
+        with (
+            landing_line(landing.reports),
+            _trimmed(self.application, self.lake, self.groups, landing.reports, self.options),
+        ):
+            return landing.run(stop)
+
+    def of_processor(self, application: Application, processor: str, stop: Event) -> Sequence[LandReport]:
+        from holdfast.pipeline.landing.land_several import land_processor
+
+        folded = application.processor(processor)
+        with _trimmed(application, self.lake, self.groups, folded.topics, self.options):
+            return land_processor(
+                application.settings,
+                folded,
+                self.lake,
+                options=self.options,
+                spark=self.spark,
+                stop=stop,
+                progress=_log,
+            )
 
 
 def _log(landed: Landed) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,7 @@ from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.cli.tables.mending import Applied, Mender, MendingStep
+    from holdfast.cli.tables.taking import TakenPartition
     from holdfast.core.engine.merge.strays import Stray
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
@@ -148,6 +150,10 @@ def take_over(
     for part in taken if execute else ():
         if not part.done:  # by a run of this command that came to no end
             asyncio.run(takeover.write(part))
+    _show_taken(name, taken, execute, output_of(context))
+
+
+def _show_taken(name: str, taken: Sequence[TakenPartition], execute: bool, output: Output) -> None:
     found: list[dict[str, Cell]] = [
         {
             "partition": each.partition,
@@ -156,10 +162,10 @@ def take_over(
         }
         for each in taken
     ]
-    if output_of(context) is Output.JSON:
+    if output is Output.JSON:
         show_json({"processor": name, "executed": execute, "partitions": found})
         return
-    show(found, ("partition", "rows", "applied"), output_of(context))
+    show(found, ("partition", "rows", "applied"), output)
     note(
         "start the workers"
         if execute

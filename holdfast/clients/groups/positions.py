@@ -4,7 +4,7 @@ the partition they are part of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from holdfast.clients.groups.records import Position
@@ -63,10 +63,35 @@ def positions(
     or to another number of them, the claims of before have their lines and no lag.
     """
 
-    def line(place: Place, claim: Claim, end: int | None, lag: int | None, lane: str | None) -> Position:
-        owned = live(claim)
+    teller = _Lines(group, now_s, stale_after_s, live)
+    lines: list[Position] = []
+    for place, ways in sorted(_by_way(claims).items()):
+        end, latest = ends.get(place), max(ways, key=lambda way: _last_seen_s(ways[way]))
+        for way, found in sorted(ways.items()):
+            counted = end if way == latest else None
+            if way.lanes:
+                lines += teller.of_lanes(place, way.lanes, found, end, counted)
+            else:
+                claim = found[-1]
+                lines.append(teller.of_claim(place, claim, end, _lag(claim.current_offset, counted), None))
+    return tuple(lines)
+
+
+class _Lines(NamedTuple):
+    """Makes the lines of one group at one time."""
+
+    group: str
+    now_s: int
+    stale_after_s: int
+    live: Callable[[Claim], bool]
+
+    def of_claim(
+        self, place: Place, claim: Claim, end: int | None, lag: int | None, lane: str | None
+    ) -> Position:
+        owned = self.live(claim)
+        at_s = claim.heartbeat_at_s
         return Position(
-            group=group,
+            group=self.group,
             topic=place[0],
             partition=place[1],
             lane=lane,
@@ -76,43 +101,30 @@ def positions(
             consumer_id=f"{claim.client_id}-{claim.instance_id}" if owned else None,
             host=None,
             client_id=claim.client_id if owned else None,
-            status=status(claim, now_s, stale_after_s),
+            status=status(claim, self.now_s, self.stale_after_s),
             owner_epoch=claim.epoch,
-            heartbeat_age_s=None if claim.heartbeat_at_s is None else max(0, now_s - claim.heartbeat_at_s),
+            heartbeat_age_s=None if at_s is None else max(0, self.now_s - at_s),
         )
 
-    lines: list[Position] = []
-    for place, ways in sorted(_by_way(claims).items()):
-        end, latest = ends.get(place), max(ways, key=lambda way: _last_seen_s(ways[way]))
-        for way, found in sorted(ways.items()):
-            if not way.lanes:
-                claim = found[-1]
-                lines.append(
-                    line(place, claim, end, _lag(claim.current_offset, end if way == latest else None), None)
-                )
-                continue
-            current = lowest(
-                found[lane].current_offset if lane in found else None for lane in range(way.lanes)
-            )
-            lines.append(
-                Position(
-                    group=group,
-                    topic=place[0],
-                    partition=place[1],
-                    lane=f"all-of-{way.lanes}",
-                    current_offset=current,
-                    log_end_offset=end,
-                    lag=_lag(current, end if way == latest else None),
-                    consumer_id=None,
-                    host=None,
-                    client_id=None,
-                )
-            )
-            lines += [
-                line(place, claim, end, None, f"{lane}-of-{way.lanes}")
-                for lane, claim in sorted(found.items())
-            ]
-    return tuple(lines)
+    def of_lanes(
+        self, place: Place, lanes: int, found: Mapping[int, Claim], end: int | None, counted: int | None
+    ) -> Iterator[Position]:
+        """Yield the line of a partition in lanes, whose lag is up to *counted*, and one for each lane with a claim."""
+        current = lowest(found[lane].current_offset if lane in found else None for lane in range(lanes))
+        yield Position(
+            group=self.group,
+            topic=place[0],
+            partition=place[1],
+            lane=f"all-of-{lanes}",
+            current_offset=current,
+            log_end_offset=end,
+            lag=_lag(current, counted),
+            consumer_id=None,
+            host=None,
+            client_id=None,
+        )
+        for lane, claim in sorted(found.items()):
+            yield self.of_claim(place, claim, end, None, f"{lane}-of-{lanes}")
 
 
 def _last_seen_s(claims: Mapping[int, Claim]) -> int:

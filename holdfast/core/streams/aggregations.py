@@ -88,25 +88,11 @@ def aggregate(
     results = _results(name, emits)
     check_topics(f"processor {name}", (topic,), None if results is None else results.topic)
 
-    def keep(rows: Rows[A], event: E, at_ms: int) -> None:
-        of = key(event)
-        rows[of] = fold(rows.get(of), event)
-
-    def keep_and_tell(rows: Rows[A], event: E, at_ms: int) -> Emits:
-        of = key(event)
-        before = rows.get(of)
-        after = fold(before, event)
-        if after == before:
-            return None
-        rows[of] = after
-        assert results is not None
-        return (Emit(results.topic, of, None if after is None else results.encode(after)),)
-
     return Processor(
         name=name,
         source=topic,
         decode=decode,
-        fold=keep if results is None else keep_and_tell,
+        fold=_keeping(key, fold) if results is None else _telling(key, fold, results),
         row=row,
         version=version,
         inputs=inputs,
@@ -115,6 +101,31 @@ def aggregate(
         on_error=on_error,
         emits_from=emits_from,
     )
+
+
+def _keeping(key: Callable[[E], str], fold: Callable[[A | None, E], A]) -> Callable[[Rows[A], E, int], None]:
+    def keep(rows: Rows[A], event: E, at_ms: int) -> None:
+        of = key(event)
+        rows[of] = fold(rows.get(of), event)
+
+    return keep
+
+
+def _telling(
+    key: Callable[[E], str], fold: Callable[[A | None, E], A], results: _Results
+) -> Callable[[Rows[A], E, int], Emits]:
+    """Return the fold that sends each change of an aggregate to where *results* go."""
+
+    def keep_and_tell(rows: Rows[A], event: E, at_ms: int) -> Emits:
+        of = key(event)
+        before = rows.get(of)
+        after = fold(before, event)
+        if after == before:
+            return None
+        rows[of] = after
+        return (Emit(results.topic, of, None if after is None else results.encode(after)),)
+
+    return keep_and_tell
 
 
 def count(

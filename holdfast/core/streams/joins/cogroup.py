@@ -68,24 +68,9 @@ def cogroup(
         if (why := why_uncallable(fold, ("aggregate", "event"))) is not None:
             raise ConfigError(f"{whose}: fold of {getattr(source, 'topic', source)!r:.200} {why}")
 
-    def keeping(fold: Callable[[A | None, Any], A | None]) -> FoldWith:
-        def keep(rows: Rows[A], event: Any, at_ms: int, key: Any) -> Emits:
-            of = key_of(key)
-            before = rows.get(of)
-            after = fold(before, event)
-            if after == before:
-                return None
-            if after is None:
-                del rows[of]
-            else:
-                rows[of] = after
-            return None if to is None else (to.emit(of, after),)  # type: ignore[arg-type]  # it takes tombstones
-
-        return FoldWith(keep, ("key",))
-
     return Processor(
         name=name,
-        on={source: keeping(fold) for source, fold in on.items()},
+        on={source: _keeping(fold, to) for source, fold in on.items()},
         row=row,
         version=version,
         route=route,
@@ -93,3 +78,21 @@ def cogroup(
         in_place=in_place,
         on_error=on_error,
     )
+
+
+def _keeping(fold: Callable[[A | None, Any], A | None], to: Stream[A] | None) -> FoldWith:
+    """Return the fold of a source: it keeps what *fold* makes of the aggregate, and sends a change of it to *to*."""
+
+    def keep(rows: Rows[A], event: Any, at_ms: int, key: Any) -> Emits:
+        of = key_of(key)
+        before = rows.get(of)
+        after = fold(before, event)
+        if after == before:
+            return None
+        if after is None:
+            del rows[of]
+        else:
+            rows[of] = after
+        return None if to is None else (to.emit(of, after),)  # type: ignore[arg-type]  # it takes tombstones
+
+    return FoldWith(keep, ("key",))
