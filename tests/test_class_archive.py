@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.class_archive import ARCHIVES_KEPT, ClassArchive, shared_classes
 from holdfast.errors import DevBrokerError, JarError
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_programs_that_start_at_once_share_an_archive_that_one_of_them_makes(
     def of() -> ClassArchive:
         found = here()
         if not hasattr(looked, "at"):
-            looked.at = all_looked.wait(60)  # nobody begins before all have seen that there is none
+            looked.at = all_looked.wait(DEADLINE_S)  # nobody begins before all have seen that there is none
         return found
 
     def run_once(sharing: list[str]) -> None:
@@ -95,8 +96,8 @@ def test_programs_that_start_at_once_share_an_archive_that_one_of_them_makes(
         Path(sharing[0].partition("=")[2]).write_bytes(b"archive")
 
     with ThreadPoolExecutor(4) as pool:
-        told = [pool.submit(shared_classes, of, run_once, deadline_s=60) for _ in range(4)]
-        flags = {each.result(60) for each in told}
+        told = [pool.submit(shared_classes, of, run_once, deadline_s=DEADLINE_S) for _ in range(4)]
+        flags = {each.result(DEADLINE_S) for each in told}
     assert flags == {tuple(here().flags())}
     assert f"-XX:SharedArchiveFile={here().path}" in flags.pop()
     (making,) = made

@@ -52,7 +52,7 @@ def example(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Pop
             yield process
         finally:
             process.kill()
-            process.wait(60)
+            process.wait(DEADLINE_S)
 
 
 def settings(folder: Path, broker: SessionBroker, topic: str) -> None:
@@ -66,10 +66,10 @@ def settings(folder: Path, broker: SessionBroker, topic: str) -> None:
 def make(broker: SessionBroker, *topics: NewTopic) -> None:
     """Make topics of fixed names unless an earlier test has made them."""
     client = AdminClient({name: str(value) for name, value in broker.config.items()})
-    there = client.list_topics(timeout=60).topics
+    there = client.list_topics(timeout=DEADLINE_S).topics
     if missing := [topic for topic in topics if topic.topic not in there]:
         for made in client.create_topics(missing).values():
-            made.result(60)
+            made.result(DEADLINE_S)
 
 
 def billed(folder: Path, *clients: str) -> dict[str, set[str]]:
@@ -101,7 +101,7 @@ def test_both_services_that_claim_share_a_topic_and_give_it_back_when_asked_to_e
         nonlocal written
         for number in range(written, written + count):
             producer.produce("orders", f"order {number}", partition=number % 4)
-        assert producer.flush(60) == 0
+        assert producer.flush(DEADLINE_S) == 0
         written += count
 
     def both_work() -> bool:

@@ -169,7 +169,7 @@ class Desk:
             assert process.wait(DEADLINE_S) == 0, self.tail()
         finally:
             process.kill()
-            process.wait(60)
+            process.wait(DEADLINE_S)
 
     def tail(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-60:])

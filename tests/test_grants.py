@@ -170,7 +170,7 @@ def delete_topics(guarded: Guarded, grants: Sequence[Grant]) -> None:
     begin = tuple(grant.name for grant in grants if grant.resource == "topic" and grant.pattern == "prefixed")
 
     def left() -> list[str]:
-        topics = guarded.admin.list_topics(timeout=60).topics
+        topics = guarded.admin.list_topics(timeout=DEADLINE_S).topics
         return sorted(name for name in topics if name in literal or name.startswith(begin))
 
     SessionBroker(config=guarded.root()).delete_topics(left())
@@ -237,7 +237,9 @@ def clerks_job(guarded: Guarded, folder: Path) -> Job:
 
 def exists(guarded: Guarded, topic: str, least: int = 1) -> bool:
     """Tell whether there is such a topic, with so many records."""
-    return topic in guarded.admin.list_topics(timeout=60).topics and committed(guarded, topic) >= least
+    return (
+        topic in guarded.admin.list_topics(timeout=DEADLINE_S).topics and committed(guarded, topic) >= least
+    )
 
 
 def last_value(guarded: Guarded, topic: str) -> bytes | None:
@@ -339,7 +341,7 @@ def resetter_job(guarded: Guarded, folder: Path) -> Job:
         bounds = admin.offsets([(application.out, 0), (between, 0)])
         assert bounds == {(application.out, 0): (1, 1), (between, 0): (0, 0)}
         assert not admin.cluster([settings.reset_topic]).topics
-        assert BrokerGroups(root, timeout_s=60).committed(application.name) == {}
+        assert BrokerGroups(root, timeout_s=DEADLINE_S).committed(application.name) == {}
 
     return Job(resetter_grants(application.settings, chain), work)
 
@@ -470,7 +472,7 @@ def administrator_job(guarded: Guarded, folder: Path) -> Job:
         broker.delete_topics([*made, resets])
         wait_for(
             "the topics to be gone",
-            lambda: not ({*made, resets} & {*guarded.admin.list_topics(timeout=60).topics}),
+            lambda: not ({*made, resets} & {*guarded.admin.list_topics(timeout=DEADLINE_S).topics}),
             POSITIVE_S,
         )
         create_topics(mine, application.processors, partitions=1, admin=admin)
@@ -532,10 +534,10 @@ def harvester_job(guarded: Guarded, folder: Path, *, strategy: str) -> Job:
 
     def work(kafka: Mapping[str, str], patience_s: float) -> None:
         own = {grant.name for grant in grants if grant.operation == "Create"}
-        broker.delete_topics(sorted(own & {*guarded.admin.list_topics(timeout=60).topics}))
+        broker.delete_topics(sorted(own & {*guarded.admin.list_topics(timeout=DEADLINE_S).topics}))
         wait_for(
             "the topics to be gone",
-            lambda: not (own & {*guarded.admin.list_topics(timeout=60).topics}),
+            lambda: not (own & {*guarded.admin.list_topics(timeout=DEADLINE_S).topics}),
             POSITIVE_S,
         )
         before = committed(guarded, topic)

@@ -93,7 +93,7 @@ def started(
         yield log
     finally:
         process.kill()
-        process.wait(60)
+        process.wait(DEADLINE_S)
 
 
 @contextmanager
@@ -175,7 +175,7 @@ def test_the_upgrading_page_s_table_is_served_in_both_versions_and_switched_back
     producer = Producer(broker.client_config(partitioner="murmur2_random"))
     for _ in range(3):
         producer.produce(orders, b'{"customer": "ada", "cents": 5}', "ada")
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
 
     def switch(*arguments: str) -> str:
         words = ("-A", "tallies", "tables", "switch", "tallies", "--timeout", str(DEADLINE_S), *arguments)
@@ -231,7 +231,7 @@ def test_the_readmes_service_handles_what_it_claims(
             for partition in range(2):
                 producer.produce(orders, f"order {partition}/{written:05}", partition=partition)
             written += 1
-            assert producer.flush(60) == 0
+            assert producer.flush(DEADLINE_S) == 0
             return {each[0] for each in billed()} == {"0", "1"}
 
         # A new member reads from where the log ends, so orders come for as long as it has not begun.
@@ -276,7 +276,7 @@ def test_the_readmes_members_by_ranges_share_one_partition_and_get_each_message_
             for _ in range(10):
                 producer.produce(pictures, b"%d" % written)
                 written += 1
-            assert producer.flush(60) == 0
+            assert producer.flush(DEADLINE_S) == 0
             return all(made())
 
         wait_for("both members to work", both, DEADLINE_S, told)

@@ -18,13 +18,12 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.ports import free_ports
 from tests.support.installations import Installations
 from tests.support.parts import QUICK_JAVA
-from tests.support.patience import VAIN_S
+from tests.support.patience import DEADLINE_S, SCENARIO_S, VAIN_S
 from tests.support.places import ROOT, example_file
 from tests.test_docs import FOLLOWED, Block, blocks, differs
 
 PAGES = {name: ROOT / "docs" / f"{name}.md" for name in FOLLOWED}
 PORTS = ("9092", "6066", "6067")
-DEADLINE_S = 780
 MARK = "-- here ends the output of a command --"
 
 
@@ -87,7 +86,7 @@ def follow(
         )
         in_time = True
         try:
-            printed, _ = shell.communicate(timeout=DEADLINE_S)
+            printed, _ = shell.communicate(timeout=SCENARIO_S)
         except subprocess.TimeoutExpired:
             in_time = False
         finally:
@@ -95,13 +94,13 @@ def follow(
                 os.killpg(shell.pid, signal.SIGKILL)  # the workers are its children, and of its group
             except ProcessLookupError:
                 pass
-            shell.wait(60)
+            shell.wait(DEADLINE_S)
             if not in_time:
-                printed, _ = shell.communicate(timeout=60)
+                printed, _ = shell.communicate(timeout=DEADLINE_S)
             if (cluster := Cluster.find(folder / ".holdfast" / "broker")) is not None:
                 cluster.purge()
     assert in_time, (
-        f"not through within {DEADLINE_S} s, after {printed.count(MARK)} commands\n{printed[-2_000:]}\n{logs(folder)}"
+        f"not through within {SCENARIO_S:g} s, after {printed.count(MARK)} commands\n{printed[-2_000:]}\n{logs(folder)}"
     )
     assert shell.returncode == 0, f"{printed[-2_000:]}\n{logs(folder)}"
     return printed
@@ -112,7 +111,6 @@ def logs(folder: Path) -> str:
 
 
 @pytest.mark.broker
-@pytest.mark.timeout(DEADLINE_S + 60)
 @pytest.mark.parametrize("name", PAGES)
 def test_the_tutorial_does_what_it_says(name: str, tmp_path: Path, installations: Installations) -> None:
     page, installed = PAGES[name].read_text(), installations.of_page(PAGES[name])
@@ -154,7 +152,7 @@ def test_a_session_that_fails_or_hangs_or_prints_something_else_is_found(
     with pytest.raises(AssertionError, match="one"):
         follow(tmp_path, session(page), {})
     for within_s in (0.5, *VAIN_S):
-        monkeypatch.setattr("tests.test_tutorial.DEADLINE_S", within_s)
+        monkeypatch.setattr("tests.test_tutorial.SCENARIO_S", within_s)
         with pytest.raises(AssertionError, match=r"after \d commands") as late:
             follow(tmp_path, [("echo one", ""), ("sleep 600", "")], {})
         if "after 1 commands" in str(late.value):  # a busy machine may not have come so far in half a second

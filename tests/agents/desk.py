@@ -24,6 +24,7 @@ from holdfast.core.claims.guarded import Claim, GuardedRow
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import HoldfastError
+from tests.support.patience import DEADLINE_S
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +39,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     time_s: int = 0
     offset: int = 0
     at_least: tuple[int, int] | None = None
-    timeout_s: float = 60.0
+    timeout_s: float = DEADLINE_S
     staleness_ms: int | None = None
     version: int = 1
     application: str = ""

@@ -20,7 +20,6 @@ from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 
 CLAIMS_MODULE = "holdfast.agents"
-DELIVERY_DEADLINE_S = 180.0
 
 
 class Fleet:
@@ -172,7 +171,7 @@ class Writer:
             self._producer.produce(
                 topic, value, key, partition, timestamp=timestamp_ms, on_delivery=delivered
             )
-        left = self._producer.flush(DELIVERY_DEADLINE_S)
-        assert not left, f"{left} records not delivered to {topic} within {DELIVERY_DEADLINE_S:.0f} s"
+        left = self._producer.flush(DEADLINE_S)
+        assert not left, f"{left} records not delivered to {topic} within {DEADLINE_S:.0f} s"
         assert not self._failures, self._failures
         return [placed[at] for at in range(len(records))]

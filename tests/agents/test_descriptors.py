@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.support.patience import DEADLINE_S
+
 PROGRAM = """
 import resource
 from holdfast.agents import descriptors
@@ -17,7 +19,7 @@ def limits(ulimit: str) -> list[int]:
         ["bash", "-c", f'ulimit {ulimit} && exec "{sys.executable}" -P -c "$0"', PROGRAM],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=True,
     )
     return [int(word) for word in done.stdout.split()]

@@ -17,7 +17,7 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Writer
 from tests.support.harness import Application, Worker, running, wait_for
-from tests.support.patience import DEADLINE_S
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 from tests.support.proof import read_topic
 
 PARTITIONS = 3
@@ -117,7 +117,7 @@ def put(worker: Worker, path: str, value: Any) -> Any:
     asked = urllib.request.Request(
         worker.url + path, json.dumps(value).encode(), {"Content-Type": "application/json"}, method="PUT"
     )
-    with urllib.request.urlopen(asked, timeout=2 * DEADLINE_S) as reply:
+    with urllib.request.urlopen(asked, timeout=SCENARIO_S) as reply:
         return json.load(reply)
 
 

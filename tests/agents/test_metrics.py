@@ -17,6 +17,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.memory_tables import MemoryWorker
 from tests.clients.tables.test_globals import ORDERS, with_rates
+from tests.support.patience import DEADLINE_S
 from tests.test_operating_page import check, metrics_table
 
 NOW_MS = 1_700_000_000_000
@@ -216,5 +217,5 @@ def test_a_late_event_loop_is_seen() -> None:
             await asyncio.sleep(0.01)
         watching.cancel()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
     assert metrics.loop_stall_s.total == pytest.approx(0.5)

@@ -72,7 +72,7 @@ class Shop(Fleet):
             [*fork_server.INTERPRETER, fork_server.COMMAND, "-A", "tests.support.visits:processors", *words],
             env={**os.environ, **self.environment, "PYTHONPATH": str(ROOT)},
             cwd=ROOT,
-            timeout=120,
+            timeout=DEADLINE_S,
         )
 
 

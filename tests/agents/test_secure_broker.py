@@ -24,10 +24,9 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.types import CreateTopic, TopicRole, TopicSpec
 from holdfast.config import Settings
 from holdfast.errors import BrokerError
+from tests.support.patience import DEADLINE_S
 from tests.support.places import TLS
 from tests.support.secured import Guarded
-
-DEADLINE_S = 120.0
 
 
 @pytest.fixture

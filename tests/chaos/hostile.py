@@ -19,6 +19,7 @@ from confluent_kafka import KafkaException, Producer
 from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker, row_key
 from tests.chaos.load import stop_at_end_of_input
 from tests.support.bombs import CODECS, MIB, one_value, send_batches
+from tests.support.patience import DEADLINE_S
 
 HOSTILE = "hostile"
 PAUSE_S = 0.05
@@ -116,7 +117,7 @@ class Harm:
                 )
                 self.written += 1
         for producer in self._producers:
-            producer.flush(60)
+            producer.flush(DEADLINE_S)
 
     def _write(
         self,
@@ -165,7 +166,7 @@ class Harm:
                 "transaction.timeout.ms": int(timeout_s * 1000),
             }
         )
-        producer.init_transactions(60)
+        producer.init_transactions(DEADLINE_S)
         producer.begin_transaction()
         for place in range(self._partitions):
             producer.produce(self._source, b"add k1 1000000", b"k1", place)
@@ -173,12 +174,12 @@ class Harm:
                 f"{self._app}-counts.v1-changelog", encode_marker(Marker(1 << 40, 1, 1)), APPLIED, place
             )
             producer.produce(f"{self._app}-counts.v1-changelog", b"never", row_key("k1"), place)
-        producer.flush(60)
+        producer.flush(DEADLINE_S)
         return producer
 
     def _abort(self) -> None:
         """Write what would be counted, rows and positions too, and take it back."""
-        self._transaction(60).abort_transaction(60)
+        self._transaction(DEADLINE_S).abort_transaction(DEADLINE_S)
 
     def _leave_open(self) -> None:
         self._open = self._transaction(OPEN_S), time.monotonic() + 3 * OPEN_S

@@ -16,6 +16,8 @@ from itertools import islice
 
 from confluent_kafka import KafkaError, Message, Producer
 
+from tests.support.patience import DEADLINE_S
+
 KEYS = 200
 BURST_S = 0.05
 
@@ -85,7 +87,7 @@ def main() -> None:
                 break
             except BufferError:
                 producer.poll(0.5)
-    left = producer.flush(240)
+    left = producer.flush(DEADLINE_S)
     if left:
         sys.exit(f"{left} records not acknowledged")
     print(acked)

@@ -44,7 +44,7 @@ def test_a_leader_whose_clock_goes_back_is_folded_live_as_in_a_replay(
                 back_ms = BACK_MS if topic == app.customers and at >= ROUNDS // 2 else 0
                 text = f"{'later' if at % 7 == 0 else 'add'} k{at % 3} {at}"
                 producer.produce(topic, text.encode(), partition=0, timestamp=start_ms + at * 100 - back_ms)
-                assert producer.flush(60) == 0
+                assert producer.flush(DEADLINE_S) == 0
             time.sleep(0.05)
         worker.wait_ready()
         (outcome,) = app.prove().values()
@@ -60,7 +60,6 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_record_that_a_paused_broker_kept_is_folded_behind_a_barrier(
     three: SessionBroker, tmp_path: Path
 ) -> None:
@@ -74,7 +73,7 @@ def test_a_record_that_a_paused_broker_kept_is_folded_behind_a_barrier(
             made = NewTopic(
                 topic, 1, replica_assignment=[[node]], config={**APPEND_TIME, "min.insync.replicas": "1"}
             )
-            admin.create_topics([made])[topic].result(60)
+            admin.create_topics([made])[topic].result(DEADLINE_S)
         create_topics(app.settings, app.processors, partitions=1)
         kept_by = cluster.node_ids[0]
         worker = app.worker().start().wait_ready()

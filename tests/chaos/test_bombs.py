@@ -13,11 +13,11 @@ from holdfast.core.kafka.compression import Compression
 from tests.chaos.conftest import MakeApplication
 from tests.support.bombs import CODECS, MIB, many_headers, many_records, one_value, send_batches
 from tests.support.harness import Application, Worker
+from tests.support.patience import SCENARIO_S
 from tests.support.proof import last_offsets, read_topic
 
 PARTITIONS = 4
 LARGEST_BATCH_BYTES = 16 * MIB
-DEADLINE_S = 720.0
 
 Shape = Callable[[Compression, int], bytes]
 
@@ -74,7 +74,7 @@ def test_bombs_below_the_limit_take_no_more_memory_than_is_documented(
             ((app.source, partition, bomb) for partition in range(PARTITIONS) for bomb in bombs),
         )
         assert set(codes) == {0}, codec
-    app.wait_applied(last_offsets(read_topic(app.broker, app.source)), DEADLINE_S)
+    app.wait_applied(last_offsets(read_topic(app.broker, app.source)), SCENARIO_S)
     used_bytes = resident_bytes(worker, "VmHWM") - idle_bytes
     print(
         f"idle {idle_bytes >> 20} MiB, {used_bytes >> 20} MiB more at most, {bound_bytes(app) >> 20} MiB documented"

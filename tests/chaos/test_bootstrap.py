@@ -43,7 +43,7 @@ def killed_at(app: Application, name: str, partition: int, step: BootstrapStep) 
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert ran.returncode == -signal.SIGKILL, ran.stderr

@@ -18,7 +18,7 @@ def write(app: Application, *keys: bytes) -> None:
     producer = Producer(app.broker.client_config())
     for key in keys:
         producer.produce(app.source, key, partition=0)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
 
 
 def check_cause(app: Application) -> None:

@@ -46,10 +46,10 @@ def answered(app: JoinApplication) -> dict[str, int]:
         number: messages[-1].offset() or 0 for number, messages in read_topic(app.broker, app.rates).items()
     }
     with BlockingTableClient(app.settings, [app.joined]) as tables:
-        rows = [*tables.scan("rates", at_least=written, timeout_s=60, page_rows=7)]
+        rows = [*tables.scan("rates", at_least=written, timeout_s=DEADLINE_S, page_rows=7)]
         for each in rows:
             assert all(each.positions[number] >= offset for number, offset in written.items())
-            assert tables.get("rates", each.key, timeout_s=60).value == each.value
+            assert tables.get("rates", each.key, timeout_s=DEADLINE_S).value == each.value
     return {each.key: each.value for each in rows}
 
 

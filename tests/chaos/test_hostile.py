@@ -67,13 +67,13 @@ def harm(app: Application, seed: int, rounds: int) -> Iterator[subprocess.Popen[
     )
     try:
         yield process
-        out, _ = process.communicate(timeout=120)
+        out, _ = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, "the hostile producer failed"
         assert int(out) > 0
     finally:
         if process.poll() is None:
             process.kill()
-            process.wait(60)
+            process.wait(DEADLINE_S)
 
 
 def all_decided(app: Application) -> bool:
@@ -82,7 +82,7 @@ def all_decided(app: Application) -> bool:
     places = {TopicPartition(app.source, number): OffsetSpec.latest() for number in range(app.partitions)}  # type: ignore[no-untyped-call]
     ends = [
         {
-            place.partition: found.result(60).offset
+            place.partition: found.result(DEADLINE_S).offset
             for place, found in admin.list_offsets(places, isolation_level=level).items()
         }
         for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
@@ -96,7 +96,7 @@ def prove_beside_harm(app: Application, acked: int) -> None:
     assert idle_or_more < 130 * MIB + LIMIT_GROWTH_BYTES, f"a worker took {idle_or_more >> 20} MiB"
     counts = app.processors[0]
     with BlockingTableClient(app.settings, [counts]) as tables:
-        assert tables.get(counts, "k1", partition=1, timeout_s=60).value is not None, (
+        assert tables.get(counts, "k1", partition=1, timeout_s=DEADLINE_S).value is not None, (
             "forged workers hide the true one"
         )
     wait_for(

@@ -37,12 +37,12 @@ def app(broker: SessionBroker, tmp_path: Path) -> Iterator[JoinApplication]:
         changelog = made.joined.changelog(made.name)
         for key in (row_key("k1"), row_key("ghost"), tick_key("ghost"), APPLIED):
             producer.produce(changelog, b"stray", key, 0)
-        assert producer.flush(60) == 0
+        assert producer.flush(DEADLINE_S) == 0
         client = AdminClient(broker.client_config())
 
         def nobody() -> bool:
-            found = client.describe_consumer_groups([made.name], request_timeout=60)[made.name]
-            return not found.result(60).members
+            found = client.describe_consumer_groups([made.name], request_timeout=DEADLINE_S)[made.name]
+            return not found.result(DEADLINE_S).members
 
         wait_for("the group to be empty", nobody, DEADLINE_S)
         yield made

@@ -134,7 +134,7 @@ def test_what_cannot_be_read_of_one_source_is_skipped_and_the_other_goes_on_behi
     producer = one_batch(app.broker, app.customers)
     for _ in range(HIDDEN):
         producer.produce(app.customers, b"add hidden 1", partition=0)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     for at in range(3):
         app.send(app.orders, f"add k1 {at}")
     app.flush()

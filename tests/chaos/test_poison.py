@@ -37,7 +37,7 @@ def write(app: Application, *values: bytes | None, headers: Sequence[Header] = (
             on_delivery=lambda error, message: offsets.append(message.offset() or 0),
         )
         producer.produce(app.source, b"add k1 1", "k1", partition)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     return min(offsets)
 
 

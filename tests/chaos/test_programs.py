@@ -77,7 +77,7 @@ class Programs(Application):
         for step in load(phase):
             for topic, key, value in step:
                 self._producer.produce(topic, value, key.encode())
-            assert self._producer.flush(60) == 0
+            assert self._producer.flush(DEADLINE_S) == 0
 
     def is_through(self) -> bool:
         """Tell whether each processor has folded all that there is, and all that those before it have sent."""
@@ -155,7 +155,8 @@ def _read_windows(app: Programs, processor: Processor[Any, Any]) -> None:
     with BlockingTableClient(app.settings, [processor]) as tables:
         for since_ms in (None, middle_ms):
             told = [
-                each.value for each in tables.windows(processor, since_ms=since_ms, page_rows=3, timeout_s=60)
+                each.value
+                for each in tables.windows(processor, since_ms=since_ms, page_rows=3, timeout_s=DEADLINE_S)
             ]
             assert sorted((each.key, each.start_ms) for each in told) == sorted(
                 (key, start_ms) for key, start_ms in windows if since_ms is None or start_ms >= since_ms

@@ -20,7 +20,7 @@ LOUD = r"\[(WARNING|ERROR|CRITICAL)\]|Traceback|^%[0-4]\|"
 def write(app: Application) -> None:
     producer = Producer(app.broker.client_config())
     producer.produce(app.source, b"add key 1", partition=0)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
 
 
 def an_hour_later(app: Application, instance: str) -> Worker:

@@ -76,7 +76,7 @@ def killed_at(app: Application, settings: Settings, step: int) -> None:
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert ran.returncode == -signal.SIGKILL, ran.stderr
@@ -119,7 +119,7 @@ def test_a_reset_that_is_cut_anywhere_is_ended_by_the_next_and_the_source_is_fol
         step.do()
 
     require_topics(settings, app.processors)
-    assert BrokerGroups(settings, timeout_s=120).describe(app.name) is None
+    assert BrokerGroups(settings, timeout_s=DEADLINE_S).describe(app.name) is None
     assert not list(worker.data.glob("*.v*"))
     ours = [each.changelog(app.name) for each in app.processors]
     assert {end for _, end in admin.offsets((topic, at) for topic in ours for at in (0, 1)).values()} == {0}

@@ -69,7 +69,7 @@ def add_cold_rows(app: Application, times: int = 1) -> None:
     producer = Producer(app.broker.client_config())
     for number in range(COLD * times):
         producer.produce(app.source, b"add cold%05d 1" % (number % COLD), partition=0)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
 
 
 def flip_a_block(path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_row_changed_in_the_store_is_served_and_only_the_three_together_find_i
     key = changed_row(worker.data / counts.table / "1")
     worker.start().wait_ready()
     with BlockingTableClient(app.settings, [counts]) as tables:
-        served = tables.get(counts, key, partition=1, timeout_s=60).value
+        served = tables.get(counts, key, partition=1, timeout_s=DEADLINE_S).value
     assert served is not None
     assert served.seen > 1_000, "the lie is served"
     assert verify(counts, app.settings, LOCAL).equal, "the changelog knows nothing of it"
@@ -183,7 +183,9 @@ def test_a_query_that_meets_a_bad_block_gets_no_answer_until_the_store_is_rebuil
     flip_a_block(worker.data / counts.table / "0")
     worker.start().wait_ready()
     with BlockingTableClient(app.settings, [counts]) as tables:
-        found = [answer.value.seen for answer in tables.scan(counts, "cold", partition=0, timeout_s=180)]
+        found = [
+            answer.value.seen for answer in tables.scan(counts, "cold", partition=0, timeout_s=DEADLINE_S)
+        ]
     assert found == [1] * COLD, "rows that cannot be read are not left out"
     assert worker.said("store rotten: counts partition 0")
     prove(app)

@@ -120,7 +120,6 @@ def test_no_good_record_is_refused_while_the_registry_is_slow_or_away(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_under_load_a_registry_is_away_for_half_a_minute_slow_and_another_one(
     broker: SessionBroker, tmp_path: Path
 ) -> None:

@@ -41,14 +41,14 @@ class Log:
         """Write *count* records that add one to *key*, in one batch; return their first and last offset."""
         producer = one_batch(self._shop.broker, self._shop.source, **self._more)
         if self._more:
-            producer.init_transactions(60)
+            producer.init_transactions(DEADLINE_S)
             producer.begin_transaction()
         for _ in range(count):
             producer.produce(self._shop.source, f"add {key} 1".encode(), partition=0)
-        assert producer.flush(60) == 0
+        assert producer.flush(DEADLINE_S) == 0
         first, self.end = self.end, self.end + count
         if self._more:
-            producer.commit_transaction(60)
+            producer.commit_transaction(DEADLINE_S)
             self.end += 1
         return first, first + count - 1
 
@@ -56,7 +56,7 @@ class Log:
 def rows(shop: Application, *keys: str) -> list[int]:
     counts = shop.processors[0]
     with BlockingTableClient(shop.settings, [counts]) as tables:
-        found = [tables.get(counts, key, partition=0, timeout_s=60).value for key in keys]
+        found = [tables.get(counts, key, partition=0, timeout_s=DEADLINE_S).value for key in keys]
     return [0 if row is None else row.total for row in found]
 
 
@@ -74,7 +74,7 @@ def told(shop: Application) -> list[Message]:
             )
         )
         consumer.assign([TopicPartition(shop.settings.skips_topic, 0, 0)])
-        while (message := consumer.poll(60)) is not None and message.error() is None:
+        while (message := consumer.poll(DEADLINE_S)) is not None and message.error() is None:
             yield message
         consumer.close()
 
@@ -158,7 +158,7 @@ def test_an_operator_gets_a_partition_past_it_and_no_other_offset(application: M
     def ask(first: int, last: int) -> None:
         skip = Skip(topic=shop.source, partition=0, first=first, last=last, made=False, by="ada@desk")
         producer.produce(shop.settings.skips_topic, encode_skip(skip), skip.key, partition=0)
-        assert producer.flush(60) == 0
+        assert producer.flush(DEADLINE_S) == 0
 
     ask(0, 0)  # of a record that can be read: nobody makes it
     ask(bad[1], bad[1])  # one offset of the batch is as good as all
@@ -185,13 +185,13 @@ def test_a_flood_of_them_is_skipped_quickly_and_stops_at_the_limit(application: 
     with at_most(60, "to skip 30 batches"):
         for _ in range(flood):
             producer.produce(shop.source, bytes(4 * MIB), partition=0)
-            assert producer.flush(60) == 0
+            assert producer.flush(DEADLINE_S) == 0
         worker.wait_said("it is not skipped: 30 records in a row were quarantined", DEADLINE_S)
     assert [each.first for each in read_skips(shop.settings).all()] == list(range(1, 31))
     status, told_why = worker.ask("/health/ready")
     assert (status, "quarantine_limit is 30" in told_why) == (503, True)
     producer.produce(shop.source, b"add beside 1", partition=1)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     wait_for(
         "the other partition to go on",
         lambda: worker.applied().get(("counts", 1)) == 0,
@@ -215,7 +215,7 @@ def test_without_the_topic_of_skips_a_worker_stands_and_says_so_until_it_is_made
     assert "run `holdfast topics create`" in worker.ask("/health/ready")[1]
     producer = Producer(shop.broker.client_config())
     producer.produce(shop.source, b"add beside 1", partition=1)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     wait_for(
         "the other partition to be folded",
         lambda: worker.applied().get(("counts", 1)) == 0,

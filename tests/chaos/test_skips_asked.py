@@ -61,7 +61,7 @@ def test_a_worker_makes_the_skip_that_was_asked_for_and_goes_on(application: Mak
     )
     wait_for("it to be ready", lambda: worker.ready, DEADLINE_S, worker.tail)
     with BlockingTableClient(shop.settings, [counts]) as tables:
-        row = tables.get(counts, "seen", partition=0, timeout_s=60).value
+        row = tables.get(counts, "seen", partition=0, timeout_s=DEADLINE_S).value
     assert row is not None
     assert row.total == 2 + 4
     assert [

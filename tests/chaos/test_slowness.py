@@ -100,7 +100,7 @@ def test_a_fold_that_does_not_return_ends_the_worker(application: MakeApplicatio
     worker = app.worker().start(**HASTY).wait_ready()
     producer = Producer(app.broker.client_config())
     producer.produce(app.source, b"sleep k1 120000", b"k1", 0)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     code = worker.wait_exit(DEADLINE_S)
     assert code == 70
     assert worker.said("the event loop has stood still for .* s: a fold that does not return"), worker.tail()
@@ -114,7 +114,7 @@ def test_a_slow_fold_with_much_in_hand_is_not_taken_for_stuck(application: MakeA
     producer = Producer(app.broker.client_config(**{"linger.ms": 100}))
     for _ in range(records):
         producer.produce(app.source, b"sleep %s %d" % (b"k" * 40, fold_ms), partition=0)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     room = {"HOLDFAST_FETCH_BYTES": "131072", "HOLDFAST_INFLIGHT_BYTES": "131072"}
     patience = {
         "HOLDFAST_COMMIT_TIMEOUT_S": str(stall_s),

@@ -26,14 +26,14 @@ def write(app: Application, *values: bytes, partition: int = 0) -> None:
     producer = Producer(app.broker.client_config())
     for value in values:
         producer.produce(app.source, value, b"k1", partition)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
 
 
 def cut(app: Application, before: int, partition: int = 0) -> None:
     """Have retention take the records before an offset."""
     admin = AdminClient(app.broker.client_config())
     for future in admin.delete_records([TopicPartition(app.source, partition, before)]).values():
-        future.result(60)
+        future.result(DEADLINE_S)
 
 
 def partial_partitions(app: Application) -> list[int]:
@@ -42,7 +42,7 @@ def partial_partitions(app: Application) -> list[int]:
     async def ask() -> list[int]:
         directory = WorkersTopic(app.settings)
         try:
-            await directory.refresh(60)
+            await directory.refresh(DEADLINE_S)
             return [each for each in range(app.partitions) if directory.workers.is_partial("counts", 1, each)]
         finally:
             await directory.close()
@@ -85,7 +85,7 @@ def test_a_table_that_begins_behind_a_hole_says_so_for_good(application: MakeApp
     check_told()
     assert not worker.said("begins at offset 700")
     with BlockingTableClient(app.settings, app.processors) as tables:
-        found = [tables.get("counts", "k1", partition=each, timeout_s=60).partial for each in (0, 1)]
+        found = [tables.get("counts", "k1", partition=each, timeout_s=DEADLINE_S).partial for each in (0, 1)]
     assert found == [True, False]
     verdict = verify(app.processors[0], app.settings, ReplayOptions(engine="local"))
     assert verdict.equal
@@ -157,17 +157,17 @@ def test_transactional_producers_are_folded_exactly(application: MakeApplication
             **{"transactional.id": f"{app.name}-writer", "transaction.timeout.ms": 120_000}
         )
     )
-    producer.init_transactions(60)
+    producer.init_transactions(DEADLINE_S)
     kept = 0
     for at in range(TRANSACTIONS):
         producer.begin_transaction()
         for number in range(20):
             producer.produce(app.source, b"add k%d %d" % (number % 4, at), b"k%d" % (number % 4), number % 2)
         if at % 3 == 1:
-            producer.flush(60)
-            producer.abort_transaction(60)
+            producer.flush(DEADLINE_S)
+            producer.abort_transaction(DEADLINE_S)
         else:
-            producer.commit_transaction(60)
+            producer.commit_transaction(DEADLINE_S)
             kept += 20
         if at == TRANSACTIONS // 2:
             worker.wait_ready().kill()
@@ -175,11 +175,11 @@ def test_transactional_producers_are_folded_exactly(application: MakeApplication
     # An open transaction holds back what others write after it; the worker folds up to it and no further.
     producer.begin_transaction()
     producer.produce(app.source, b"add k0 1", b"k0", 0)
-    producer.flush(60)
+    producer.flush(DEADLINE_S)
     write(app, b"add k0 1")
     before = last_offsets(read_topic(app.broker, app.source))
     app.wait_applied(before, DEADLINE_S)
-    producer.abort_transaction(60)
+    producer.abort_transaction(DEADLINE_S)
     proof = prove(app, kept + 1)
     assert [each.offset() for each in proof.source[0]] != list(range(len(proof.source[0]))), (
         "the log is dense, so it shows nothing"
@@ -222,10 +222,10 @@ def test_workers_beyond_the_number_of_partitions_are_idle_and_take_over(applicat
 def test_a_source_that_ends_with_the_marker_of_a_commit_leaves_no_lag(application: MakeApplication) -> None:
     app = application(partitions=1, instance_id="only")
     producer = Producer(app.broker.client_config(**{"transactional.id": app.name}))
-    producer.init_transactions(60)
+    producer.init_transactions(DEADLINE_S)
     producer.begin_transaction()
     producer.produce(app.source, b"add key 1", partition=0)
-    producer.commit_transaction(60)
+    producer.commit_transaction(DEADLINE_S)
     worker = app.worker().start().wait_ready()
 
     def told() -> bool:

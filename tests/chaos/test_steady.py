@@ -5,6 +5,7 @@ from __future__ import annotations
 from confluent_kafka import Consumer, TopicPartition
 
 from tests.chaos.conftest import LINGER_MS, MakeApplication
+from tests.support.patience import DEADLINE_S
 from tests.support.proof import last_offsets, prove
 
 
@@ -23,7 +24,7 @@ def test_a_worker_without_trouble_folds_everything_exactly_once(application: Mak
     group = Consumer(app.broker.client_config(**{"group.id": app.name}))
     try:
         committed = group.committed(
-            [TopicPartition(app.source, number) for number in proof.source], timeout=60
+            [TopicPartition(app.source, number) for number in proof.source], timeout=DEADLINE_S
         )
     finally:
         group.close()

@@ -53,8 +53,8 @@ def execute(app: Application, *arguments: str) -> str:
     client = AdminClient(app.broker.client_config())
 
     def nobody() -> bool:
-        found = client.describe_consumer_groups([app.name], request_timeout=60)[app.name]
-        return not found.result(60).members
+        found = client.describe_consumer_groups([app.name], request_timeout=DEADLINE_S)[app.name]
+        return not found.result(DEADLINE_S).members
 
     wait_for("the group to be empty", nobody, DEADLINE_S)
     return holdfast(app, *arguments, "--execute")
@@ -64,23 +64,23 @@ def rows_for_nobody(app: Application, producer: Producer, changelog: str, state:
     """Without a transaction: over a row, of no kind that is known, and a row that there never was."""
     for key in (min(state), b"\x77key", row_key("ghost")):
         producer.produce(changelog, b"stray", key, 0)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
 
 
 def a_position(app: Application, producer: Producer, changelog: str, state: dict[bytes, bytes]) -> None:
     producer.produce(changelog, b"stray", APPLIED, 0)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
 
 
 def a_transaction(app: Application, producer: Producer, changelog: str, state: dict[bytes, bytes]) -> None:
     """It deletes rows and says that all was folded a hundred records ago."""
     stranger = Producer(app.broker.client_config(**{"transactional.id": f"{app.name}-stranger"}))
-    stranger.init_transactions(60)
+    stranger.init_transactions(DEADLINE_S)
     stranger.begin_transaction()
     for key in sorted(state)[:3]:
         stranger.produce(changelog, None, key, 0)
     stranger.produce(changelog, encode_marker(Marker(100, 1, 1)), APPLIED, 0)
-    stranger.commit_transaction(60)
+    stranger.commit_transaction(DEADLINE_S)
 
 
 def spoilt(app: Application, plant: Plant) -> tuple[Worker, str, str]:
@@ -172,11 +172,11 @@ def test_an_owner_that_was_not_in_the_group_is_fenced(application: MakeApplicati
     owner = Producer(
         app.broker.client_config(**{"transactional.id": app.processors[0].transactional_id(app.name, 0)})
     )
-    owner.init_transactions(60)
+    owner.init_transactions(DEADLINE_S)
     owner.begin_transaction()
     owner.produce(app.processors[0].changelog(app.name), b"late", row_key("late"), 0)
     execute(app, "tables", "repair", name)
     with pytest.raises(KafkaException, match=r"(?i)fenc|epoch|state"):
-        owner.commit_transaction(60)
+        owner.commit_transaction(DEADLINE_S)
     state, _ = logged_state(read_topic(app.broker, app.processors[0].changelog(app.name))[0])
     assert row_key("late") not in state

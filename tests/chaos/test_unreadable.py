@@ -22,7 +22,7 @@ def test_a_bomb_makes_its_worker_unready_and_stops_nothing_but_its_partition(
 
     def add(partition: int, key: str) -> None:
         producer.produce(shop.source, f"add {key} 1".encode(), partition=partition)
-        assert producer.flush(60) == 0
+        assert producer.flush(DEADLINE_S) == 0
 
     add(0, "before")
     send(shop.broker, shop.source, "zstd", [bytes(BOMB_BYTES)])
@@ -48,9 +48,9 @@ def test_a_bomb_makes_its_worker_unready_and_stops_nothing_but_its_partition(
     }
     assert worker.applied()["counts", 0] == 0
     with BlockingTableClient(shop.settings, [counts]) as tables:
-        assert tables.get(counts, "before", partition=0, timeout_s=60).value is not None, (
+        assert tables.get(counts, "before", partition=0, timeout_s=DEADLINE_S).value is not None, (
             "what stands still still answers"
         )
-        assert tables.get(counts, "behind", partition=0, timeout_s=60).value is None
+        assert tables.get(counts, "behind", partition=0, timeout_s=DEADLINE_S).value is None
     assert len(worker.said("which cannot be read")) == 1, "once, however long it stands"
     worker.stop()

@@ -40,7 +40,7 @@ class NeedyApplication(Application):
         for word in words:
             self._producer.produce(self.source, word.encode(), partition=partition)
             self._producer.produce(f"{self.source}-more", json.dumps("more").encode(), partition=partition)
-            assert self._producer.flush(60) == 0
+            assert self._producer.flush(DEADLINE_S) == 0
 
     def cause(self, worker: Worker, *told: str) -> str:
         """Wait until readiness tells all of this, and return what it tells."""

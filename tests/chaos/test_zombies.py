@@ -17,7 +17,6 @@ from tests.support.harness import Application, Worker, wait_for
 from tests.support.patience import DEADLINE_S
 from tests.support.proof import prove
 
-REJOIN_DEADLINE_S = 180.0
 LOOK_S = 3.0
 
 
@@ -46,7 +45,7 @@ def freeze_and_thaw(app: Application, victim: Worker, heir: Worker) -> None:
         victim.signal(signal.SIGCONT)
     stale, thawed_s = [], time.monotonic()
     while time.monotonic() - thawed_s < LOOK_S or (victim.running and not victim.ready):
-        assert time.monotonic() - thawed_s < REJOIN_DEADLINE_S, (
+        assert time.monotonic() - thawed_s < DEADLINE_S, (
             f"the zombie neither ends nor comes back\n{victim.tail()}"
         )
         for name, partition in held:
@@ -116,7 +115,7 @@ def test_a_stranger_with_the_same_transactional_id_is_not_fought_for_ever(
 
     def taken_once_more() -> bool:
         stranger = Producer(app.broker.client_config(**{"transactional.id": strange_id}))
-        stranger.init_transactions(60)
+        stranger.init_transactions(DEADLINE_S)
         return not worker.running
 
     wait_for("the worker to give up", taken_once_more, DEADLINE_S, worker.tail)

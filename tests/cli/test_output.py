@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.output import Output, OutputRow, note, show
+from tests.support.patience import DEADLINE_S
 
 RECORDS: list[OutputRow] = [
     {
@@ -78,7 +79,7 @@ def test_a_terminal_gets_the_same_cells_with_brackets_untouched(tmp_path: Path) 
             [sys.executable, "-P", "-c", code],
             stdout=follower,
             env=os.environ | {"TERM": "xterm"},
-            timeout=60,
+            timeout=DEADLINE_S,
             check=False,
         )
         assert done.returncode == 0

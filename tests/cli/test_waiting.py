@@ -9,6 +9,7 @@ from confluent_kafka import Producer
 
 from holdfast.embedded.kafka import EmbeddedKafka
 from tests.cli.test_command_line import holdfast
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.process
 
@@ -29,7 +30,7 @@ def test_a_replay_that_waits_says_for_what(tmp_path: Path) -> None:
         kafka.create_topic("orders", partitions=1)
         producer = Producer(kafka.client_config())
         producer.produce("orders", b"{}")
-        producer.flush(60)
+        producer.flush(DEADLINE_S)
         limit = ("--set", "later_timeout_s=1")
         done = holdfast(
             "-A", "later_shop", "--bootstrap", kafka.bootstrap, *limit, "replay", "totals", folder=tmp_path

@@ -33,8 +33,7 @@ from tests.clients.tables.test_directory import Announcements
 from tests.support.hostile_batches import ROOM, send, send_bomb, send_hostile
 from tests.support.limits import measured
 from tests.support.own_topics import ending
-
-WITHIN_S = 120.0
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture
@@ -70,24 +69,24 @@ async def members_pass_hostile_batches(broker: SessionBroker, ground: Ground) ->
         await until(
             "both pass them",
             lambda: min(each.counters()["skipped_batches"] for each in (a, b)) == 3,
-            WITHIN_S,
+            DEADLINE_S,
         )
         await asyncio.sleep(2 * 3.0)  # a claim is over after twice the heartbeat interval
         ground.fill(10, start=10)
         await until(
             "both deliver",
             lambda: _places(out) == {(at, offset) for at in range(4) for offset in range(20)},
-            WITHIN_S,
+            DEADLINE_S,
         )
         delivered = len(out)
         await until("all is held", lambda: a.load + b.load == 4)
         async with ground.consumer("c-1") as c:
             draining.append(asyncio.create_task(drain(c, out)))
-            await until("the newcomer passes them", lambda: c.counters()["skipped_batches"] == 3, WITHIN_S)
+            await until("the newcomer passes them", lambda: c.counters()["skipped_batches"] == 3, DEADLINE_S)
             await b.terminate(release=True)
-            await until("what was released is taken", lambda: a.load + c.load == 4, WITHIN_S)
+            await until("what was released is taken", lambda: a.load + c.load == 4, DEADLINE_S)
             ground.fill(1, start=20)
-            await until("the new owners deliver", lambda: len(_places(out)) == 84, WITHIN_S)
+            await until("the new owners deliver", lambda: len(_places(out)) == 84, DEADLINE_S)
             for task in draining:
                 task.cancel()
     return delivered
@@ -98,7 +97,7 @@ def test_an_administrator_sees_all_groups_beyond_hostile_batches(
 ) -> None:
     ground.pause(600)
     send_hostile(broker, ground.coordination)
-    with GroupView(ground.settings, timeout_s=60) as view:
+    with GroupView(ground.settings, timeout_s=DEADLINE_S) as view:
         assert list(view.pauses()) == [ground.group]
         ground.group = "other"
         ground.pause(600)
@@ -113,7 +112,7 @@ def test_a_groups_talk_is_read_beyond_hostile_batches(broker: SessionBroker, fre
     send(broker, topic, [b"after"])
     send_hostile(broker, topic)
     log, heard, turns = (
-        GroupLog(_settings(broker), topic, "billing", timeout_s=60.0, unsent_s=60.0),
+        GroupLog(_settings(broker), topic, "billing", timeout_s=DEADLINE_S, unsent_s=DEADLINE_S),
         list[bytes | None](),
         0,
     )
@@ -122,14 +121,14 @@ def test_a_groups_talk_is_read_beyond_hostile_batches(broker: SessionBroker, fre
         while not (log.caught_up and heard[-1:] == [b"after"]):
             heard += [each.value for each in log.poll(0.1)]
             turns += 1
-            assert turns < 10 * WITHIN_S, heard
+            assert turns < 10 * DEADLINE_S, heard
         log.send(b"mine")
         while heard[-1] != b"mine":
             heard += [each.value for each in log.poll(0.1)]
             turns += 1
-            assert turns < 20 * WITHIN_S, heard
+            assert turns < 20 * DEADLINE_S, heard
     finally:
-        log.close(60.0)
+        log.close(DEADLINE_S)
     assert heard == [b"before", b"after", b"mine"]
 
 
@@ -156,7 +155,7 @@ def test_decisions_about_resets_are_read_beyond_hostile_batches(
 ) -> None:
     topic = fresh_topic("resets", config=ROOM | LOG_APPEND)
     log, ids = (
-        ResetLog(_settings(broker), topic=topic, timeout_s=60),
+        ResetLog(_settings(broker), topic=topic, timeout_s=DEADLINE_S),
         [ending() for _ in range(2)],
     )
     for reset_id in ids:
@@ -175,11 +174,11 @@ async def test_the_directory_of_workers_is_read_beyond_hostile_batches(broker: S
     directory = WorkersTopic(told.settings)
     try:
         told.claim("http://a:1", 1, 0, 1)
-        await directory.refresh(60)
+        await directory.refresh(DEADLINE_S)
         for generation in (2, 3):
             await asyncio.to_thread(send_hostile, broker, told.settings.workers_topic)
             told.claim("http://b:1", generation, generation)
-            await directory.refresh(60)
+            await directory.refresh(DEADLINE_S)
             assert directory.workers.owner("totals", 1, generation) == "http://b:1"
             assert directory.workers.owner("totals", 1, 0) == "http://a:1"
     finally:
@@ -207,9 +206,11 @@ def test_the_quarantine_is_listed_beyond_hostile_batches(broker: SessionBroker) 
                 (f"holdfast-{name}", str(value).encode()) for name, value in notes.items()
             ]
             producer.produce(topic, b"v", b"orders/0/%d/p" % offset, headers=headers)
-            assert producer.flush(60) == 0
+            assert producer.flush(DEADLINE_S) == 0
             send_hostile(broker, topic)
-        assert [each.offset for each in Quarantine(settings, timeout_s=60).records(lambda _: True)] == [
+        assert [
+            each.offset for each in Quarantine(settings, timeout_s=DEADLINE_S).records(lambda _: True)
+        ] == [
             0,
             1,
             2,
@@ -225,7 +226,7 @@ def test_a_name_is_given_out_beyond_hostile_batches(broker: SessionBroker, fresh
     commands = fresh_topic("producers")
     answers = broker.create_topic(f"{commands}.answers", config=ROOM, exact=True)
     settings = Settings(kafka={"bootstrap.servers": broker.bootstrap}, producers_topic=commands)
-    with NameHolder(settings, "till-1", timeout_s=60) as name:
+    with NameHolder(settings, "till-1", timeout_s=DEADLINE_S) as name:
         name._open()
         send_hostile(broker, answers)
         send(
@@ -237,7 +238,7 @@ def test_a_name_is_given_out_beyond_hostile_batches(broker: SessionBroker, fresh
         turns = 0
         while (found := name._poll(0.1)) is None:
             turns += 1
-            assert turns < 10 * WITHIN_S
+            assert turns < 10 * DEADLINE_S
         assert found.epoch == 7
 
 
@@ -255,10 +256,10 @@ async def test_a_claim_consumer_tells_of_a_batch_it_cannot_read_and_other_partit
     async with ground.consumer("a-1") as a:
         out: list[tuple[float, ClaimedMessage]] = []
         draining = asyncio.create_task(drain(a, out))
-        await until("it is told", lambda: _errors(caplog), WITHIN_S)
+        await until("it is told", lambda: _errors(caplog), DEADLINE_S)
         ground.fill(2, partition=0, start=2)
         await until(
-            "others go on", lambda: _places(out) == {(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)}, WITHIN_S
+            "others go on", lambda: _places(out) == {(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)}, DEADLINE_S
         )
         await asyncio.sleep(3.0)
         (told,) = _errors(caplog)
@@ -271,7 +272,7 @@ async def test_a_claim_consumer_tells_of_a_batch_it_cannot_read_and_other_partit
             f"{ground.topic}:1",
         ):
             assert part in told
-        await until("it counts", lambda: a.counters()["unreadable_partitions"] == 1, WITHIN_S)
+        await until("it counts", lambda: a.counters()["unreadable_partitions"] == 1, DEADLINE_S)
         assert len(_errors(caplog)) == 1
         draining.cancel()
 

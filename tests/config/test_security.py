@@ -107,7 +107,7 @@ def test_a_folder_of_authorities_is_read_by_their_hashes(tmp_path: Path) -> None
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     (tmp_path / f"{hashed.stdout.strip()}.0").write_text((TLS / "ca.pem").read_text())
     with tls_server() as port:

@@ -17,10 +17,9 @@ from tests.agents.fleet import Fleet
 from tests.console.shop import rated_totals, totals
 from tests.support import fork_server
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 from tests.support.places import ROOT
 
-DEADLINE_S, SHOWN_S = 300.0, 900.0
-"""More than a page may take that a process of its own answers, behind all others of a busy machine."""
 PARTITIONS = 4
 
 
@@ -88,7 +87,7 @@ class RunningConsole:
             return text if text and all(each in text for each in wanted) else None
 
         return wait_for(
-            f"{path} shows {wanted}", look, SHOWN_S, lambda: self.get(path) + self.log.read_text()
+            f"{path} shows {wanted}", look, SCENARIO_S, lambda: self.get(path) + self.log.read_text()
         )
 
     def close(self) -> None:

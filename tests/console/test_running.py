@@ -27,7 +27,8 @@ from holdfast.outbox.settings import HarvestSettings
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.topic import TopicLog
 from tests.agents.fleet import Fleet, Writer
-from tests.console.running import DEADLINE_S, PARTITIONS, RunningConsole, running_fleet, shown_text
+from tests.console.running import PARTITIONS, RunningConsole, running_fleet, shown_text
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.process
 

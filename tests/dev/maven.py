@@ -12,6 +12,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import DEADLINE_S
+
 POM = """<project><modelVersion>4.0.0</modelVersion>
 <groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version><dependencies>{dependencies}</dependencies></project>"""
 DEPENDENCY = "<dependency><groupId>{0}</groupId><artifactId>{1}</artifactId><version>{2}</version><scope>{scope}</scope></dependency>"
@@ -56,7 +58,7 @@ class Repository:
         finally:
             server.shutdown()
             server.server_close()
-            thread.join(timeout=60)
+            thread.join(timeout=DEADLINE_S)
 
 
 class _Handler(SimpleHTTPRequestHandler):

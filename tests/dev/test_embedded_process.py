@@ -25,6 +25,7 @@ from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.errors import DevBrokerError, WireError
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.transcripts.asking import batch
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.process
 
@@ -48,7 +49,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def run_alone(*arguments: str) -> tuple[int, str]:
     """Run a command in a process of its own, which has ended when this returns."""
     command = [sys.executable, "-P", "-m", "holdfast.cli", "dev", *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     return ran.returncode, ran.stdout + ran.stderr
 
 
@@ -302,7 +303,7 @@ def test_a_folder_keeps_what_was_there(run: Run, tmp_path: Path) -> None:
     embedded = EmbeddedProcess.find(tmp_path / "state")
     assert embedded is not None
     admin = AdminClient({"bootstrap.servers": embedded.bootstrap, "log_level": 0})
-    admin.create_topics([NewTopic("orders", 2)])["orders"].result(60)
+    admin.create_topics([NewTopic("orders", 2)])["orders"].result(DEADLINE_S)
     code, output = run("up", "--embedded", "--dir", state)
     assert code != 0
     assert f"with its records in {kept}" in output
@@ -314,7 +315,7 @@ def test_a_folder_keeps_what_was_there(run: Run, tmp_path: Path) -> None:
     again = EmbeddedProcess.find(tmp_path / "state")
     assert again is not None
     admin = AdminClient({"bootstrap.servers": again.bootstrap, "log_level": 0})
-    assert len(admin.list_topics("orders", timeout=60).topics["orders"].partitions) == 2
+    assert len(admin.list_topics("orders", timeout=DEADLINE_S).topics["orders"].partitions) == 2
     assert f"data stays in {kept}" in run("down", "--dir", state)[1]
 
 
@@ -360,12 +361,12 @@ def test_it_asks_who_comes_and_lets_each_do_what_rules_allow(run: Run, tmp_path:
         assert embedded.client_config["sasl.password"] not in output
         shop = {**embedded.client_config, "sasl.username": "shop", "sasl.password": "shop-secret"}
         root = AdminClient({**embedded.client_config})
-        root.create_topics([NewTopic("orders", 1)])["orders"].result(60)
+        root.create_topics([NewTopic("orders", 1)])["orders"].result(DEADLINE_S)
         admin = AdminClient({**shop})
         with pytest.raises(KafkaException) as caught:
-            admin.create_topics([NewTopic("payments", 1)])["payments"].result(60)
+            admin.create_topics([NewTopic("payments", 1)])["payments"].result(DEADLINE_S)
         assert caught.value.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-        assert "orders" not in admin.list_topics(timeout=60).topics
+        assert "orders" not in admin.list_topics(timeout=DEADLINE_S).topics
         assert "without --sasl" not in run("up", "--embedded", "--sasl", "--dir", str(folder))[1]
         code, output = run("up", "--embedded", "--dir", str(folder))
         assert code != 0

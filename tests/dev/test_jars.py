@@ -18,10 +18,9 @@ import pytest
 from holdfast import jars
 from holdfast.errors import JarChecksumError, JarError, JavaMissingError
 from tests.dev.maven import Repository
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.process
-
-DEADLINE_S = 60.0
 
 
 @pytest.fixture

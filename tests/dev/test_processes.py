@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.dev import parent_death, ports, processes
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 LINUX = sys.platform.startswith("linux")
 
 
@@ -140,7 +140,7 @@ def of_two(first: int, count: int) -> Iterator[subprocess.Popen[str]]:
         try:
             yield process
         finally:
-            process.communicate(timeout=60)
+            process.communicate(timeout=DEADLINE_S)
 
 
 def test_a_port_is_given_to_one_process_alone_until_that_ends() -> None:
@@ -149,7 +149,7 @@ def test_a_port_is_given_to_one_process_alone_until_that_ends() -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() in (f"[{first}]\n", f"[{first + 1}]\n")
         with of_two(first, 2) as late:
-            _, told = late.communicate(timeout=60)
+            _, told = late.communicate(timeout=DEADLINE_S)
         assert "found only 1 of 2 free ports" in told, "though nothing listens"
     with of_two(first, 2) as next_one:
         assert next_one.stdout is not None

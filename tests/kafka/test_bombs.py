@@ -22,10 +22,10 @@ from holdfast.kafka.fetching.records import Records
 from holdfast.kafka.fetching.source_fetcher import Fetched, SourceFetcher
 from holdfast.kafka.requests.connections import connector
 from tests.support.columns import take
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 MIB = 1 << 20
-DEADLINE_S = 120.0
 CODECS = ["gzip", "snappy", "lz4", "zstd"]
 BOMB_BYTES = 200_000_000
 LIMIT_BYTES = 64 * MIB
@@ -63,7 +63,7 @@ async def feeding(
     broker: SessionBroker, positions: dict[tuple[str, int], int]
 ) -> AsyncIterator[SourceFetcher]:
     with ThreadPoolExecutor(2) as executor:
-        connect = connector(Settings(kafka=broker.client_config()), timeout_s=60)
+        connect = connector(Settings(kafka=broker.client_config()), timeout_s=DEADLINE_S)
         feed = SourceFetcher(
             connect, executor, fetch_records=10_000, fetch_bytes=8 * MIB, queue_bytes=8 * MIB
         )
@@ -138,9 +138,9 @@ from holdfast.config import Settings
 def peak_mib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
-async def run(bootstrap, topic, partitions):
+async def run(bootstrap, topic, partitions, deadline_s):
     with ThreadPoolExecutor(2) as executor:
-        connect = connector(Settings(kafka={"bootstrap.servers": bootstrap}), timeout_s=120)
+        connect = connector(Settings(kafka={"bootstrap.servers": bootstrap}), timeout_s=deadline_s)
         feed = SourceFetcher(connect, executor, fetch_records=10_000, fetch_bytes=8 << 20, queue_bytes=8 << 20)
         before = peak_mib()
         await feed.assign({(topic, number): 0 for number in range(partitions)})
@@ -153,7 +153,7 @@ async def run(bootstrap, topic, partitions):
         await feed.close()
         print(peak_mib() - before, ",".join(sorted(met)))
 
-asyncio.run(run(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+asyncio.run(run(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
 """
 
 
@@ -163,8 +163,8 @@ def test_memory_stays_within_its_bound_whatever_is_sent(broker: SessionBroker) -
         for size in (BOMB_BYTES, 400_000_000 if codec == "gzip" else BOMB_BYTES):
             send(broker, topic, codec, [bytes(size)], partition=partition)
         send(broker, topic, codec, [b"good"], partition=partition)
-    command = [sys.executable, "-P", "-c", HUNGRY, broker.bootstrap, topic, "4"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=ROOT)
+    command = [sys.executable, "-P", "-c", HUNGRY, broker.bootstrap, topic, "4", str(DEADLINE_S)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True, cwd=ROOT)
     peak_mib, met = done.stdout.split()
     assert met == ",".join(sorted(CODECS))
     # What docs/operating.md states: twice what is fetched ahead, one batch of a leader, and three times what

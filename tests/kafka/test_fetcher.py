@@ -23,8 +23,8 @@ from holdfast.core.kafka.wire import WireReader, put_compact, put_uvarint
 from holdfast.errors import TopicError, WireError
 from holdfast.kafka.fetching.source_fetcher import ATTEMPTS, Fetched, SourceFetcher
 from holdfast.kafka.requests.raw_request import RawRequest
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 TOPIC = "events"
 _PART = Struct(">ihqqq")
 

@@ -21,8 +21,7 @@ from holdfast.config import Settings
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.kafka.frame_sender import GATHER_S, Ack, FrameSender
 from tests.clients.claims.claiming import LOG_APPEND
-
-WITHIN_S = 120.0
+from tests.support.patience import DEADLINE_S
 
 
 class Wire:
@@ -138,10 +137,10 @@ def test_a_member_with_much_to_say_to_a_frozen_broker_does_not_spin(tmp_path: Pa
         Admin(settings).apply([CreateTopic(spec=spec, partitions=1)])
         log = CoordinationLog(settings, send_timeout_s=30.0)
         with closing(log):
-            log.open(["orders"], WITHIN_S)
+            log.open(["orders"], DEADLINE_S)
             acks: list[Ack] = []
             log.send(0, b"0", 0)
-            until_s = time.monotonic() + WITHIN_S
+            until_s = time.monotonic() + DEADLINE_S
             while not acks:
                 assert time.monotonic() < until_s
                 acks += log.acks()
@@ -156,7 +155,7 @@ def test_a_member_with_much_to_say_to_a_frozen_broker_does_not_spin(tmp_path: Pa
                     time.sleep(0.05)
                 used = (cpu_s() - before_s) / (time.monotonic() - began_s)
             values: list[bytes | None] = []
-            until_s = time.monotonic() + WITHIN_S
+            until_s = time.monotonic() + DEADLINE_S
             while len(values) < 101 or len(acks) < 101:
                 assert time.monotonic() < until_s, (len(values), len(acks))
                 values += [record.value for record in log.poll(0.05)]

@@ -17,9 +17,9 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.kafka.reading.log_reader import LogReader
 from holdfast.kafka.reading.log_tail import EndOfLog
 from tests.clients.claims.claiming import LOG_APPEND
+from tests.support.patience import DEADLINE_S
 
 GAP_S = 0.005
-WITHIN_S = 60.0
 QUIET = {"group.id": "tail", "enable.auto.commit": False}
 
 
@@ -35,7 +35,7 @@ def chatter(broker: SessionBroker, topic: str) -> Iterator[list[int]]:
                 topic, b"x", partition=0, on_delivery=lambda _, message: written.append(message.offset() or 0)
             )
             producer.poll(0)
-        producer.flush(60)
+        producer.flush(DEADLINE_S)
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -43,7 +43,7 @@ def chatter(broker: SessionBroker, topic: str) -> Iterator[list[int]]:
         yield written
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(DEADLINE_S)
 
 
 def settings(broker: SessionBroker, coordination: str) -> Settings:
@@ -64,8 +64,8 @@ def test_a_coordination_log_that_never_falls_silent_is_caught_up_with(
         while len(written) < 50:
             time.sleep(GAP_S)
         before = written[-1]
-        log.open(["orders"], WITHIN_S)
-        read, until_s = -1, time.monotonic() + WITHIN_S
+        log.open(["orders"], DEADLINE_S)
+        read, until_s = -1, time.monotonic() + DEADLINE_S
         while not log.caught_up:
             assert time.monotonic() < until_s, f"read to {read} of {written[-1]} and not caught up"
             for record in log.poll(0.1):
@@ -78,21 +78,21 @@ def test_a_groups_log_that_never_falls_silent_is_caught_up_with(
     broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
     topic = fresh_topic("groups", partitions=1, config=LOG_APPEND)
-    log = GroupLog(settings(broker, "marshal"), topic, "billing", timeout_s=WITHIN_S, unsent_s=WITHIN_S)
+    log = GroupLog(settings(broker, "marshal"), topic, "billing", timeout_s=DEADLINE_S, unsent_s=DEADLINE_S)
     with chatter(broker, topic) as written:
         while len(written) < 50:
             time.sleep(GAP_S)
         before = written[-1]
         try:
             log.open(0)
-            read, until_s = -1, time.monotonic() + WITHIN_S
+            read, until_s = -1, time.monotonic() + DEADLINE_S
             while not log.caught_up:
                 assert time.monotonic() < until_s, f"read to {read} of {written[-1]} and not caught up"
                 for heard in log.poll(0.1):
                     read = heard.offset
             assert read >= before
         finally:
-            log.close(WITHIN_S)
+            log.close(DEADLINE_S)
 
 
 def test_an_end_is_not_reached_before_the_last_record_that_was_there_is_read(
@@ -102,12 +102,12 @@ def test_an_end_is_not_reached_before_the_last_record_that_was_there_is_read(
     producer = Producer({**broker.config})
     for _ in range(10):
         producer.produce(topic, b"x", partition=0)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     with closing(LogReader(Consumer({**broker.config, **QUIET}))) as reader:
         reader.assign({(topic, 0): 0})
         tail = EndOfLog(reader, (topic, 0))
         assert not tail.is_reached(), "nobody has told an end"
-        until_s, seen = time.monotonic() + WITHIN_S, list[tuple[int, bool]]()
+        until_s, seen = time.monotonic() + DEADLINE_S, list[tuple[int, bool]]()
         while len(seen) < 10:
             assert time.monotonic() < until_s, seen
             seen += [(message.offset() or 0, tail.is_reached()) for message in reader.read(0.1)]
@@ -127,7 +127,7 @@ def test_an_end_that_the_reader_tells_counts_whatever_was_read(
     reads = {**broker.config, **QUIET, "enable.partition.eof": True}
     with closing(LogReader(Consumer(reads))) as reader:
         reader.assign({(topic, 0): 0})
-        tail, until_s, seen = EndOfLog(reader, (topic, 0)), time.monotonic() + WITHIN_S, list[int]()
+        tail, until_s, seen = EndOfLog(reader, (topic, 0)), time.monotonic() + DEADLINE_S, list[int]()
         while not tail.is_reached():
             assert time.monotonic() < until_s, seen
             seen += [message.offset() or 0 for message in reader.read(0.1)]

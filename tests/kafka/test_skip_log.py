@@ -38,14 +38,14 @@ def topic(broker: SessionBroker, settings: Settings) -> str:
 def write(producer: Producer, topic: str, *skips: Skip) -> None:
     for each in skips:
         producer.produce(topic, encode_skip(each), each.key, partition=0)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
 
 
 def transactional(broker: SessionBroker) -> Producer:
     open_ms = 900_000  # the longest that brokers allow
     told = {"transactional.id": uuid.uuid4().hex, "transaction.timeout.ms": open_ms}
     producer = Producer(broker.client_config(**told))
-    producer.init_transactions(60)
+    producer.init_transactions(DEADLINE_S)
     producer.begin_transaction()
     return producer
 
@@ -63,12 +63,12 @@ def test_what_is_committed_is_read_and_what_nobody_of_ours_wrote_is_ignored(
 ) -> None:
     aborted, committed, plain = transactional(broker), transactional(broker), Producer(broker.client_config())
     write(aborted, topic, skip(100))
-    aborted.abort_transaction(60)
+    aborted.abort_transaction(DEADLINE_S)
     plain.produce(topic, b"{", b"orders/0/9", partition=0)
     plain.produce(topic, encode_skip(skip(200)), b"another key", partition=0)
     plain.produce(topic, None, skip(10).key, partition=0)
     write(committed, topic, skip(10), skip(15))
-    committed.commit_transaction(60)
+    committed.commit_transaction(DEADLINE_S)
     write(plain, topic, skip(300, made=False), skip(10, made=False))
     found = read_skips(settings)
     assert found.of_topic("orders") == {0: ((10, 19),)}
@@ -93,6 +93,6 @@ def test_a_skip_behind_an_open_transaction_is_waited_for(
     ending = threading.Timer(1.0, hanging.abort_transaction)
     began_s = time.monotonic()
     ending.start()
-    assert read_skips(settings, timeout_s=60).of_topic("orders") == {0: ((10, 14),)}
+    assert read_skips(settings, timeout_s=DEADLINE_S).of_topic("orders") == {0: ((10, 14),)}
     assert time.monotonic() - began_s > 0.5
     ending.join()

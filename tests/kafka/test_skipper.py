@@ -18,8 +18,8 @@ from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.kafka.reading.skipper import Skipper
 from tests.support.hostile_batches import ROOM, corrupt_batch, misplaced_batch, send, send_bomb, send_raw
+from tests.support.patience import DEADLINE_S
 
-WITHIN_S = 60.0
 POLL_S = 0.1
 
 
@@ -47,7 +47,7 @@ class Reading:
             self.end = message.offset() or 0
 
     def until(self, reached: Callable[[], bool]) -> None:
-        until_s = time.monotonic() + WITHIN_S
+        until_s = time.monotonic() + DEADLINE_S
         while not reached():
             assert time.monotonic() < until_s, f"{self.values} at {self.end}, {self.skipper.skipped} passed"
             self.turn()
@@ -228,11 +228,11 @@ def test_holes_are_passed_as_what_they_are(broker: SessionBroker, fresh_topic: F
     """Markers of transactions leave holes, in between and at the end."""
     topic = fresh_topic("own")
     producer = Producer(broker.client_config(**{"transactional.id": topic}))
-    producer.init_transactions(WITHIN_S)
+    producer.init_transactions(DEADLINE_S)
     for value in (b"a", b"b", b"c"):
         producer.begin_transaction()
         producer.produce(topic, value)
-        producer.commit_transaction(WITHIN_S)
+        producer.commit_transaction(DEADLINE_S)
     with reading(broker, topic) as found:
         found.until(lambda: found.end == 6)
         assert (found.offsets, found.skipper.skipped) == ([0, 2, 4], 0)
@@ -248,7 +248,7 @@ def test_a_log_that_has_lost_its_beginning_is_read_from_where_it_begins(
     send(broker, topic, [b"%d" % number for number in range(10)])
     admin = AdminClient(broker.client_config())
     (deleted,) = admin.delete_records([TopicPartition(topic, 0, 5)]).values()
-    deleted.result(WITHIN_S)
+    deleted.result(DEADLINE_S)
     with reading(broker, topic) as found:
         found.until(lambda: found.end == 10)
         assert (found.offsets, found.skipper.skipped) == ([5, 6, 7, 8, 9], 0)

@@ -17,9 +17,9 @@ from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.fetching.source_fetcher import HANDFUL, SourceFetcher
 from holdfast.kafka.requests.connections import connector
+from tests.support.patience import DEADLINE_S
 
 RECORDS = 3 * HANDFUL + 100
-DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module")

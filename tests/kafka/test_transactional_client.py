@@ -50,6 +50,7 @@ from tests.kafka.scripted import (
     Brokers,
     Fault,
 )
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture(params=[1, 2])
@@ -76,7 +77,7 @@ def written(brokers: Brokers, use: Callable[[ChangelogWriter], Awaitable[Any]]) 
             producers(lambda: brokers, transaction_timeout_s=10)("me"), changelog="log", partition=0
         )
         try:
-            await writer.fence(60)
+            await writer.fence(DEADLINE_S)
             brokers.asked.clear()
             await use(writer)
         finally:
@@ -89,7 +90,10 @@ def written(brokers: Brokers, use: Callable[[ChangelogWriter], Awaitable[Any]]) 
 def twice(writer: ChangelogWriter) -> Awaitable[None]:
     async def write() -> None:
         for applied in (1, 2):
-            assert await writer.write(changes(applied), (), 60) == 100 * len(writer_of(writer).appended) + 2
+            assert (
+                await writer.write(changes(applied), (), DEADLINE_S)
+                == 100 * len(writer_of(writer).appended) + 2
+            )
 
     return write()
 
@@ -116,7 +120,9 @@ def test_a_transaction_is_two_requests_and_by_the_first_protocol_three(brokers: 
 
 
 def test_each_leader_is_sent_what_is_its_own(brokers: Brokers) -> None:
-    written(brokers, lambda writer: writer.write(changes(1, Emit("out", "k", b"v", partition=1)), (), 60))
+    written(
+        brokers, lambda writer: writer.write(changes(1, Emit("out", "k", b"v", partition=1)), (), DEADLINE_S)
+    )
     assert sorted(node for key, node in brokers.asked if key == wire.PRODUCE) == [1, 2]
     assert sorted(place for place, _ in brokers.appended) == [LOG, OUT]
     assert brokers.count(wire.ADD_PARTITIONS) == 2 - brokers.protocol
@@ -182,7 +188,7 @@ def refused_as_an_old_owner(brokers: Brokers, key: int, code: int) -> None:
 
     async def use(writer: ChangelogWriter) -> None:
         with pytest.raises(FencedError, match="me: the broker refused this owner"):
-            await writer.write(changes(1), (), 60)
+            await writer.write(changes(1), (), DEADLINE_S)
 
     written(brokers, use)
     assert brokers.ends == []
@@ -195,9 +201,9 @@ def test_what_a_topic_refuses_is_taken_back_and_named(brokers: Brokers) -> None:
         with pytest.raises(
             UndeliverableError, match=r"topic log refused a record: MSG_SIZE_TOO_LARGE"
         ) as caught:
-            await writer.write(changes(1), (), 60)
+            await writer.write(changes(1), (), DEADLINE_S)
         assert caught.value.topic == "log"
-        await writer.write(changes(2), (), 60)
+        await writer.write(changes(2), (), DEADLINE_S)
 
     written(brokers, use)
     assert brokers.ends == [False, True]
@@ -209,7 +215,7 @@ def test_whatever_blames_the_record_names_its_topic(brokers: Brokers, code: int)
 
     async def use(writer: ChangelogWriter) -> None:
         with pytest.raises(UndeliverableError, match="topic log refused a record"):
-            await writer.write(changes(1), (), 60)
+            await writer.write(changes(1), (), DEADLINE_S)
 
     written(brokers, use)
 
@@ -219,7 +225,7 @@ def test_a_request_that_was_wrong_is_blamed_on_no_record(brokers: Brokers) -> No
 
     async def use(writer: ChangelogWriter) -> None:
         with pytest.raises(BrokerError, match="me: transaction failed: INVALID_REQUEST") as caught:
-            await writer.write(changes(1), (), 60)
+            await writer.write(changes(1), (), DEADLINE_S)
         assert not isinstance(caught.value, UndeliverableError)
 
     written(brokers, use)
@@ -265,7 +271,7 @@ class GrowingTopic:
 def test_a_partition_beyond_those_known_is_asked_for() -> None:
     producer: Any = GrowingTopic()
     emits = [Emit("out", "k", b"1", partition=1), Emit("out", "k", b"2", partition=2), Emit("out", "k", b"3")]
-    asyncio.run(ChangelogWriter(producer, changelog="log", partition=0).write(changes(0), emits, 60))
+    asyncio.run(ChangelogWriter(producer, changelog="log", partition=0).write(changes(0), emits, DEADLINE_S))
     del producer.appended["log", 0]
     found = {place: [value for _, value, _ in each] for place, each in producer.appended.items()}
     wanted: dict[Any, Any] = {("out", 1): [b"1"], ("out", 2): [b"2"]}
@@ -280,9 +286,9 @@ def test_an_emit_beyond_a_topics_partitions_takes_the_transaction_back(brokers: 
             match=r"topic out refused a record: UNKNOWN_TOPIC_OR_PART.*: 2 partitions are known",
         ):
             await writer.write(
-                changes(1, Emit("out", "k", partition=0), Emit("out", "k", partition=7)), (), 60
+                changes(1, Emit("out", "k", partition=0), Emit("out", "k", partition=7)), (), DEADLINE_S
             )
-        await writer.write(changes(2), (), 60)
+        await writer.write(changes(2), (), DEADLINE_S)
 
     written(brokers, use)
     assert [batch.records[0].value for _, batch in brokers.appended] == [b"2"]
@@ -295,7 +301,7 @@ def test_a_topic_that_nobody_may_write_to_is_told(brokers: Brokers) -> None:
         with pytest.raises(
             UndeliverableError, match="topic secret refused a record: TOPIC_AUTHORIZATION_FAILED"
         ):
-            await writer.write(changes(1, Emit("secret", "k")), (), 60)
+            await writer.write(changes(1, Emit("secret", "k")), (), DEADLINE_S)
 
     written(brokers, use)
 
@@ -322,8 +328,8 @@ def test_a_transaction_that_no_partition_may_join_is_taken_back_though_there_is_
         with pytest.raises(
             UndeliverableError, match="topic log refused a record: TOPIC_AUTHORIZATION_FAILED"
         ):
-            await writer.write(changes(1), (), 60)
-        await writer.write(changes(2), (), 60)
+            await writer.write(changes(1), (), DEADLINE_S)
+        await writer.write(changes(2), (), DEADLINE_S)
 
     written(brokers, use)
     assert [batch.producer_epoch for _, batch in brokers.appended] == [2]
@@ -372,9 +378,9 @@ def test_a_tombstone_that_cannot_be_written_is_logged(
     brokers: Brokers, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def use(writer: ChangelogWriter) -> None:
-        await writer.disown(60)
+        await writer.disown(DEADLINE_S)
         brokers.faults[wire.PRODUCE] = [FENCED]
-        await writer.disown(60)
+        await writer.disown(DEADLINE_S)
 
     written(brokers, use)
     assert [(batch.records[0].key, batch.records[0].value) for _, batch in brokers.appended] == [
@@ -409,7 +415,7 @@ def test_a_topic_that_stays_unknown_is_taken_for_missing(
 
     async def use(writer: ChangelogWriter) -> None:
         with pytest.raises(UndeliverableError, match="topic log refused a record: UNKNOWN_TOPIC_OR_PART"):
-            await writer.write(changes(1), (), 60)
+            await writer.write(changes(1), (), DEADLINE_S)
 
     written(brokers, use)
     assert brokers.refreshed == 3
@@ -432,7 +438,7 @@ def test_a_topic_of_which_the_brokers_tell_nothing_any_more_is_taken_for_missing
 
     async def use(writer: ChangelogWriter) -> None:
         with pytest.raises(UndeliverableError, match="topic log refused a record: UNKNOWN_TOPIC_OR_PART"):
-            await writer.write(changes(1), (), 60)
+            await writer.write(changes(1), (), DEADLINE_S)
 
     written(brokers, use)
     assert brokers.refreshed == 13
@@ -456,7 +462,7 @@ def test_a_topic_is_not_missing_while_no_broker_tells_of_it(
     brokers.add_topic = brokers.force_metadata_update = asked  # type: ignore[method-assign, assignment]
 
     async def use(writer: ChangelogWriter) -> None:
-        await writer.write(changes(1, Emit("new", "k")), (), 60)
+        await writer.write(changes(1, Emit("new", "k")), (), DEADLINE_S)
 
     written(brokers, use)
     assert brokers.refreshed == 22
@@ -471,7 +477,7 @@ def test_any_other_error_is_named(brokers: Brokers, key: int) -> None:
         with pytest.raises(
             BrokerError, match=r"me: transaction failed: TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
         ):
-            await writer.write(changes(1), (), 60)
+            await writer.write(changes(1), (), DEADLINE_S)
 
     written(brokers, use)
 
@@ -507,7 +513,7 @@ def test_a_broker_that_is_too_old_is_told_as_such(brokers: Brokers) -> None:
 
     async def use(writer: ChangelogWriter) -> None:
         with pytest.raises(BrokerError, match=r"too old .* needs Kafka 2.8 or newer"):
-            await writer.write(changes(1), (), 60)
+            await writer.write(changes(1), (), DEADLINE_S)
 
     written(brokers, use)
 

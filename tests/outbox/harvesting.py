@@ -255,7 +255,7 @@ class TrappedProducer(Producer):
 
     def commit_transaction(self, *args: Any) -> None:
         if self.trap.place == "flushed":
-            self.flush(60)
+            self.flush(DEADLINE_S)
             self.trap.passing("flushed")
         self.trap.passing("before commit")
         super().commit_transaction(*args)

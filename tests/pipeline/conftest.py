@@ -14,6 +14,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.pipeline.spark.session import SparkOptions, open_session
 from tests.pipeline.accounts import Log
 from tests.support.parts import part
+from tests.support.patience import DEADLINE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +77,7 @@ def make_topic(broker: SessionBroker, fresh_topic: FreshTopic) -> MakeTopic:
                     timestamp=each.at_ms,
                     headers=headers,  # type: ignore[arg-type]
                 )
-        assert producer.flush(60) == 0
+        assert producer.flush(DEADLINE_S) == 0
         return topic
 
     return make

@@ -30,6 +30,7 @@ from tests.pipeline.accounts import Log, Record
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.lakes import write_bronze
 from tests.support.audit_histories import OUTBOX, Published, orders, renumbered
+from tests.support.patience import DEADLINE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,7 +89,7 @@ def tell_progress(broker: SessionBroker, topic: str, last: Mapping[int, int], ep
         [1], {(topic, partition): sequence for partition, sequence in last.items()}
     ):
         producer.produce(progress_topic(outbox), value, key)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     return outbox
 
 
@@ -140,22 +141,22 @@ def test_topics_and_last_numbers_are_taken_from_the_leaders(
             ("holdfast-sequence", b"%d" % sequence),
         ]
         producer.produce(topic, b"v", b"k", 1, headers=headers)  # type: ignore[arg-type]
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     report = audit(settings, AuditOptions(rules=Rules(outbox=outbox), engine="local"))
     assert report.is_clean, told(report)
     assert all(each.ends for each in report.partitions)
     # an open transaction hides what comes after it: then no end is reported
     still_open = {"transactional.id": f"{outbox}-open", "transaction.timeout.ms": 600_000}
     open_producer = Producer(broker.client_config(**still_open))
-    open_producer.init_transactions(60)
+    open_producer.init_transactions(DEADLINE_S)
     open_producer.begin_transaction()
     open_producer.produce(topic, b"v", b"k", 1)
-    assert open_producer.flush(60) == 0
+    assert open_producer.flush(DEADLINE_S) == 0
     report = audit(settings, AuditOptions(rules=Rules(outbox=outbox), engine="local", settle_s=0.5))
     assert report.is_clean
     assert [each.ends for each in report.partitions] == [True, False]
     assert "a transaction is open" in report.notes[0]
-    open_producer.abort_transaction(60)
+    open_producer.abort_transaction(DEADLINE_S)
     broker.delete_topics([progress_topic(outbox)])
 
 
@@ -164,7 +165,7 @@ def test_a_topic_whose_beginning_was_deleted_is_audited_from_there(
 ) -> None:
     topic = make_topic(log_of({0: RIGHT}))
     admin = AdminClient(broker.client_config())
-    admin.delete_records([TopicPartition(topic, 0, 70)])[TopicPartition(topic, 0, 70)].result(60)
+    admin.delete_records([TopicPartition(topic, 0, 70)])[TopicPartition(topic, 0, 70)].result(DEADLINE_S)
     report = audit(settings, AuditOptions(topics=(topic,), engine="local"))
     assert report.is_clean, told(report)
     assert report.partitions[0].first_offset == 70

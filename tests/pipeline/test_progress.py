@@ -14,6 +14,7 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.pipeline.progress import watched
 from holdfast.pipeline.replay import ReplayOptions, replay
 from tests.support.own_topics import ending
+from tests.support.patience import DEADLINE_S
 
 RECORDS = 300
 
@@ -45,7 +46,7 @@ def test_it_begins_with_all_offsets_and_ends_with_all_done(
     producer = Producer(embedded_kafka.client_config())
     for number in range(RECORDS):
         producer.produce(topics[number % len(topics)], b"x", key=b"k", partition=number // 2 % 2)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     with watched() as watcher:
         replayed = replay(processor, settings, ReplayOptions(engine="local"))
     assert watcher.work is not None

@@ -298,7 +298,7 @@ def delete_before(settings: Settings, topic: str, partition: int, offset: int) -
 
     client = AdminClient({**settings.client()})
     for deleted in client.delete_records([TopicPartition(topic, partition, offset)]).values():
-        deleted.result(60)
+        deleted.result(DEADLINE_S)
     with TopicLog(settings, topic) as log:
         assert log.firsts([partition]) == {partition: offset}
 

@@ -83,7 +83,7 @@ class Scripted:
         finally:
             server.shutdown()
             server.server_close()
-            thread.join(60)
+            thread.join(DEADLINE_S)
 
 
 @pytest.fixture

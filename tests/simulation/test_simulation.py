@@ -13,6 +13,7 @@ from tests.simulation.checks import NAMES
 from tests.simulation.plan import CROWD_EVERY, Kind, draw
 from tests.simulation.trace import Violation
 from tests.simulation.world import run_schedule
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.support.scale import scaled
 
@@ -88,7 +89,7 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
             check=True,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=DEADLINE_S,
         ).stdout
         for hash_seed in (1, 2)
     }

@@ -19,6 +19,7 @@ from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import TopicLog, TopicReader
 from tests.pipeline.accounts import Account, Op, accounts
 from tests.support.own_topics import ending
+from tests.support.patience import DEADLINE_S
 
 PARTITIONS = 2
 LOCAL = ReplayOptions(engine="local")
@@ -78,7 +79,7 @@ class Books:
                 self._producer.produce(
                     self.source, value, b"k%d" % (at % 5), partition, timestamp=1_000 + 40 * at
                 )
-        assert self._producer.flush(60) == 0
+        assert self._producer.flush(DEADLINE_S) == 0
 
     def messages(self, name: str) -> list[tuple[bytes | None, bytes | None]]:
         """Return what is committed in a topic, in order by partition."""

@@ -13,9 +13,9 @@ from confluent_kafka import Producer
 from holdfast.core.kafka.record_batch import CRC_FROM, decode_header
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.lost_markers import log_file
+from tests.support.patience import DEADLINE_S
 
 MIB = 1 << 20
-DEADLINE_S = 120.0
 CODECS = ["gzip", "snappy", "lz4", "zstd"]
 BOMB_BYTES = 200_000_000
 CRC_AT = 17
@@ -106,5 +106,6 @@ def one_batch(broker: SessionBroker, topic: str, **more: str) -> Producer:
         "message.max.bytes": 64 << 20,
     }
     producer = Producer(broker.client_config(**config, **more))
-    producer.list_topics(topic, timeout=60)  # or the flush begins with those that have found their leader
+    # Or the flush begins with those that have found their leader.
+    producer.list_topics(topic, timeout=DEADLINE_S)
     return producer

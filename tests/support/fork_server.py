@@ -36,6 +36,7 @@ from types import TracebackType
 from typing import IO, Any, ClassVar, NamedTuple, Protocol
 
 from holdfast.dev import parent_death
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 PRELOADED = (
@@ -88,7 +89,6 @@ SEEDS = 2
 fold that depends on it would give two such workers the same rows.
 """
 
-START_DEADLINE_S = 120.0
 _MESSAGE_BYTES = 1 << 20
 _POLL_S, _POLL_MAX_S = 0.0005, 0.05
 
@@ -238,9 +238,11 @@ class ForkServer:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
-        self._socket.settimeout(START_DEADLINE_S)
+        self._socket.settimeout(DEADLINE_S)
         if not (ready := self._socket.recv(_MESSAGE_BYTES)):
-            raise RuntimeError(f"the fork server of workers ended at its start with {self._server.wait(60)}")
+            raise RuntimeError(
+                f"the fork server of workers ended at its start with {self._server.wait(DEADLINE_S)}"
+            )
         self._read_at_import = frozenset(json.loads(ready))
         self._socket.settimeout(None)
 
@@ -279,7 +281,7 @@ class ForkServer:
     def close(self) -> None:
         """End the server and its children."""
         self._socket.close()
-        self._server.wait(60)
+        self._server.wait(DEADLINE_S)
 
 
 class ForkedProcess:

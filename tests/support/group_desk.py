@@ -33,8 +33,12 @@ from holdfast.core.claims.frames import (
 from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.resets import Decision
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
+RESET_S = 60.0
+"""Two settings: how long a reset waits for members, and so may pause their group; and the longest wait for one
+reply of a broker.
+"""
 PARTITIONS = 4
 Tell = Callable[[ResetProgress], None]
 
@@ -78,7 +82,7 @@ class GroupDesk:
         fresh_topic: FreshTopic,
         *,
         interval_s: float = 20.0,
-        request_timeout_s: float = DEADLINE_S,
+        request_timeout_s: float = RESET_S,
     ) -> None:
         self.broker, self._fresh = broker, fresh_topic
         self.coordination = fresh_topic(
@@ -258,7 +262,7 @@ def killed_administrator(
     step: ResetStep,
     *,
     interval_s: float = 20.0,
-    deadline_s: float = DEADLINE_S,
+    deadline_s: float = RESET_S,
     offset: int = 0,
 ) -> list[str]:
     """Return the command of an administrator that resets *group* to *offset* and is killed by the system

@@ -33,7 +33,7 @@ from holdfast.pipeline.topic import TopicLog
 from tests.chaos.counting import processors
 from tests.support import fork_server
 from tests.support.own_topics import ending
-from tests.support.patience import DEADLINE_S
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 from tests.support.places import ROOT
 
 LEAST_POLL_S, MOST_POLL_S = 0.02, 0.2
@@ -42,7 +42,7 @@ RESTS, MOST_REST_S = 2, 1.0
 not to do little else.
 """
 COUNTING = "tests.chaos.worker"
-DEATH_DEADLINE_S, REST_OF_WRITES_S = 120.0, 0.05
+REST_OF_WRITES_S = 0.05
 ASK_DEADLINE_S, LOOK_DEADLINE_S = 60.0, 5.0
 """How long a worker has for an answer, and for one that only tells more of a test that has failed."""
 
@@ -104,7 +104,7 @@ def add_partitions(config: Mapping[str, Any], topic: str, count: int) -> None:
     admin.create_partitions([NewPartitions(topic, count)])[topic].result(DEADLINE_S)
     wait_for(
         f"{count} partitions of {topic}",
-        lambda: len(admin.list_topics(topic, timeout=60).topics[topic].partitions) == count,
+        lambda: len(admin.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions) == count,
         DEADLINE_S,
     )
 
@@ -187,7 +187,7 @@ class Worker:
     def kill(self) -> None:
         """End it by SIGKILL; returns when it is gone."""
         self.process.kill()
-        self.process.wait(60)
+        self.process.wait(DEADLINE_S)
 
     def stop(self, deadline_s: float = DEADLINE_S) -> float:
         """End it by SIGTERM and return how long that took; fails when it does not end in time (as `wait_exit`) or not with 0.
@@ -211,7 +211,7 @@ class Worker:
                 f"{self.name} did not end within {deadline_s:.0f} s\n{self.tail()}"
             ) from None
 
-    def wait_exit_under(self, write: Callable[[int], object], deadline_s: float = DEATH_DEADLINE_S) -> int:
+    def wait_exit_under(self, write: Callable[[int], object], deadline_s: float = DEADLINE_S) -> int:
         """Call *write* with 0, 1, 2, ... until the process ends; return its exit code. A busy machine makes few transactions, and
         large ones, so that no count of writes is certain to reach the transaction in which it dies.
         """
@@ -360,7 +360,7 @@ class Load:
         assert self._process.returncode == 0, "the load failed"
         return int(out)
 
-    def wait(self, deadline_s: float = 720.0) -> int:
+    def wait(self, deadline_s: float = SCENARIO_S) -> int:
         """Return how many records it wrote, when it has written all it was to."""
         code = self._process.wait(deadline_s)
         assert code == 0, "the load failed"
@@ -369,7 +369,7 @@ class Load:
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait(60)
+            self._process.wait(DEADLINE_S)
 
 
 class Application:
@@ -417,7 +417,11 @@ class Application:
         """Delete one of holdfast's own topics and make it again, empty."""
         self.broker.delete_topics([topic])
         admin = AdminClient(self.broker.client_config())
-        wait_for(f"{topic} to be gone", lambda: topic not in admin.list_topics(timeout=60).topics, DEADLINE_S)
+        wait_for(
+            f"{topic} to be gone",
+            lambda: topic not in admin.list_topics(timeout=DEADLINE_S).topics,
+            DEADLINE_S,
+        )
         create_topics(self.settings, self.processors)
 
     def worker(self, name: str = "", **settings: str | float) -> Worker:

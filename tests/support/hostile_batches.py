@@ -14,8 +14,8 @@ from confluent_kafka import Producer
 from holdfast.core.kafka.record_batch import CRC_FROM, HEADER_BYTES, Record, RecordBatch, encode_batch
 from holdfast.core.kafka.wire import put_varlong
 from holdfast.dev.fixtures import SessionBroker
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 120.0
 BOMB_BYTES = 120_000_000
 """More than librdkafka unpacks of zstd, 100 MB; some KB on the wire."""
 KEY = b"k"

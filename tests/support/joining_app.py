@@ -118,7 +118,7 @@ class JoinApplication(Application):
         self._sent += 1
 
     def flush(self) -> None:
-        assert self._producer.flush(60) == 0
+        assert self._producer.flush(DEADLINE_S) == 0
 
     def write(self, records: int, *, seed: int, rest_s: float = 0.0) -> None:
         """Write to both sources in turns of no meaning; some records must be refused, some set tick timers."""

@@ -20,10 +20,10 @@ from shutil import rmtree
 
 from holdfast import jars
 from holdfast.dev.waits import wait_until
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 BUCKET = "lake"
-START_S = 120.0
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def object_store(folder: Path) -> Iterator[dict[str, str]]:
             cwd=folder,
         )
     try:
-        wait_until(f"S3Mock on port {port}", lambda: _answers(port), START_S)
+        wait_until(f"S3Mock on port {port}", lambda: _answers(port), DEADLINE_S)
         with _door(port) as address:
             yield {
                 "AWS_ENDPOINT_URL": address,
@@ -66,7 +66,7 @@ def object_store(folder: Path) -> Iterator[dict[str, str]]:
             server.wait(60)
         except subprocess.TimeoutExpired:
             server.kill()
-            server.wait(60)
+            server.wait(DEADLINE_S)
         rmtree(scratch, ignore_errors=True)
 
 

@@ -8,5 +8,10 @@ shares a slow machine, each step takes fifteen times as long as on an idle one, 
 900 s at which pytest ends a test, so that the wait itself says what did not come.
 """
 
+SCENARIO_S = 800.0
+"""The deadline of a whole scenario of several such waits. Also below the 900 s of pytest, so that it tells of
+itself.
+"""
+
 VAIN_S = (4, 16, 64)
 """For how long to wait for what does not come, until it is told why: a slow machine has asked nobody yet when the first of them is over."""

@@ -31,7 +31,6 @@ from tests.support.columns import take
 from tests.support.harness import Application, Worker, end_transactions
 from tests.support.patience import DEADLINE_S
 
-READ_DEADLINE_S = 180.0
 CUT = 777
 _ADD = re.compile(rb"add (k[0-9]+) [0-9]{1,18}")
 
@@ -53,13 +52,13 @@ def read_topic(broker: SessionBroker, topic: str, *, committed: bool = True) -> 
         )
     )
     try:
-        numbers = consumer.list_topics(topic, timeout=READ_DEADLINE_S).topics[topic].partitions
+        numbers = consumer.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions
         out: dict[int, list[Message]] = {number: [] for number in numbers}
         consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in out])
-        open_ends, until_s = set(out), system_clock.monotonic_s() + READ_DEADLINE_S
+        open_ends, until_s = set(out), system_clock.monotonic_s() + DEADLINE_S
         while open_ends:
             assert system_clock.monotonic_s() < until_s, (
-                f"{topic} {sorted(open_ends)} not read to the end in {READ_DEADLINE_S:.0f} s"
+                f"{topic} {sorted(open_ends)} not read to the end in {DEADLINE_S:.0f} s"
             )
             for message in consumer.consume(10_000, 0.1):
                 error, number = message.error(), message.partition() or 0

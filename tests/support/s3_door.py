@@ -10,6 +10,8 @@ import threading
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.support.patience import DEADLINE_S
+
 _OF_ONE_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -36,7 +38,7 @@ class Door(BaseHTTPRequestHandler):
         return content
 
     def _answer(self, body: bytes) -> None:
-        connection = HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=60)
+        connection = HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=DEADLINE_S)
         try:
             headers = {name: value for name, value in self.headers.items() if name.lower() not in _OF_ONE_HOP}
             connection.request(self.command, self.path, body, headers | {"Content-Length": str(len(body))})

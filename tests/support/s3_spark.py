@@ -23,6 +23,7 @@ from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.spark.session import SparkOptions, open_session
 from holdfast.pipeline.topic import TopicLog
 from tests.pipeline.accounts import accounts
+from tests.support.patience import DEADLINE_S
 
 SPARK = SparkOptions(master="local[2]", quick=True)
 ROUNDS = 6
@@ -52,7 +53,7 @@ def raced(settings: Settings, lake: str, topic: str) -> dict[str, Any]:
                 producer.produce(
                     topic, b"add k%d %d" % (at % 7, number), partition=at % 2, timestamp=1_000 + at
                 )
-            assert producer.flush(60) == 0
+            assert producer.flush(DEADLINE_S) == 0
             tables = [LocalTable(settings, path), *(TaskTable(session, settings, path) for _ in range(2))]
             made = [Landing(each, settings, log, LandOptions()) for each in tables]
             errors = [each.exception(180) for each in [pool.submit(one.step, one.ends()) for one in made]]

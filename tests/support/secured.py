@@ -23,11 +23,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from holdfast.core.kafka.grants import Grant, Operation, Pattern, Resource
 from holdfast.dev.broker.cluster import Cluster, Credentials
+from tests.support.patience import DEADLINE_S
 
 if TYPE_CHECKING:
     from holdfast.embedded.kafka import EmbeddedKafka
 
-DEADLINE_S = 60.0
 SUPER = "root"
 AUTHORIZER = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

@@ -19,11 +19,10 @@ from typing import NoReturn
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.errors import DevBrokerError
 from tests.support.own_topics import RunBroker
+from tests.support.patience import DEADLINE_S
 
 QUESTION_DEADLINE_S = 120.0
 """Who stands still between two lines is asked for no less than that; all say it at once."""
-ANSWER_DEADLINE_S = 480.0
-"""Longer than a cluster may take to start, the archive of its classes included, behind one who says nothing."""
 
 
 class Desk:
@@ -89,8 +88,8 @@ def ask(where: str) -> RunBroker:
     """Return the broker that the desk at *where* tells of."""
     with Client(where, "AF_UNIX") as desk:
         desk.send("broker")
-        if not desk.poll(ANSWER_DEADLINE_S):
-            raise AssertionError(f"the broker of this run was not there after {ANSWER_DEADLINE_S:.0f} s")
+        if not desk.poll(DEADLINE_S):
+            raise AssertionError(f"the broker of this run was not there after {DEADLINE_S:.0f} s")
         answer = desk.recv()
     if isinstance(answer, Exception):
         raise answer

@@ -85,7 +85,7 @@ class StepsApplication(Application):
             self.sent.update(line.split())
 
     def flush(self) -> None:
-        assert self._producer.flush(60) == 0
+        assert self._producer.flush(DEADLINE_S) == 0
 
     def write(self, lines: int, *, seed: int, rest_s: float = 0.0) -> None:
         """Write lines of no meaning; some of them must be refused."""

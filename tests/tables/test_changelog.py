@@ -31,9 +31,7 @@ from holdfast.kafka.transactions.transactional_client import (
 )
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
 from holdfast.tables.changelog import ChangelogPart, ChangelogWriter
-from tests.support.patience import VAIN_S
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S, VAIN_S
 
 
 @pytest.fixture

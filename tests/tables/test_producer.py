@@ -23,6 +23,7 @@ from holdfast.kafka.transactions.transactional_producer import (
 )
 from holdfast.tables import changelog
 from holdfast.tables.changelog import ChangelogWriter
+from tests.support.patience import DEADLINE_S
 
 LOG, OUT = ("log", 3), ("out", 1)
 MARKER = Marker(7, 1_000, 1)
@@ -113,7 +114,7 @@ def test_what_must_be_made_anew_is_aborted_and_written_once(monkeypatch: pytest.
 
     async def run() -> None:
         producer = ScriptedProducer("me", None, AbortableError("sequence lost"))
-        assert await writer_of(producer).write(changes(), (), 60) == 3
+        assert await writer_of(producer).write(changes(), (), DEADLINE_S) == 3
         assert producer.calls == ["append", "commit", "abort", "append", "commit"]
         assert len(producer.committed[LOG]) == 3
         assert str(producer.why) == "sequence lost"
@@ -134,7 +135,7 @@ def test_a_refusal_ends_the_transaction_and_a_fence_leaves_it_to_the_newer_owner
     async def run() -> None:
         producer = ScriptedProducer("me", fault)
         with pytest.raises(type(fault)):
-            await writer_of(producer).write(changes(), (), 60)
+            await writer_of(producer).write(changes(), (), DEADLINE_S)
         assert producer.calls == calls
         assert not producer.committed
 

@@ -19,6 +19,7 @@ from holdfast.errors import RottenStoreError, StoreError
 from holdfast.tables.aside import ROTTEN_KEPT, rotten_stores
 from holdfast.tables.rocks import UNLOGGED, Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 STAMP = StoreStamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
@@ -59,7 +60,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         [sys.executable, "-P", "-c", code],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == -signal.SIGKILL
@@ -154,7 +155,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         [sys.executable, "-P", "-c", code],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
+        timeout=DEADLINE_S,
         check=False,
     )
     store = opened(tmp_path)

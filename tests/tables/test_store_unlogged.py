@@ -17,6 +17,7 @@ from holdfast.core.engine.merge.positions import offsets_of
 from holdfast.core.engine.state.codec import Marker, row_key
 from holdfast.tables.rocks import LOGGED, UNLOGGED, Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 STAMP = StoreStamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
@@ -54,7 +55,7 @@ def killed_after(path: Path, work: Callable[[PartitionStore, int], None], transa
     """Do *work* on a store in a process of its own that is killed then."""
     command = [sys.executable, "-P", "-c", _CHILD, str(path), work.__name__, str(transactions)]
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120, check=False
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=DEADLINE_S, check=False
     )
     assert done.returncode == -signal.SIGKILL
 

@@ -46,6 +46,7 @@ from holdfast.agents.faust.process import leaving
 from holdfast.agents.faust.rebalancing import assignor, recovery
 from holdfast.agents.faust.transport import conductor, declared_topics, transport
 from holdfast.agents.partitions.types import FoldEvent
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 FINGERPRINTS: dict[str, dict[str, str]] = {
@@ -552,6 +553,10 @@ def test_fausts_web_server_stays_off() -> None:
 def test_workers_run_on_the_loop_that_their_command_line_names(named: list[str], module: str) -> None:
     program = "import holdfast.agents.app\nfrom mode.utils.loops import get_event_loop\nprint(type(get_event_loop()).__module__)"
     told = subprocess.run(
-        [sys.executable, "-P", "-c", program, *named], capture_output=True, text=True, timeout=180, check=True
+        [sys.executable, "-P", "-c", program, *named],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
     )
     assert told.stdout.strip().split(".")[0] == module

@@ -19,6 +19,7 @@ from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError
 from holdfast.kafka.requests.oidc import OidcTokens
+from tests.support.patience import DEADLINE_S
 from tests.support.places import TLS
 
 CA = str(TLS / "ca.pem")
@@ -79,7 +80,10 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 async def ask_with(
-    handler: Handler, then: Callable[[OidcTokens, ManualClock], Awaitable[None]], *, timeout_s: float = 60.0
+    handler: Handler,
+    then: Callable[[OidcTokens, ManualClock], Awaitable[None]],
+    *,
+    timeout_s: float = DEADLINE_S,
 ) -> None:
     """Run *then* with tokens from an endpoint on the loopback that answers as *handler* does, over TLS."""
     application = web.Application()

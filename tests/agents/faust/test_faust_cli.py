@@ -22,12 +22,12 @@ from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Writer, environment_of
 from tests.support.harness import Worker
 from tests.support.own_topics import ending
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT, example_file
 
 pytestmark = pytest.mark.process
 
 TOOLS = Path(sys.executable).parent
-DEADLINE_S = 180
 
 
 def run(*command: str, cwd: Path, code: int = 0, environment: Mapping[str, str] | None = None) -> str:

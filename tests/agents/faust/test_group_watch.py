@@ -17,6 +17,7 @@ from holdfast.agents.faust.transport import group_watch
 from holdfast.agents.faust.transport.group_watch import watch_group
 from holdfast.agents.partitions.membership import Membership
 from holdfast.clock import ManualClock
+from tests.support.patience import DEADLINE_S
 
 SESSION_S, REBALANCE_S = 6.0, 30.0
 HEARTBEAT = HeartbeatRequest("app", 3, "me")
@@ -164,7 +165,7 @@ def test_a_worker_frozen_while_it_joins_owns_nothing_before_it_has_read_what_cam
 
         async def turn() -> None:
             looks.clear()
-            await asyncio.wait_for(looks.wait(), 60)
+            await asyncio.wait_for(looks.wait(), DEADLINE_S)
 
         await group.assigned()
         group.coordinator.may_answer.clear()

@@ -26,6 +26,7 @@ from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import GlobalsError
 from tests.agents.partitions.fold_events import event_of
 from tests.agents.partitions.test_merging_intake import MergingHost
+from tests.support.patience import DEADLINE_S
 
 
 def keep(rows: Rows[str], event: str, at_ms: int) -> None:
@@ -201,5 +202,5 @@ def test_a_copy_that_does_not_come_there_ends_the_worker() -> None:
 def test_a_worker_without_globals_follows_nothing() -> None:
     host: Any = SimpleNamespace(processors={})
     tables = GlobalCopies(host)
-    asyncio.run(asyncio.wait_for(tables.run(), 60))
+    asyncio.run(asyncio.wait_for(tables.run(), DEADLINE_S))
     assert tables.whole

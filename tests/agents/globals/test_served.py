@@ -17,6 +17,7 @@ from holdfast.core.engine.merge.global_copies import GlobalCopy
 from holdfast.core.engine.state.codec import row_key
 from holdfast.errors import StoreError
 from tests.agents.globals.test_intake import PRICED, RATES
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 
 
 def copies(loop: asyncio.AbstractEventLoop | None = None) -> GlobalCopies:
@@ -99,7 +100,7 @@ def test_offsets_are_waited_for_and_a_read_sees_one_position() -> None:
         rate(made, b"a", 4)
         assert await served.reached({0: 4}, 0)
         assert not await served.reached({0: 5}, 0.05)
-        waiting = asyncio.ensure_future(served.reached({0: 5, 1: 0}, 60))
+        waiting = asyncio.ensure_future(served.reached({0: 5, 1: 0}, DEADLINE_S))
         for offset, partition in ((5, 0), (0, 1)):
             await asyncio.sleep(0)
             assert not waiting.done()
@@ -119,7 +120,7 @@ def test_offsets_are_waited_for_and_a_read_sees_one_position() -> None:
         with pytest.raises(StoreError, match="global table rates was closed"):
             await served.read(closed)
 
-    asyncio.run(asyncio.wait_for(run(), 120))
+    asyncio.run(asyncio.wait_for(run(), SCENARIO_S))
 
 
 def test_a_view_is_scanned_from_a_key_on_as_it_was() -> None:

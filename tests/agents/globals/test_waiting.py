@@ -18,8 +18,7 @@ from holdfast.core.engine.merge.global_copies import GlobalCopy
 from holdfast.core.engine.state.codec import ROW
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import GlobalsError, Later, StillWaitingError
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 class Registry:

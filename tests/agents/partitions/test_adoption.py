@@ -20,6 +20,7 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.errors import FencedError
 from holdfast.tables.restore import RestoreInterrupted
+from tests.support.patience import DEADLINE_S
 
 NOTHING: frozenset[tuple[str, int]] = frozenset()
 
@@ -79,7 +80,7 @@ def test_the_next_generation_is_joined_only_when_the_interrupted_adoption_has_en
         assert not joining.done()
         assert manager.adopted == []
         manager.may_end.set()
-        await asyncio.wait_for(joining, 60)
+        await asyncio.wait_for(joining, DEADLINE_S)
         assert manager.adopted == [1]
         await first
 
@@ -102,7 +103,7 @@ def test_an_assignment_revoked_before_its_adoption_began_is_never_adopted(tmp_pa
 
 def test_joining_waits_for_nothing_when_no_adoption_is_under_way(tmp_path: Path) -> None:
     async def nothing_to_wait_for() -> None:
-        await asyncio.wait_for(SlowManager(tmp_path).adoption.settled(), 60)
+        await asyncio.wait_for(SlowManager(tmp_path).adoption.settled(), DEADLINE_S)
 
     asyncio.run(nothing_to_wait_for())
 

@@ -19,6 +19,7 @@ from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.errors import FencedError
 from holdfast.tables.restore import RestoreInterrupted
+from tests.support.patience import SCENARIO_S
 
 
 class Part:
@@ -151,7 +152,7 @@ def worker(
 ) -> Callable[[Callable[[Worker], Coroutine[Any, Any, None]]], None]:
     def run(scene: Callable[[Worker], Coroutine[Any, Any, None]]) -> None:
         async def within() -> None:
-            await asyncio.wait_for(scene(Worker(monkeypatch)), 120)
+            await asyncio.wait_for(scene(Worker(monkeypatch)), SCENARIO_S)
 
         asyncio.run(within())
 

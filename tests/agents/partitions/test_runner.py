@@ -23,6 +23,7 @@ from holdfast.errors import FencedError, Later, StillWaitingError
 from holdfast.kafka.codes import name_of
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
 from tests.agents.partitions.fold_events import HandedEvent, event_of
+from tests.support.patience import DEADLINE_S
 
 
 def count(rows: Rows[int], event: bytes, at_ms: int) -> None:
@@ -178,7 +179,7 @@ def runner_of(host: Host, part: Any) -> Runner:
 async def ended(runner: Runner) -> None:
     """Wait for the job under way."""
     assert runner.job is not None
-    await asyncio.wait_for(runner.job, 60)
+    await asyncio.wait_for(runner.job, DEADLINE_S)
 
 
 def events_of(first: int, records: int) -> HandedEvent:
@@ -191,7 +192,7 @@ def test_what_arrives_while_a_transaction_is_under_way_is_the_next_one() -> None
         part.answering.clear()
         runner = runner_of(host, part)
         runner.hand(events_of(0, 1))
-        await asyncio.wait_for(part.begun.wait(), 60)
+        await asyncio.wait_for(part.begun.wait(), DEADLINE_S)
         runner.hand(events_of(1, 1))
         runner.hand(events_of(2, 1))
         part.answering.set()
@@ -210,7 +211,7 @@ def test_a_partition_that_is_lost_while_its_transaction_is_written_ends_nothing_
         part.answering.clear()
         runner = runner_of(host, part)
         runner.hand(events_of(0, 1))
-        await asyncio.wait_for(part.begun.wait(), 60)
+        await asyncio.wait_for(part.begun.wait(), DEADLINE_S)
         del part.folder
         part.answering.set()
         await ended(runner)
@@ -476,7 +477,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         while not condition():  # noqa: ASYNC110  several things are awaited in this way, none of which tells
             await asyncio.sleep(0)
 

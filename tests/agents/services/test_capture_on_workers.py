@@ -35,12 +35,12 @@ from tests.core.claims.test_capture import (
     explain,
     parted,
 )
+from tests.support.patience import DEADLINE_S
 from tests.support.places import TESTDATA
 
 PARTITIONS = 4
 KILL_AT = 150
 """How many records are in when a worker is killed."""
-ANSWER_DEADLINE_S = 180.0
 CREATE_TIME = {
     "message.timestamp.type": "CreateTime",
     "message.timestamp.after.max.ms": "9223372036854775807",
@@ -160,12 +160,8 @@ class Run:
         self.written += 1
         if self.written == KILL_AT:
             self.fleet.owner(compat.name, record.partition).kill()
-        ours: Answer[GuardedRow | None] = await tables.get(
-            guarded, key, at_least=place, timeout_s=ANSWER_DEADLINE_S
-        )
-        go: Answer[CompatClaim | None] = await tables.get(
-            compat, key, at_least=place, timeout_s=ANSWER_DEADLINE_S
-        )
+        ours: Answer[GuardedRow | None] = await tables.get(guarded, key, at_least=place, timeout_s=DEADLINE_S)
+        go: Answer[CompatClaim | None] = await tables.get(compat, key, at_least=place, timeout_s=DEADLINE_S)
         assert (ours.partition, ours.as_of_offset) == (go.partition, go.as_of_offset) == place
         assert ours.value is None or isinstance(ours.value, Claim)
         self.told.learn(record, ours.value, go.value)
@@ -178,9 +174,7 @@ class Run:
         by_key = {claim_key(each["group"], each["topic"], each["partition"]): each for each in answers}
         asked = {coordination_partition(each["topic"], PARTITIONS) for each in answers}
         at_least = {partition: offset for partition, offset in self.ends.items() if partition in asked}
-        rows = await tables.get_many(
-            compat, list(by_key), at_least=at_least or None, timeout_s=ANSWER_DEADLINE_S
-        )
+        rows = await tables.get_many(compat, list(by_key), at_least=at_least or None, timeout_s=DEADLINE_S)
         for each in answers:
             key = claim_key(each["group"], each["topic"], each["partition"])
             row = rows[key]

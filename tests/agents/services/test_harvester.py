@@ -14,9 +14,9 @@ from holdfast.agents.app import App, create_app
 from holdfast.agents.services.harvester import AGENT, PendingCommand, declare
 from holdfast.config import Settings
 from holdfast.outbox.commands import Command, Verb
+from tests.support.patience import DEADLINE_S
 
 PAUSE = Command(id="p", verb=Verb.PAUSE, at_ms=0)
-DEADLINE_S = 60.0
 
 
 class Notes:

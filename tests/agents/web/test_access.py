@@ -20,9 +20,9 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError
+from tests.support.patience import SCENARIO_S
 from tests.support.places import TLS
 
-DEADLINE_S = 60.0
 TOKEN = "open-sesame"
 PATHS = [
     "/tables",
@@ -52,7 +52,7 @@ SECRETS: Processor[Any, Secret] = Processor(
 def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 2 * DEADLINE_S))
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), SCENARIO_S))
 
     return run
 

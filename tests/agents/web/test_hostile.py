@@ -21,9 +21,9 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from holdfast.web import port
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 from tests.support.places import TLS
 
-DEADLINE_S = 60.0
 TOKEN = "open-sesame"
 
 
@@ -41,7 +41,7 @@ TOTALS: Processor[Any, Total] = Processor(name="totals", source="orders", decode
 def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 2 * DEADLINE_S))
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), SCENARIO_S))
 
     return run
 

@@ -21,6 +21,7 @@ from holdfast.core.engine.state.codec import digest, row_key
 from holdfast.dev.memory_tables import MemoryReplica, MemoryWorker
 from holdfast.errors import StoreError
 from tests.agents.web.test_server import TOTALS, Asking, Total, scenario, settings
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 
 
 def worker_with(rows: int, **changes: Any) -> MemoryWorker:
@@ -75,7 +76,7 @@ async def test_a_partition_has_one_inspection_at_a_time_and_it_does_not_hold_up_
 
     def slow(state: Any, stop: threading.Event) -> Any:
         begun.set()
-        go_on.wait(60)
+        go_on.wait(DEADLINE_S)
         return digest_of(state, stop)
 
     monkeypatch.setattr(module, "digest_of", slow)
@@ -84,7 +85,7 @@ async def test_a_partition_has_one_inspection_at_a_time_and_it_does_not_hold_up_
         status, refused, headers = await asking.ask("/tables/totals/0/digest", body(inspection="one"))
         assert (status, refused["error"], "being read" in refused["message"]) == (503, "not_ready", True)
         assert "Retry-After" in headers
-        assert await asyncio.to_thread(begun.wait, 60)
+        assert await asyncio.to_thread(begun.wait, DEADLINE_S)
         status, refused, _ = await asking.ask("/tables/totals/0/digest", body(inspection="two"))
         assert (status, "another inspection" in refused["message"]) == (503, True)
         assert (await asking.ask("/tables/totals/0/rows/k0001"))[0] == 200
@@ -124,7 +125,7 @@ def test_the_inspector_asks_until_the_digest_is_there_and_reads_all_rows_of_it(
         return plain(state, stop)
 
     monkeypatch.setattr(module, "digest_of", slow)
-    asyncio.run(asyncio.wait_for(_inspect(), 120))
+    asyncio.run(asyncio.wait_for(_inspect(), SCENARIO_S))
 
 
 async def _inspect() -> None:
@@ -147,7 +148,7 @@ def test_a_reading_that_nobody_waits_for_any_more_ends() -> None:
     stop = threading.Event()
     stop.set()
     with ThreadPoolExecutor(1) as pool, pytest.raises(StoreError, match="no client waits"):
-        pool.submit(digest_of, worker.replica(TOTALS, 0).pin(), stop).result(60)
+        pool.submit(digest_of, worker.replica(TOTALS, 0).pin(), stop).result(DEADLINE_S)
     assert isinstance(worker.replica(TOTALS, 0), MemoryReplica)
     assert (
         digest_of(worker.replica(TOTALS, 1).pin(), threading.Event()).digest == hashlib.sha256().hexdigest()

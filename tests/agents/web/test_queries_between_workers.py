@@ -43,12 +43,11 @@ from tests.agents.desk import Reply, Request, decode_reply, tallies
 from tests.agents.fleet import Fleet, Writer, environment_of
 from tests.clients.tables.tabling import deadline_after
 from tests.support.harness import TIMES, UNDISTURBED, Worker, module_command, wait_for
-from tests.support.patience import DEADLINE_S
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 
 PARTITIONS = 4
 TOKEN = "a-shared-secret"
 TOPICS = [f"orders{number}" for number in range(12)]
-ANSWER_DEADLINE_S, THROUGHOUT_S = 60.0, 600.0
 PATIENT = {f"HOLDFAST_{name.upper()}": str(value) for name, value in {**TIMES, **UNDISTURBED}.items()}
 """None takes over from a worker before the group is told that it is gone."""
 LEAST_CHANGED = 5
@@ -156,8 +155,8 @@ class Stage:
     def expel(self, worker: Worker) -> None:
         """Tell the group that a worker which was killed is gone, as it would find out after a session."""
         group, client = self.fleet.settings.app, AdminClient(self.fleet.broker.client_config())
-        described = client.describe_consumer_groups([group], request_timeout=ANSWER_DEADLINE_S)[group]
-        members = described.result(2 * ANSWER_DEADLINE_S).members
+        described = client.describe_consumer_groups([group], request_timeout=DEADLINE_S)[group]
+        members = described.result(DEADLINE_S).members
         (name,) = [
             each.group_instance_id for each in members if each.group_instance_id.startswith(worker.name)
         ]
@@ -192,7 +191,7 @@ class Stage:
             assert reply.as_of_offset >= reply.written[1]
 
     def asked_throughout(
-        self, condition: Callable[[], bool], deadline_s: float = THROUGHOUT_S
+        self, condition: Callable[[], bool], deadline_s: float = SCENARIO_S
     ) -> list[Request]:
         """Have the desk write and read without a pause until *condition* holds, and a little longer."""
         sent: list[Request] = []
@@ -240,7 +239,7 @@ def stage(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def run(scenario: Awaitable[T]) -> T:
     async def bounded() -> T:
-        return await asyncio.wait_for(scenario, 240)
+        return await asyncio.wait_for(scenario, SCENARIO_S)
 
     return asyncio.run(bounded())
 
@@ -251,7 +250,7 @@ def fetch(worker: Worker, path: str, token: str | None) -> tuple[int, str]:
         worker.url + path, headers={} if token is None else {"Authorization": f"Bearer {token}"}
     )
     try:
-        with urllib.request.urlopen(asked, timeout=60) as reply:
+        with urllib.request.urlopen(asked, timeout=DEADLINE_S) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -291,7 +290,7 @@ def test_each_partition_is_answered_by_its_owner_and_by_nobody_else(stage: Stage
                 key = claim_key("g", topic, 0)
                 owner = stage.fleet.owner("claims", route(key, PARTITIONS) or 0)
                 counts = {worker: stage.answered(worker, "ok") for worker in stage.fleet.live}
-                answer = await tables.get(stage.claims, key, timeout_s=ANSWER_DEADLINE_S)
+                answer = await tables.get(stage.claims, key, timeout_s=DEADLINE_S)
                 assert isinstance(answer.value, Claim)
                 assert answer.value.client_id == f"of-{topic}"
                 answered = {
@@ -316,7 +315,7 @@ def test_a_client_that_believes_in_the_former_owner_is_redirected_once(stage: St
 
     async def scenario() -> None:
         async with stage.client(former) as tables:
-            answer = await tables.get(stage.claims, key, timeout_s=ANSWER_DEADLINE_S)
+            answer = await tables.get(stage.claims, key, timeout_s=DEADLINE_S)
             assert isinstance(answer.value, Claim)
 
     moved, answered = stage.answered(other, "moved"), stage.answered(owner, "ok")
@@ -333,7 +332,7 @@ def test_a_scan_over_both_workers_gives_every_key_once(stage: Stage) -> None:
 
     async def scenario() -> list[str]:
         async with stage.client() as tables:
-            found = tables.scan(stage.claims, "scanned/topic1", page_rows=3, timeout_s=ANSWER_DEADLINE_S)
+            found = tables.scan(stage.claims, "scanned/topic1", page_rows=3, timeout_s=DEADLINE_S)
             return [answer.key async for answer in found]
 
     assert sorted(run(scenario())) == [key for key in wanted if key.startswith("scanned/topic1")]
@@ -357,7 +356,7 @@ def test_what_cannot_be_answered_is_told_by_type(stage: Stage) -> None:
 
     told = {
         "beyond": refused("OffsetTimeoutError", at_least=(partition, end + 1_000)),
-        "version": stage.desk.ask("get", key, version=2, timeout_s=60.0),
+        "version": stage.desk.ask("get", key, version=2, timeout_s=DEADLINE_S),
         "absent": refused("NotReadyError", application=f"{stage.fleet.settings.app}-nowhere"),
         "missing": stage.desk.ask("get", claim_key("g", "never", 9)),
     }
@@ -373,7 +372,7 @@ def test_what_cannot_be_answered_is_told_by_type(stage: Stage) -> None:
 
     async def without_token() -> None:
         async with stage.client(web_token=None) as tables:
-            await tables.get(stage.claims, key, timeout_s=ANSWER_DEADLINE_S)
+            await tables.get(stage.claims, key, timeout_s=DEADLINE_S)
 
     with pytest.raises(AccessError, match="web_token"):
         run(without_token())
@@ -431,12 +430,12 @@ def test_reads_stay_right_while_an_owner_is_killed_and_a_standby_stands_in(stage
                 key,
                 at_least=(partition, end),
                 max_staleness=timedelta(seconds=600),
-                timeout_s=60,
+                timeout_s=DEADLINE_S,
             )
             assert isinstance(stale.value, Claim)
             assert (stale.role, stale.as_of_offset, stale.value.client_id) == ("standby", end, "before")
             with deadline_after(), pytest.raises(NotReadyError, match=owner.url):
-                await tables.get(stage.claims, key, timeout_s=60)
+                await tables.get(stage.claims, key, timeout_s=DEADLINE_S)
             # What nobody folds yet makes a standby stale by as many records, once it has heard of them.
             topic, beat = (
                 stage.fleet.settings.coordination_topic,
@@ -456,8 +455,8 @@ def test_reads_stay_right_while_an_owner_is_killed_and_a_standby_stands_in(stage
                 heir.tail,
             )
             with deadline_after(), pytest.raises(NotReadyError):
-                await tables.get(stage.claims, key, max_staleness=2, timeout_s=60)
-            behind = await tables.get(stage.claims, key, max_staleness=3, timeout_s=60)
+                await tables.get(stage.claims, key, max_staleness=2, timeout_s=DEADLINE_S)
+            behind = await tables.get(stage.claims, key, max_staleness=3, timeout_s=DEADLINE_S)
             assert isinstance(behind.value, Claim)
             assert (behind.role, behind.as_of_offset, behind.value.current_offset) == ("standby", end, 5)
             return places[-1]
@@ -491,9 +490,9 @@ def test_a_restoring_worker_names_the_cause_and_its_partitions_are_not_ready(sta
 
     async def watch() -> None:
         async with stage.client() as tables:
-            await tables.get_many(stage.claims, keys, timeout_s=60)
+            await tables.get_many(stage.claims, keys, timeout_s=DEADLINE_S)
             idle.start(CHAOS_RESTORE_HELD=str(stage.held))
-            until_s = time.monotonic() + 200  # of the 240 s that all of it has
+            until_s = time.monotonic() + DEADLINE_S
             while True:
                 assert idle.running, idle.tail()
                 assert time.monotonic() < until_s, idle.tail()
@@ -506,7 +505,7 @@ def test_a_restoring_worker_names_the_cause_and_its_partitions_are_not_ready(sta
                 causes.add(str(told.get("cause", "")))
                 try:
                     with deadline_after(1):
-                        await tables.get_many(stage.claims, keys, timeout_s=60)
+                        await tables.get_many(stage.claims, keys, timeout_s=DEADLINE_S)
                 except NotReadyError as error:
                     refusals.add(str(error))
                 if is_told():
@@ -524,7 +523,7 @@ def test_the_desks_own_processor_has_counted_every_answer(stage: Stage) -> None:
 
     async def counted() -> int:
         async with TableClient(desk.settings, [desk.tallies]) as tables:
-            found = tables.scan(desk.tallies, timeout_s=ANSWER_DEADLINE_S)
+            found = tables.scan(desk.tallies, timeout_s=DEADLINE_S)
             return sum([answer.value.answers async for answer in found])
 
     wait_for(

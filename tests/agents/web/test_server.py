@@ -25,9 +25,8 @@ from holdfast.core.engine.state.codec import RowCodec
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError
+from tests.support.patience import SCENARIO_S
 from tests.support.visits import Visit, visits
-
-DEADLINE_S = 60.0
 
 
 class Total(msgspec.Struct, frozen=True, array_like=True):
@@ -45,7 +44,7 @@ TOTALS: Processor[Any, Total] = Processor(name="totals", source="orders", decode
 def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 2 * DEADLINE_S))
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), SCENARIO_S))
 
     return run
 

@@ -24,6 +24,7 @@ from holdfast.core.kafka.grants import Operation, topic_grants
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import JavaMissingError
 from holdfast.extras import EXTRAS
+from tests.support.patience import DEADLINE_S
 
 
 def count(rows: Rows[int], word: str, at_ms: int) -> None:
@@ -141,7 +142,7 @@ def announce(settings: Settings) -> None:
 
     producer = Producer(settings.producer())
     producer.produce(settings.workers_topic, b"here", b"here")
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
 
 
 # The command

@@ -456,7 +456,7 @@ def test_memory_stays_within_a_bound_whatever_is_explained(broker: SessionBroker
         "--bootstrap",
         broker.bootstrap,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     code, grown_mib = (int(each) for each in done.stderr.splitlines()[-1].split())
     assert code == 1, done.stderr
     assert grown_mib < 3 * 64 + 64, done.stderr  # the record alone has 343

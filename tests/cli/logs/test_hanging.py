@@ -217,7 +217,7 @@ def end(
     """Try to end a transaction in partition 0, and return why that could not be."""
 
     async def run() -> None:
-        async with RawLog(Settings(kafka=dict(broker.config)), timeout_s=60) as raw:
+        async with RawLog(Settings(kafka=dict(broker.config)), timeout_s=DEADLINE_S) as raw:
             await raw.fetch(topic, 0, 0)
             if versions is not None:
                 for connection in raw._client._conns.values():

@@ -23,6 +23,7 @@ from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify.table import read_live, verify
 from tests.support.own_topics import ending
+from tests.support.patience import DEADLINE_S
 
 ORDERS = 5
 AGENT = """
@@ -67,8 +68,8 @@ def test_agents_go_on_at_their_offsets_since_what_they_keep_stays(
         producer = Producer(kafka.client_config())
         for _ in range(ORDERS):
             producer.produce("orders", b"{}")
-        producer.flush(60)
-        committed = CommittedOffsets(settings, module, timeout_s=60)
+        producer.flush(DEADLINE_S)
+        committed = CommittedOffsets(settings, module, timeout_s=DEADLINE_S)
         committed.commit({("orders", 0): ORDERS})
         with pytest.raises(SystemExit) as ended:
             main(["-A", module, "--set", f"app={module}", "--bootstrap", kafka.bootstrap, "reset", "--yes"])
@@ -96,7 +97,7 @@ def test_a_time_is_where_the_sources_are_folded_from(
         for partition, first_s in ((0, 1_000), (1, 1_003), (2, 900)):
             for second in range(ORDERS):
                 producer.produce("orders", b"{}", partition=partition, timestamp=1_000 * (first_s + second))
-        producer.flush(60)
+        producer.flush(DEADLINE_S)
 
         def reset(*words: str) -> int:
             with pytest.raises(SystemExit) as ended:
@@ -151,7 +152,7 @@ def test_a_table_of_outputs_that_are_emptied_begins_behind_them_and_lacks_nothin
         producer = Producer(kafka.client_config())
         for _ in range(ORDERS):
             producer.produce("orders", b"{}")
-        producer.flush(60)
+        producer.flush(DEADLINE_S)
 
         def fold() -> None:
             for each in (first, one):
@@ -228,13 +229,13 @@ def test_a_bootstrap_that_is_frozen_while_its_application_is_reset_writes_nothin
         create_topics(settings, [emitting], partitions=1)
         builder = {"transactional.id": emitting.builder_id(settings.app, 0)}
         frozen = Producer(kafka.client_config(**builder))
-        frozen.init_transactions(60)
+        frozen.init_transactions(DEADLINE_S)
         frozen.begin_transaction()
         frozen.produce("orders", b"{}")  # which stays: as would a changelog that is made anew
-        frozen.flush(60)
+        frozen.flush(DEADLINE_S)
         reset = ApplicationReset(settings, [emitting], empty_outputs=True)
         for step in reset.steps():
             step.do()
         with pytest.raises(KafkaException) as refused:
-            frozen.commit_transaction(60)
+            frozen.commit_transaction(DEADLINE_S)
         assert refused.value.args[0].code() in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)

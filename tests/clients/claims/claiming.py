@@ -27,21 +27,19 @@ from holdfast.config import Settings
 from holdfast.core.claims.frames import Frame, ReleaseGroup, coordination_partition, decode, encode
 from holdfast.core.claims.guarded import Claim, GuardedRow, fold_guarded, is_live
 from holdfast.dev import parent_death
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 from tests.support.places import ROOT
 
-DEADLINE_S = 60.0
-SCENARIO_S = 240.0
-"""Longer than any one wait, since a busy machine takes a minute to start a few processes."""
 PATIENT_S = 20.0
 """Between heartbeats where no claim may lapse, however slow the machine is."""
 LAPSE_S = 3.0
 """Of a stall of this process after which claims with the ground's heartbeat may be others', and rightly."""
 PATIENCE: dict[str, Any] = {
-    "start_timeout_s": 2 * DEADLINE_S,
-    "request_timeout_s": DEADLINE_S,
-    "flush_timeout_s": 2 * DEADLINE_S,
+    "start_timeout_s": DEADLINE_S,
+    "request_timeout_s": 60.0,
+    "flush_timeout_s": DEADLINE_S,
 }
-"""Deadlines of a consumer that are not what a test is about."""
+"""Deadlines of a consumer that are not what a test is about; a request that is not answered is asked again."""
 POLL_S = 0.01
 LOG_APPEND = {"message.timestamp.type": "LogAppendTime"}
 
@@ -58,7 +56,7 @@ def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
-async def until(what: str, condition: Callable[[], T | None], within_s: float = 120.0) -> T:
+async def until(what: str, condition: Callable[[], T | None], within_s: float = DEADLINE_S) -> T:
     """Return the first true value of *condition*."""
     deadline_s = time.monotonic() + within_s
     while not (found := condition()):
@@ -222,7 +220,7 @@ class Ownership:
 
 
 async def take(
-    consumer: ClaimConsumer, count: int, within_s: float = 120.0, *, commit: bool = True
+    consumer: ClaimConsumer, count: int, within_s: float = DEADLINE_S, *, commit: bool = True
 ) -> list[ClaimedMessage]:
     """Return the next *count* messages, committed by default."""
     out = []

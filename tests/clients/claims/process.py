@@ -19,6 +19,7 @@ from holdfast.clients.claims.logs.claim_log import CoordinationLog
 from holdfast.config import Settings
 from holdfast.errors import ClaimLostError, HoldfastError
 from tests.clients.claims.claiming import GateClock
+from tests.support.patience import DEADLINE_S
 
 clock = GateClock()
 
@@ -36,7 +37,7 @@ def die_after(kind: str) -> None:
         send(log, send_id, value, partition)
         if value.startswith(f"{kind}/".encode()) and not value.endswith(b"/0"):
             assert log._writer is not None
-            log._writer.flush(60)
+            log._writer.flush(DEADLINE_S)
             os.kill(os.getpid(), signal.SIGKILL)
 
     CoordinationLog.send = fatal  # type: ignore[method-assign, assignment]
@@ -62,9 +63,6 @@ def stop_at_gate(side: str, count: int) -> None:
     ClaimDelivery.may_deliver = stopping  # type: ignore[method-assign, assignment]
 
 
-LIMIT_BLOCKED_S = 120.0
-
-
 class Work:
     """What is done with a message."""
 
@@ -81,7 +79,7 @@ class Work:
         }
         tell("message", gate_s=gate_s, key=key, **where)
         if self._block is not None and message.offset == self._block[0]:
-            until_s = time.monotonic() + LIMIT_BLOCKED_S
+            until_s = time.monotonic() + DEADLINE_S
             while not Path(self._block[1]).exists() and time.monotonic() < until_s:
                 time.sleep(0.05)  # an event loop that stands still is what is tried
             tell("unblocked")

@@ -23,6 +23,7 @@ from holdfast.core.groups.membership import Group, seen_key
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, MembershipError, TopicError
 from tests.clients.claims.claiming import LOG_APPEND, PATIENCE, PATIENT_S, Ground, drain, scenario, until
+from tests.support.patience import DEADLINE_S
 
 PARTITIONS = 12
 
@@ -187,7 +188,9 @@ async def test_a_killed_member_s_part_goes_to_the_others_and_new_partitions_are_
             child.kill()
         await until("the survivors to settle", lambda: settled([first, second], PARTITIONS))
         admin = AdminClient(dict(broker.config))
-        admin.create_partitions([NewPartitions(ground.topic, PARTITIONS + 4)])[ground.topic].result(60)
+        admin.create_partitions([NewPartitions(ground.topic, PARTITIONS + 4)])[ground.topic].result(
+            DEADLINE_S
+        )
         await until("the new ones", lambda: settled([first, second], PARTITIONS + 4))
 
 
@@ -206,7 +209,7 @@ async def test_a_broker_that_takes_long_to_tell_how_many_partitions_there_are_ke
 
         def slow(*told: Any) -> dict[str, int]:
             asked.set()
-            answer.wait(60)
+            answer.wait(DEADLINE_S)
             return count(*told)
 
         announcements.counts = slow  # type: ignore[method-assign, assignment]
@@ -231,11 +234,13 @@ async def test_members_of_a_pattern_work_on_topics_that_appear(ground: BalancedG
     async with ground.member("a", topics=[pattern]) as first, ground.member("b", topics=[pattern]) as second:
         await until("one topic", lambda: settled([first, second], PARTITIONS))
         admin = AdminClient(dict(ground.config))
-        admin.create_topics([NewTopic(f"{ground.topic}-late", 3, 1)])[f"{ground.topic}-late"].result(60)
+        admin.create_topics([NewTopic(f"{ground.topic}-late", 3, 1)])[f"{ground.topic}-late"].result(
+            DEADLINE_S
+        )
         try:
             await until("both topics", lambda: settled([first, second], PARTITIONS + 3))
         finally:
-            admin.delete_topics([f"{ground.topic}-late"])[f"{ground.topic}-late"].result(60)
+            admin.delete_topics([f"{ground.topic}-late"])[f"{ground.topic}-late"].result(DEADLINE_S)
 
 
 async def consumed(member: ClaimConsumer) -> None:
@@ -266,7 +271,7 @@ def test_the_blocking_form_balances_too(ground: BalancedGround) -> None:
         groups_topic=ground.groups,
         **PATIENCE,
     ) as consumer:
-        assert len({consumer.get(120).partition for _ in range(PARTITIONS)}) == PARTITIONS  # type: ignore[union-attr]
+        assert len({consumer.get(DEADLINE_S).partition for _ in range(PARTITIONS)}) == PARTITIONS  # type: ignore[union-attr]
 
 
 @scenario

@@ -32,7 +32,6 @@ from holdfast.errors import (
     TopicError,
 )
 from tests.clients.claims.claiming import (
-    DEADLINE_S,
     PATIENCE,
     PATIENT_S,
     Ground,
@@ -42,6 +41,7 @@ from tests.clients.claims.claiming import (
     until,
 )
 from tests.support.limits import at_most
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ async def test_new_partitions_are_claimed_without_a_restart(
     async with ground.consumer("first", greedy=True, partitions_lookup_s=0.5) as consumer:
         await until("the first claim", lambda: consumer.load == 1)
         admin = AdminClient({**ground.config})
-        admin.create_partitions([NewPartitions(ground.topic, 3)])[ground.topic].result(60)
+        admin.create_partitions([NewPartitions(ground.topic, 3)])[ground.topic].result(DEADLINE_S)
         await until("the new partitions", lambda: consumer.load == 3)
         ground.fill(1, partition=2)
         assert [(each.partition, each.offset) for each in await take(consumer, 1)] == [(2, 0)]
@@ -260,7 +260,9 @@ async def test_another_number_of_coordination_partitions_stops_a_member(ground: 
     """All claims have moved; who goes on as before would own them twice."""
     async with ground.consumer("first", partitions_lookup_s=0.5) as consumer:
         admin = AdminClient({**ground.config})
-        admin.create_partitions([NewPartitions(ground.coordination, 3)])[ground.coordination].result(60)
+        admin.create_partitions([NewPartitions(ground.coordination, 3)])[ground.coordination].result(
+            DEADLINE_S
+        )
         with pytest.raises(TopicError, match="had 1 partitions and has 3"):
             await take(consumer, 1)
 
@@ -303,10 +305,10 @@ async def test_a_paused_group_releases_and_is_silent_until_the_pause_is_over(gro
 @scenario
 async def test_holes_and_control_records_at_the_end_do_not_look_like_a_backlog(ground: Ground) -> None:
     writer = Producer({**ground.config, "transactional.id": f"{ground.topic}-tx"})
-    writer.init_transactions(60)
+    writer.init_transactions(DEADLINE_S)
     writer.begin_transaction()
     writer.produce(ground.topic, value=b"0", partition=0)
-    writer.commit_transaction(60)
+    writer.commit_transaction(DEADLINE_S)
     async with ground.consumer("first") as consumer:
         await take(consumer, 1)
         await until(

@@ -27,6 +27,7 @@ from holdfast.core.member.actions import Event
 from holdfast.core.member.member import Member
 from holdfast.core.member.settings import Delivery, MemberSettings
 from holdfast.errors import BrokerError
+from tests.support.patience import DEADLINE_S
 
 
 class Record:
@@ -240,7 +241,7 @@ def test_a_taker_that_comes_by_during_a_stop_does_not_lose_what_was_set_aside() 
     rig.stop = stop  # type: ignore[method-assign]
     assert rig.member.outstanding("orders", 0) == 5
     rig.terminate()
-    taker.join(60)
+    taker.join(DEADLINE_S)
     assert rig.member.outstanding("orders", 0) == 1
 
 

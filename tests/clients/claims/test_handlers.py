@@ -20,6 +20,7 @@ from holdfast.core.member.actions import Event, ReleaseReason
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.clients.claims.claiming import PATIENCE, Ground, drain, scenario, until
 from tests.support.limits import AwakeClock
+from tests.support.patience import DEADLINE_S
 
 BEAT_S = 1.0
 WORK_S = 9 * BEAT_S
@@ -106,7 +107,7 @@ async def test_a_handler_that_exceeds_its_deadline_is_warned_of_twice_and_loses_
     caplog.set_level(logging.INFO)
     timed = {"heartbeat_interval_s": BEAT_S, "clock": awake}
     async with ground.consumer("one", handler_timeout_s=6, **timed) as one:
-        message = await one.get(120)
+        message = await one.get(DEADLINE_S)
         assert message is not None
         async with ground.consumer("two", **timed) as two:
             out: list[Any] = []

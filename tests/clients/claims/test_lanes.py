@@ -24,6 +24,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError
 from tests.clients.claims.claiming import LAPSE_S, Child, Ground, scenario, take, until
 from tests.support.limits import AwakeClock, at_most, measured
+from tests.support.patience import DEADLINE_S
 
 LANES = 4
 
@@ -48,7 +49,7 @@ def fill(ground: Ground, count: int, *, keys: int = 16, start: int = 0, key: byt
         ground.producer.produce(
             ground.topic, key=key or b"key-%d" % (number % keys), value=b"%d" % number, partition=0
         )
-    assert ground.producer.flush(60) == 0
+    assert ground.producer.flush(DEADLINE_S) == 0
 
 
 def lane_offset(ground: Ground, lane: int) -> int | None:
@@ -59,7 +60,7 @@ def lane_offset(ground: Ground, lane: int) -> int | None:
 def kafka_offset(ground: Ground) -> int:
     reader = Consumer({**ground.config, "group.id": ground.group})
     try:
-        return reader.committed([TopicPartition(ground.topic, 0)], timeout=60)[0].offset
+        return reader.committed([TopicPartition(ground.topic, 0)], timeout=DEADLINE_S)[0].offset
     finally:
         reader.close()
 

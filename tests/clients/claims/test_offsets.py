@@ -16,9 +16,10 @@ from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError
-from tests.clients.claims.claiming import DEADLINE_S, Ground, scenario, until
-from tests.support import own_broker, patience
+from tests.clients.claims.claiming import Ground, scenario, until
+from tests.support import own_broker
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 from tests.support.strangers import leave_offsets
 
 holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
@@ -119,7 +120,7 @@ def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is
     wait_for(
         "a coordinator, which a new node has after a while",
         lambda: coordinated(groups, ground.group),
-        patience.DEADLINE_S,
+        DEADLINE_S,
     )
     assert groups.describe(ground.group) is None
     with closing(OffsetFetcher(ground.settings, ground.group, timeout_s=DEADLINE_S)) as asked:

@@ -18,7 +18,8 @@ from holdfast.core.claims.guarded import Pause
 from holdfast.core.claims.resets import Aim, ResetCommit, Scope, Where, parse_scope
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, GroupError, TopicError
-from tests.support.group_desk import DEADLINE_S, EndingClock, GroupDesk, LaterClock
+from tests.support.group_desk import EndingClock, GroupDesk, LaterClock
+from tests.support.patience import DEADLINE_S
 from tests.support.strangers import leave_offsets
 
 
@@ -292,7 +293,7 @@ def test_of_two_resets_at_once_one_moves_everything_and_the_other_nothing(desk: 
             plan = admin.plan_reset("shop", Aim(Where.OFFSET, target))
             barrier.wait(DEADLINE_S)
             try:
-                admin.reset_offsets(plan, deadline_s=60)
+                admin.reset_offsets(plan, deadline_s=DEADLINE_S)
                 outcomes.append(target)
             except GroupError as error:
                 outcomes.append(error)

@@ -28,7 +28,8 @@ from holdfast.core.claims.resets import (
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, GroupError
 from tests.core.claims.test_protocol_page import plain, table
-from tests.support.group_desk import DEADLINE_S, GroupDesk, Killed, kill_at, killed_administrator
+from tests.support.group_desk import RESET_S, GroupDesk, Killed, kill_at, killed_administrator
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 Places = dict[tuple[str, int], int | None]
@@ -47,7 +48,7 @@ class Reset:
     """
 
     def __init__(self, desk: GroupDesk, group: str, orders: str, clicks: str) -> None:
-        self.desk, self.group, self.deadline_s = desk, group, DEADLINE_S
+        self.desk, self.group, self.deadline_s = desk, group, RESET_S
         self.old: Places = {(orders, 0): 40, (orders, 1): 41, (clicks, 0): 3}
         self.new: Places = dict.fromkeys(self.old, 0)
         for (topic, partition), offset in self.old.items():
@@ -163,7 +164,7 @@ def test_killed_by_the_system_and_found_by_a_second_reset(desk: GroupDesk, step:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=3 * DEADLINE_S,
+        timeout=DEADLINE_S,
     )
     assert child.returncode == -signal.SIGKILL, child.stderr
     with desk.admin() as admin:

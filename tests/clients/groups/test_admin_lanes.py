@@ -25,6 +25,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import GroupError
 from tests.clients.claims.claiming import PATIENT_S, Ground, scenario, until
 from tests.support.group_desk import EndingClock, GroupDesk
+from tests.support.patience import DEADLINE_S
 
 LANES = 4
 
@@ -88,7 +89,7 @@ def book(desk: GroupDesk, topic: str, group: str = "shop") -> list[int]:
     try:
         return [
             each.offset
-            for each in reader.committed([TopicPartition(topic, at) for at in range(2)], timeout=60)
+            for each in reader.committed([TopicPartition(topic, at) for at in range(2)], timeout=DEADLINE_S)
         ]
     finally:
         reader.close()
@@ -132,7 +133,7 @@ def test_no_lane_moves_when_one_of_them_is_not_given_back(desk: GroupDesk) -> No
         with pytest.raises(
             GroupError, match="m3-i still hold 1 partitions; every partition keeps its offset"
         ):
-            admin.reset_offsets(plan, deadline_s=60, tell=obey)
+            admin.reset_offsets(plan, deadline_s=DEADLINE_S, tell=obey)
     offsets = {key.topic: row.current_offset for key, row in desk.claims().items()}
     assert offsets == {lane_topic(topic, lane, LANES): 20 + lane if lane < 3 else 13 for lane in range(LANES)}
     assert desk.decisions() == []
@@ -149,7 +150,7 @@ async def test_live_members_begin_again_in_every_lane_where_a_reset_says(
     with closing(Ground(broker.config, fresh_topic, coordination=2)) as ground:
         for number in range(records):
             ground.producer.produce(ground.topic, key=b"key-%d" % (number % 16), value=b"x", partition=0)
-        assert ground.producer.flush(60) == 0
+        assert ground.producer.flush(DEADLINE_S) == 0
         resets = f"{ground.coordination}-resets"
         seen: list[tuple[int | None, int]] = []
 
@@ -164,7 +165,7 @@ async def test_live_members_begin_again_in_every_lane_where_a_reset_says(
             with GroupAdmin(settings, resets_topic=resets) as admin:
                 admin.reset_offsets(
                     admin.plan_reset(ground.group, Aim(Where.OFFSET, 40)),
-                    deadline_s=60,
+                    deadline_s=DEADLINE_S,
                     tell=lambda told: steps.append(told.step),
                 )
             return steps[-1]

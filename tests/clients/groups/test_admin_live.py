@@ -22,6 +22,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.clients.claims.claiming import PATIENT_S, Ground, drain, scenario, until
 from tests.support.group_desk import killed_administrator
 from tests.support.limits import Slowness, check
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 INTERVAL_S = 2.0
@@ -85,7 +86,9 @@ async def test_live_members_release_for_a_reset_and_begin_again_exactly_where_it
     def reset() -> None:
         with live.admin() as admin:
             assert {member.obeys_pause for member in admin.members("shop")} == {True}
-            admin.reset_offsets(admin.plan_reset("shop", Aim(Where.EARLIEST)), deadline_s=60, tell=note)
+            admin.reset_offsets(
+                admin.plan_reset("shop", Aim(Where.EARLIEST)), deadline_s=DEADLINE_S, tell=note
+            )
 
     def note(progress: ResetProgress) -> None:
         steps.setdefault(progress.step, time.monotonic())
@@ -147,7 +150,7 @@ async def test_members_carry_on_by_themselves_after_the_administrator_was_killed
         await until(
             "all groups at work again",
             lambda: _whole(taken["decided"]) and _whole(taken["undecided"]),
-            within_s=120,
+            within_s=DEADLINE_S,
         )
         for task in tasks:
             task.cancel()

@@ -16,8 +16,9 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import HoldfastError
 from tests.clients.groups.test_admin_kills import Reset, resets_of
-from tests.support.group_desk import DEADLINE_S, GroupDesk
+from tests.support.group_desk import GroupDesk
 from tests.support.parts import part
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 

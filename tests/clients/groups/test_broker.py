@@ -26,8 +26,8 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.errors import BrokerError, GroupError
 from holdfast.kafka import coordinator_admin
-from tests.support import patience
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
 
 LOADING, MOVED, DENIED = (
     KafkaCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -40,7 +40,6 @@ EACH_IN = {
     "OffsetCommit": ("topics", "partitions"),
 }
 """Where an answer has an error code for each group or partition; elsewhere it has one for all."""
-DEADLINE_S = 60.0
 MORE_THAN_CLIENTS_TRY = 8
 """librdkafka sends a commit again by itself, twice."""
 Refuse = Callable[[str, KafkaCode, int], list[str]]
@@ -252,7 +251,7 @@ def listed(bootstrap: str, capsys: pytest.CaptureFixture[str]) -> tuple[object, 
         states = {each["group"]: each["state"] for each in json.loads(told.out or "[]")}
         return (ended.value.code, states, told.err) if states.get("loud") == "Empty" else None
 
-    return wait_for("a list with the groups of those who answer", found, patience.DEADLINE_S)
+    return wait_for("a list with the groups of those who answer", found, DEADLINE_S)
 
 
 def test_a_list_that_lacks_a_coordinator_shows_the_others_and_fails(

@@ -23,9 +23,10 @@ from holdfast.config import Settings
 from holdfast.dev import parent_death
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ClaimLostError, ConfigError, TopicError
-from tests.clients.claims.claiming import DEADLINE_S, LOG_APPEND, scenario, until
+from tests.clients.claims.claiming import LOG_APPEND, scenario, until
 from tests.support import own_broker
 from tests.support.limits import AwakeClock
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
@@ -93,7 +94,7 @@ class Field:
 
     def died(self, child: subprocess.Popen[str]) -> set[tuple[int, int]]:
         """Return what a process handled before it died."""
-        out, _ = child.communicate(timeout=3 * DEADLINE_S)
+        out, _ = child.communicate(timeout=DEADLINE_S)
         return {tuple(json.loads(line)) for line in out.splitlines()}
 
     def dead_letters(self) -> list[bytes]:
@@ -114,7 +115,7 @@ class Field:
         for child in self.children:
             if child.poll() is None:
                 child.kill()
-            child.wait(60)
+            child.wait(DEADLINE_S)
             if child.stdout is not None:
                 child.stdout.close()
 

@@ -20,9 +20,8 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
+from tests.support.patience import SCENARIO_S
 
-SCENARIO_S = 120.0
-DEADLINE_S = 60.0
 WORKER_WAIT_S = 0.1
 
 

@@ -21,7 +21,6 @@ from holdfast.errors import (
     NoSuchTableError,
 )
 from tests.clients.tables.tabling import (
-    DEADLINE_S,
     ROUTED,
     TOTALS,
     Total,
@@ -33,6 +32,7 @@ from tests.clients.tables.tabling import (
     settings,
 )
 from tests.support.limits import at_most
+from tests.support.patience import DEADLINE_S
 from tests.support.places import TLS
 
 

@@ -19,15 +19,14 @@ from holdfast.dev.ports import free_ports
 from holdfast.errors import BrokerError
 from tests.support.limits import at_most
 from tests.support.own_topics import ending
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 from tests.support.strangers import open_transaction
-
-DEADLINE_S = 60.0
 
 
 def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 2 * DEADLINE_S))
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), SCENARIO_S))
 
     return run
 

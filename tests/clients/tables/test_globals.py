@@ -24,7 +24,8 @@ from holdfast.core.engine.query_wire import LIMIT_REPLY_BYTES
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import AccessError, NoSuchTableError, NotReadyError, OffsetTimeoutError, QueryError
-from tests.clients.tables.tabling import DEADLINE_S, deadline_after, scenario
+from tests.clients.tables.tabling import deadline_after, scenario
+from tests.support.patience import DEADLINE_S
 
 PARTITIONS = 2
 
@@ -103,8 +104,8 @@ async def test_pages_and_answers_are_bounded_in_bytes(monkeypatch: pytest.Monkey
         for at in range(3):
             worker.globals["texts"].put(f"k{at}", "x" * (LIMIT_REPLY_BYTES * 2 // 5), offset=at)
         async with TableClient(Settings(app="shop"), [wide], directory=worker.directory()) as tables:
-            assert len([each async for each in tables.scan(texts, timeout_s=600)]) == 3
-            assert len(await tables.get_many(texts, ["k0", "k1", "k2"], timeout_s=600)) == 3
+            assert len([each async for each in tables.scan(texts, timeout_s=DEADLINE_S)]) == 3
+            assert len(await tables.get_many(texts, ["k0", "k1", "k2"], timeout_s=DEADLINE_S)) == 3
         assert sum(worker.metrics.queries.values()) == 4
 
 

@@ -27,7 +27,8 @@ from holdfast.core.engine.query_wire import (
     decode_rows_reply,
     encode,
 )
-from tests.clients.tables.tabling import DEADLINE_S, TOTALS, Total, client, one_worker, scenario
+from tests.clients.tables.tabling import TOTALS, Total, client, one_worker, scenario
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 MIB = 1 << 20
@@ -139,7 +140,7 @@ def test_an_answer_without_end_costs_the_asker_a_bounded_piece_of_it() -> None:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         try:
-            out, _ = await asyncio.wait_for(asker.communicate(), 3 * DEADLINE_S)
+            out, _ = await asyncio.wait_for(asker.communicate(), DEADLINE_S)
         finally:
             if asker.returncode is None:
                 asker.kill()

@@ -26,7 +26,6 @@ from holdfast.errors import (
     OffsetTimeoutError,
 )
 from tests.clients.tables.tabling import (
-    DEADLINE_S,
     ROUTED,
     TOTALS,
     Total,
@@ -38,6 +37,7 @@ from tests.clients.tables.tabling import (
     settings,
 )
 from tests.support.limits import at_most
+from tests.support.patience import DEADLINE_S
 
 
 class Unfolding(FixedDirectory):

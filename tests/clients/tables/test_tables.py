@@ -22,17 +22,8 @@ from holdfast.errors import (
     NotReadyError,
     QueryError,
 )
-from tests.clients.tables.tabling import (
-    DEADLINE_S,
-    ROUTED,
-    TOTALS,
-    Total,
-    asked,
-    client,
-    one_worker,
-    scenario,
-    settings,
-)
+from tests.clients.tables.tabling import ROUTED, TOTALS, Total, asked, client, one_worker, scenario, settings
+from tests.support.patience import DEADLINE_S
 from tests.support.visits import Visit, Visitor, visits
 
 # -- answers

@@ -17,7 +17,8 @@ from holdfast.core.engine.query_wire import EarlierClaims, TableClaims, WorkerCl
 from holdfast.core.engine.upgrades import Switch, encode_switch
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.errors import ConfigError, NoSuchTableError, NotReadyError
-from tests.clients.tables.tabling import DEADLINE_S, Total, deadline_after, fold, scenario, settings
+from tests.clients.tables.tabling import Total, deadline_after, fold, scenario, settings
+from tests.support.patience import DEADLINE_S
 
 
 class Weighed(msgspec.Struct, frozen=True):

@@ -27,7 +27,8 @@ from holdfast.streams import (
     window_key,
 )
 from holdfast.testing import Topology
-from tests.clients.tables.tabling import DEADLINE_S, deadline_after, scenario
+from tests.clients.tables.tabling import deadline_after, scenario
+from tests.support.patience import DEADLINE_S
 
 PARTITIONS = 3
 VIEWS: Windowed[str, int] = Windowed(

@@ -28,11 +28,9 @@ from holdfast.core.engine.state.rows import Rows
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError, TopicError
 from holdfast.kafka.codes import refuses_connection
-from tests.support import patience
 from tests.support.harness import wait_for
 from tests.support.own_topics import ending
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 class Total(msgspec.Struct, frozen=True):
@@ -361,7 +359,7 @@ def test_a_topic_deleted_while_it_is_looked_at_is_left_out(
     wait_for(
         "the topic to be gone",
         lambda: orders.source not in client.list_topics(timeout=DEADLINE_S).topics,
-        patience.DEADLINE_S,
+        DEADLINE_S,
     )
     monkeypatch.setattr(admin, "_metadata", lambda timeout_s: metadata)
     assert orders.source not in admin.cluster([orders.source]).topics

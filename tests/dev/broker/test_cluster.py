@@ -23,8 +23,7 @@ from holdfast.dev.broker import node, state
 from holdfast.dev.broker.cluster import Cluster, Credentials
 from holdfast.errors import DevBrokerError, JavaMissingError
 from tests.support.parts import QUICK_JAVA, part
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 def holdfast_dev(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +32,7 @@ def holdfast_dev(*arguments: str, folder: Path, **env: str) -> subprocess.Comple
         env={**os.environ, **QUICK_JAVA, **env},
         capture_output=True,
         text=True,
-        timeout=5 * DEADLINE_S,
+        timeout=DEADLINE_S,
         check=False,
     )
 
@@ -359,7 +358,7 @@ def test_nodes_end_with_the_process_that_started_them_even_by_sigkill(tmp_path: 
         assert born is not None
         owner.kill()
     try:
-        assert processes.wait_gone(pid, born, deadline_s=60.0)
+        assert processes.wait_gone(pid, born, deadline_s=DEADLINE_S)
     finally:
         processes.kill(pid, born)
     (left,) = Cluster.attach(tmp_path).status()

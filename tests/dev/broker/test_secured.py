@@ -18,8 +18,8 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from holdfast.dev.broker.cluster import Cluster, Credentials
 from holdfast.errors import DevBrokerError
 from tests.support.parts import part
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 PASSWORD = "s3cret._~+/@%!?:;*#&|(){}<>^$-"
 
 

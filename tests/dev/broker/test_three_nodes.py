@@ -28,8 +28,8 @@ from holdfast.core.engine.state.rows import Rows
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.errors import DevBrokerError
 from tests.support.parts import part
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 120.0
 PARTITIONS = 6
 IN_FLIGHT_MAX = 200
 """Records sent and not yet acknowledged: so many are at risk at any moment."""

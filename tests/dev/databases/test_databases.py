@@ -19,6 +19,7 @@ from holdfast.dev import ports, processes
 from holdfast.dev.databases import binaries
 from holdfast.dev.databases.servers import DatabaseServer, MariaDB, MySQL, Postgres
 from holdfast.errors import DevBrokerError
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.database
 
@@ -81,14 +82,14 @@ def test_a_server_ends_with_the_process_that_started_it_even_by_sigkill(tmp_path
         "server = Postgres().start(); print(server._child.pid, server.folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     pid, folder = done.stdout.split()
-    until_s = system_clock.monotonic_s() + 60
+    until_s = system_clock.monotonic_s() + DEADLINE_S
     while processes.birth_of(int(pid)) is not None:
         assert system_clock.monotonic_s() < until_s, "the server outlived its owner"
-    subprocess.run(["rm", "-rf", folder], check=True, timeout=60)
+    subprocess.run(["rm", "-rf", folder], check=True, timeout=DEADLINE_S)
 
 
 def test_a_server_that_cannot_start_says_what_its_log_says_and_leaves_nothing(tmp_path: Path) -> None:

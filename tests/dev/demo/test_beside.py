@@ -9,10 +9,11 @@ import pytest
 
 from holdfast.dev.demo.beside import Beside
 from holdfast.errors import DemoError
+from tests.support.patience import DEADLINE_S
 
 
 class Doing(Beside):
-    def __init__(self, do: Callable[[threading.Event], object], within_s: float = 60.0) -> None:
+    def __init__(self, do: Callable[[threading.Event], object], within_s: float = DEADLINE_S) -> None:
         super().__init__("the audience", within_s=within_s)
         self._do = do
 
@@ -21,7 +22,7 @@ class Doing(Beside):
 
 
 def test_work_goes_on_until_it_is_told_to_end() -> None:
-    with Doing(lambda stopping: stopping.wait(60)) as beside:
+    with Doing(lambda stopping: stopping.wait(DEADLINE_S)) as beside:
         beside.check()
         beside.finish()
 
@@ -39,7 +40,7 @@ def test_a_failure_is_raised_where_somebody_waits() -> None:
 
 def test_work_that_does_not_end_is_told() -> None:
     over = threading.Event()
-    with Doing(lambda stopping: over.wait(60), within_s=0.2) as beside:
+    with Doing(lambda stopping: over.wait(DEADLINE_S), within_s=0.2) as beside:
         with pytest.raises(DemoError, match=r"the audience: not done within 0\.2 s"):
             beside.finish()
         over.set()

@@ -37,9 +37,8 @@ from holdfast.dev.demo.processes import procfile
 from holdfast.dev.signals import EndingSignals, Interrupted
 from holdfast.errors import DemoError
 from tests.support.parts import QUICK_JAVA
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 
-START_DEADLINE_S = 240.0
-WHOLE_DEADLINE_S = 840.0
 SMALL = ("--clients", "16", "--claims", "80", "--seconds", "1")
 ESCAPE = "\x1b"
 
@@ -76,13 +75,13 @@ class Run:
 
     def wait_for(self, words: str) -> None:
         """Wait until the demo has printed *words*."""
-        until_s = time.monotonic() + START_DEADLINE_S
+        until_s = time.monotonic() + DEADLINE_S
         while words not in self.text:
             assert self.process.poll() is None, self.text
             assert time.monotonic() < until_s, self.text
             time.sleep(0.02)
 
-    def end(self, number: signal.Signals | None = None, *, deadline_s: float = WHOLE_DEADLINE_S) -> int:
+    def end(self, number: signal.Signals | None = None, *, deadline_s: float = SCENARIO_S) -> int:
         """Send a signal, if any, and return the exit code."""
         if number is not None:
             self.process.send_signal(number)
@@ -114,7 +113,7 @@ def demo(folder: Path, *arguments: str) -> Iterator[Run]:
     finally:
         if run.process.poll() is None:
             run.process.terminate()
-            run.process.wait(120)
+            run.process.wait(DEADLINE_S)
 
 
 @pytest.mark.broker
@@ -196,7 +195,7 @@ def test_a_demo_that_is_cut_short_says_so_and_leaves_nothing(
 ) -> None:
     with demo(tmp_path, *SMALL) as run:
         run.wait_for(words)
-        assert run.end(number, deadline_s=START_DEADLINE_S) == 128 + number, run.text
+        assert run.end(number, deadline_s=DEADLINE_S) == 128 + number, run.text
         assert run.text.endswith(f"{number.name}: everything that was started has been ended\n")
         assert run.left() == []
         assert list(run.temporary.iterdir()) == []
@@ -211,7 +210,7 @@ def test_a_demo_in_which_a_worker_dies_by_itself_fails_says_why_and_keeps_only_t
         found = re.search(r"worker\.2 \(pid (\d+)\)", run.text)
         assert found is not None
         os.kill(int(found[1]), signal.SIGKILL)
-        assert run.end(deadline_s=START_DEADLINE_S) == 1, run.text
+        assert run.end(deadline_s=DEADLINE_S) == 1, run.text
         assert re.search(
             r"^holdfast: worker\.2 ended with code -9; the end of \S+/worker\.2\.log says: ",
             run.text,
@@ -233,8 +232,8 @@ def test_even_a_demo_that_is_killed_leaves_no_process(tmp_path: Path, kind: tupl
     with demo(tmp_path, *kind, *SMALL, "--seconds", "60") as run:
         run.wait_for("Watch them live")
         assert len(run.left()) >= 3  # a broker and two workers
-        assert run.end(signal.SIGKILL, deadline_s=60) == -signal.SIGKILL
-        assert run.gone_within(60), run.left()
+        assert run.end(signal.SIGKILL, deadline_s=DEADLINE_S) == -signal.SIGKILL
+        assert run.gone_within(DEADLINE_S), run.left()
 
 
 @pytest.mark.process
@@ -251,7 +250,7 @@ def test_a_demo_that_is_kept_goes_on_until_it_is_ended_and_can_be_asked_meanwhil
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=DEADLINE_S,
                 check=False,
             )
             assert verified.returncode == 0, verified.stderr
@@ -261,7 +260,7 @@ def test_a_demo_that_is_kept_goes_on_until_it_is_ended_and_can_be_asked_meanwhil
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=DEADLINE_S,
                 check=False,
             )
         assert ended.stderr == "ended: fleet, worker.2, worker.1, embedded broker 1\n"
@@ -355,7 +354,7 @@ def test_each_worker_has_its_port_its_folder_and_no_setting_of_the_callers_envir
     )
     for worker in started:
         worker.start()
-        assert worker._wait(120)
+        assert worker._wait(DEADLINE_S)
     told = [worker.log.read_text().split() for worker in started]
     assert told == [
         ["7001", "worker.1", str(tmp_path / "data"), str(settings), "None"],
@@ -367,7 +366,7 @@ def test_each_worker_has_its_port_its_folder_and_no_setting_of_the_callers_envir
 def test_a_process_that_ended_is_told_with_its_last_words(tmp_path: Path) -> None:
     process = procfile.Process("worker.1", "echo 'out of luck'; exit 3", os.environ, 7001, tmp_path)
     process.start()
-    assert process._wait(60)
+    assert process._wait(DEADLINE_S)
     with pytest.raises(DemoError, match=r"worker\.1 ended with code 3; .* out of luck"):
         process.check()
 
@@ -377,7 +376,7 @@ def test_a_process_that_ignores_the_request_to_end_is_killed(tmp_path: Path) -> 
         "worker.1", "trap '' TERM; echo ready; while :; do sleep 1; done", os.environ, 7001, tmp_path
     )
     process.start()
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + DEADLINE_S
     while "ready" not in process.last_words() and time.monotonic() < until_s:
         time.sleep(0.02)
     process.stop(grace_s=0.2)

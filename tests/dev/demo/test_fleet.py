@@ -32,10 +32,10 @@ from holdfast.dev.demo.processes.fleet import Fleet, FleetPlan, LiveFleet
 from holdfast.dev.demo.processes.table_reader import compare, probe_topic
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, DemoError
+from tests.support.patience import DEADLINE_S
 
 PARTITIONS = 4
 T0_S = 1_790_000_000
-DEADLINE_S = 60.0
 
 
 class MemoryStore:

@@ -13,6 +13,7 @@ from holdfast.dev.demo.steps.outbox_proof import DemoOrder, Published, flaws, ga
 from holdfast.dev.processes import is_alive
 from holdfast.dev.waits import wait_until
 from holdfast.errors import DemoError
+from tests.support.patience import DEADLINE_S
 
 ORDERS = {number: DemoOrder(number, f"customer-{number % 3}", 100 + number) for number in range(1, 13)}
 
@@ -88,7 +89,7 @@ def test_a_wait_ends_with_its_deadline_or_when_it_is_in_vain() -> None:
         raise DemoError("it has ended")
 
     with pytest.raises(DemoError, match="it has ended"):
-        wait_until("the sun", lambda: None, 60, check=gone)
+        wait_until("the sun", lambda: None, DEADLINE_S, check=gone)
 
 
 @pytest.mark.process
@@ -96,7 +97,7 @@ def test_an_actor_has_the_services_settings_and_ends_with_the_stage(tmp_path: Pa
     with DemoEnvironment(keep=False, folder=tmp_path / "stage") as stage:
         stage.service_config.write_text(f'[holdfast]\napp = "{SERVICE["app"]}"\n')
         asked = stage.actor("asked", "holdfast.cli", "config", "-o", "json")
-        wait_until("its answer", lambda: not asked.running, 120)
+        wait_until("its answer", lambda: not asked.running, DEADLINE_S)
         assert f'"value": "{SERVICE["app"]}"' in asked.log.read_text()
         with pytest.raises(DemoError, match=r"asked ended with code 0; the end of .*asked\.log says"):
             asked.check()

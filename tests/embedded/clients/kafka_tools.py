@@ -21,11 +21,11 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from holdfast.jars import find_java, kafka_jars, resolve
+from tests.support.patience import DEADLINE_S
 from tests.support.places import TESTDATA
 
 PROGRAM = Path(__file__).parent / "KafkaTools.java"
 RECORDED = TESTDATA / "kafka_tools_transcript.txt.gz"
-DEADLINE_S, OPEN_DEADLINE_S = 240.0, 60.0
 TOOLS = "org.apache.kafka.tools."
 _GROUPS, _TOPICS = f"{TOOLS}consumer.group.ConsumerGroupCommand", f"{TOOLS}TopicCommand"
 _CONFIGS, _TRANSACTIONS = "kafka.admin.ConfigCommand", f"{TOOLS}TransactionsCommand"
@@ -106,15 +106,15 @@ def _ends(topic: str, group: str) -> Iterator[list[str]]:
 def held_open(endpoint: str, topic: str, group: str) -> list[Producer]:
     """Return producers that each have a transaction open, which began at offset 0 and 1 of a new topic."""
     admin = AdminClient({"bootstrap.servers": endpoint, "log_level": 0})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(OPEN_DEADLINE_S)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(DEADLINE_S)
     found = []
     for number in (1, 2):
         told = {"transactional.id": f"{group}-open-{number}", "transaction.timeout.ms": 600_000}
         producer = Producer({"bootstrap.servers": endpoint, "log_level": 0, **told})
-        producer.init_transactions(OPEN_DEADLINE_S)
+        producer.init_transactions(DEADLINE_S)
         producer.begin_transaction()
         producer.produce(topic, b"a", partition=0)
-        assert producer.flush(OPEN_DEADLINE_S) == 0
+        assert producer.flush(DEADLINE_S) == 0
         found.append(producer)
     return found
 

@@ -10,8 +10,7 @@ from typing import Any, Self
 
 from holdfast.embedded.protocol.codec import decode, encode, is_flexible
 from holdfast.embedded.protocol.table import message
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 class RawClient:

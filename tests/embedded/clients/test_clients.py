@@ -21,8 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from holdfast.embedded.kafka import EmbeddedKafka
 from tests.embedded.transcripts.talk import Talk
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.jars import find_java, kafka_jars
+from tests.support.patience import SCENARIO_S
 
 pytestmark = pytest.mark.process
 
@@ -35,5 +36,5 @@ def test_kafkas_own_client_copies_exactly_once(embedded: EmbeddedKafka) -> None:
         str(PROGRAM),
         embedded.bootstrap,
     ]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=SCENARIO_S, check=False)
     assert ran.stdout == EXPECTED, ran.stderr

@@ -21,8 +21,8 @@ from kafka.errors import (
 )
 
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 # A leader that joins before it knows the topic joins again once it does. If a poll ends between the two answers to
 # that second join, kafka-python forgets that it waits for the assignment, and stands still until it is expelled.
 # So a member's first poll lasts until its first record.

@@ -18,8 +18,7 @@ from holdfast.core.broker_logs.folds import (
 from holdfast.core.kafka.record_batch import Record, decode_batch
 from holdfast.core.kafka.transaction_state import ALLOWED_PREVIOUS, TransactionState
 from holdfast.embedded.kafka import EmbeddedKafka
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 def records(kafka: EmbeddedKafka, topic: str) -> Iterator[Record]:

@@ -8,8 +8,8 @@ from typing import Any
 from holdfast.clock import ManualClock
 from holdfast.embedded.kafka import EmbeddedKafka
 from tests.embedded.clients.raw_client import RawClient
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 MEMBER: dict[str, Any] = {
     "session_timeout_ms": 30_000,
     "rebalance_timeout_ms": 30_000,

@@ -10,8 +10,7 @@ from confluent_kafka import Consumer, Producer
 from holdfast.embedded import internal_log
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.transactions import coordinator
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 def use(kafka: EmbeddedKafka, topic: str) -> None:

@@ -24,8 +24,8 @@ from holdfast.embedded.transactions.coordinator import EmbeddedTransactions
 from holdfast.errors import BrokerFolderError
 from holdfast.models.consumer_group import SESSION_MS
 from tests.embedded.coordinators.test_modern_records import Bench
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 JOIN: dict[str, Any] = {
     "rebalance_timeout_ms": 5_000,
     "topic_partitions": [],

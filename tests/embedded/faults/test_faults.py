@@ -16,8 +16,7 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import DevBrokerError
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.transcripts.asking import batch
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture

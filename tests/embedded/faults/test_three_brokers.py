@@ -16,8 +16,8 @@ from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.errors import DevBrokerError
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.transcripts.asking import batch
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 QUICK = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 50, "retry.backoff.ms": 10}
 
 

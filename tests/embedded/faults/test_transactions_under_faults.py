@@ -15,8 +15,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from holdfast.embedded.faults import FaultKind
 from holdfast.embedded.kafka import EmbeddedKafka
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 OF_A_TRANSACTION = (
     *(
         "InitProducerId",

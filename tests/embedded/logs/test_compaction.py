@@ -22,8 +22,8 @@ from holdfast.core.kafka.record_batch import (
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.logs.compaction import CompactionRules
 from holdfast.embedded.logs.partition_log import PartitionLog
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 DAY_MS = 86_400_000
 ALWAYS = CompactionRules(now_ms=1000, min_lag_ms=0, max_lag_ms=1 << 62, dirty_ratio=0.0, tombstones_ms=DAY_MS)
 LATER = ALWAYS._replace(now_ms=1000 + DAY_MS)

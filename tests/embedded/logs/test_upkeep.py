@@ -17,8 +17,8 @@ from holdfast.embedded.topics.partition import EmbeddedPartition
 from holdfast.errors import BrokerFolderError
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.transcripts.asking import batch
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 HOUR_MS = 3_600_000
 
 

@@ -13,8 +13,8 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import DevBrokerError
 from tests.embedded.clients.raw_client import RawClient
 from tests.support.limits import AwakeClock
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 USERS = {"root": "root-secret", "alice": "alice-secret"}
 LIFETIME_MS = 60_000
 

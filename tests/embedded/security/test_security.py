@@ -39,10 +39,10 @@ from holdfast.embedded.serving.sasl_gate import LIMIT_FRAME_BYTES
 from holdfast.errors import DevBrokerError
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.transcripts.guarded import trust
+from tests.support.patience import DEADLINE_S
 from tests.support.places import TLS
 from tests.support.secured import acl_filter
 
-DEADLINE_S = 60.0
 USERS = {"root": "root-secret", "alice": "alice-secret"}
 
 

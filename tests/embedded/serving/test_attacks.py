@@ -21,8 +21,8 @@ from holdfast.embedded.serving import connection, descriptors
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.serving.hostile_requests import HostileRequests
 from tests.embedded.transcripts.transaction_scenarios import hostile_frame
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 NEVER = {"DeleteTopics", "SaslHandshake", "SaslAuthenticate"}
 """What would leave nothing to ask about."""
 SETTLE_S, BUSY_SETTLE_S = 0.005, 0.5

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
+
 _SERVER = """
 import sys
 from holdfast.embedded.kafka import EmbeddedKafka

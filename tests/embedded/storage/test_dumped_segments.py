@@ -14,11 +14,11 @@ from confluent_kafka import TopicPartition as Place
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.jars import find_java, kafka_jars, resolve
 from tests.support.parts import QUICK_JAVA
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 from tests.support.places import TESTDATA
 
 pytestmark = pytest.mark.process
 
-DEADLINE_S = 60.0
 TOOL = "org.apache.kafka.tools.DumpLogSegments"
 _DUMPER = """
 public class Dump {
@@ -87,7 +87,7 @@ def test_kafkas_own_tool_reads_every_file(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=SCENARIO_S,
         check=False,
         env={**os.environ, **QUICK_JAVA},
     )

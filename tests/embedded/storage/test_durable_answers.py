@@ -24,9 +24,6 @@ from tests.embedded.transcripts.asking import batch
 from tests.support.harness import wait_for
 from tests.support.patience import DEADLINE_S
 
-LONG_S = 60.0
-"""Longer than any client here waits."""
-
 
 class SlowDisk(Disk):
     """Has nothing on it until it may."""
@@ -39,7 +36,7 @@ class SlowDisk(Disk):
 
     def sync_files(self, paths: Iterable[Path]) -> None:
         self.asked.set()
-        self.may.wait(LONG_S)
+        self.may.wait(DEADLINE_S)
         self.syncs += 1
         super().sync_files(paths)
 

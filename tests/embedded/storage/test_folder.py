@@ -35,10 +35,10 @@ from tests.embedded.storage.folders import (
     write,
 )
 from tests.embedded.transcripts.asking import batch
+from tests.support.patience import DEADLINE_S
 
 ORDERS: Place = ("orders", 0)
 HOUR_MS = 3_600_000
-DEADLINE_S = 60.0
 ALWAYS = CompactionRules(now_ms=1 << 60, min_lag_ms=0, max_lag_ms=1 << 62, dirty_ratio=0.0, tombstones_ms=0)
 
 

@@ -13,7 +13,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from tests.embedded.storage.killed_broker import DEADLINE_S, KilledBroker, broker_in
+from tests.embedded.storage.killed_broker import KilledBroker, broker_in
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.process
 
@@ -129,7 +130,7 @@ def _killed(folder: Path, how: str, *, times: int, seed: int) -> None:
             time.sleep(0.02)
         for each in (writer, pairs):
             each.ends.set()
-            each.join(2 * DEADLINE_S)
+            each.join(DEADLINE_S)
         if pairs.trouble is not None:
             raise pairs.trouble
         assert writer.refused == []

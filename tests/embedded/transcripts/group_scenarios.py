@@ -10,7 +10,8 @@ from typing import Any
 from holdfast.embedded.internal_log import OFFSETS
 from tests.embedded.transcripts.asking import scenario
 from tests.embedded.transcripts.coordinator_logs import log_of
-from tests.embedded.transcripts.talk import DEADLINE_S, Talk
+from tests.embedded.transcripts.talk import Talk
+from tests.support.patience import DEADLINE_S
 
 # -- groups
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.embedded.transcripts.asking import scenario
-from tests.embedded.transcripts.talk import DEADLINE_S, Talk, within
+from tests.embedded.transcripts.talk import Talk, within
+from tests.support.patience import DEADLINE_S
 
 SLOW = ("a_static_member_beyond_its_session",)
 """What waits for longer than the shortest session that a broker allows, which is six seconds."""

@@ -21,10 +21,10 @@ from holdfast.embedded.security.acl_rules import (
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.transcripts.asking import batch
 from tests.embedded.transcripts.guarded import GuardedTalk
+from tests.support.patience import DEADLINE_S
 
 SCENARIOS: dict[str, Callable[[GuardedTalk], None]] = {}
 ALICE = "User:alice"
-DEADLINE_S = 60.0
 TOPIC, GROUP, CLUSTER, ID = (
     AclResource.TOPIC,
     AclResource.GROUP,

@@ -18,8 +18,8 @@ from holdfast.core.kafka.record_batch import RecordBatch, batches, control_of
 from holdfast.embedded.apis.handlers import HANDLERS, UNSTABLE
 from holdfast.embedded.protocol.table import apis, message
 from tests.embedded.clients.raw_client import RawClient
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 60.0
 NOT_YET = {14, 15, 16, 51}
 """Codes of a coordinator that is being loaded, or moved, or busy with what came before."""
 _ALWAYS_MASKED = {"throttle_time_ms", "total_bytes", "usable_bytes"}

@@ -10,7 +10,8 @@ from holdfast.core.kafka.record_batch import (
     TRANSACTIONAL_BIT,
 )
 from tests.embedded.transcripts.asking import batch, fetch, produce, scenario
-from tests.embedded.transcripts.talk import DEADLINE_S, Talk, codes_in
+from tests.embedded.transcripts.talk import Talk, codes_in
+from tests.support.patience import DEADLINE_S
 
 UNSTABLE = {88}
 """The code of an offset whose transaction has no outcome yet."""

@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 from tests.embedded.transcripts.asking import fetch, scenario
-from tests.embedded.transcripts.talk import DEADLINE_S, Talk
+from tests.embedded.transcripts.talk import Talk
 from tests.embedded.transcripts.transaction_scenarios import BareProducer
+from tests.support.patience import DEADLINE_S
 
 RANGE = [{"name": "range", "metadata": b"\x00\x00"}]
 ASKS_FOR_AN_ID = 79

@@ -75,7 +75,7 @@ def test_the_command_harvests_is_told_is_measured_and_stops(rig: Rig) -> None:
     try:
         rig.wait_empty()
         paused = subprocess.run(
-            command(rig, "pause", "-o", "json", "--timeout", "120"),
+            command(rig, "pause", "-o", "json", "--timeout", f"{DEADLINE_S:.0f}"),
             cwd=ROOT,
             capture_output=True,
             text=True,

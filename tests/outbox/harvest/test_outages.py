@@ -25,7 +25,7 @@ from tests.outbox.full_disks import small_disk
 from tests.outbox.harvesting import PARTITIONS, Alone, Rig
 from tests.support import own_broker
 from tests.support.harness import end_transactions, wait_for
-from tests.support.patience import DEADLINE_S
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 
 holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
@@ -114,7 +114,7 @@ def test_a_full_disk_under_the_database_costs_nothing_but_time(
             disk.free(server)
             server.restart()
             rig.fill(100)
-            rig.wait_empty(deadline_s=2 * DEADLINE_S)
+            rig.wait_empty(deadline_s=SCENARIO_S)
         records = rig.prove() if strategy == "fenced" else rig.read()
         assert {record.number for record in records} == set(range(rig.filled))
 

@@ -23,6 +23,7 @@ from holdfast.outbox.schema.layouts import OutboxRow
 from holdfast.outbox.settings import HarvestSettings, Poison
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import PARTITIONS, Alone, Rig, flaws
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture
@@ -335,7 +336,7 @@ def test_a_leader_that_stops_at_a_refusal_publishes_nothing_behind_the_rows_it_l
     clients = {"make_producer": partial(Refusing, refuses=refuses, on_refusal=stop)}
     leader: Alone = Alone(rig.settings(attempts=1), clients)
     with leader:
-        leader._thread.join(60)
+        leader._thread.join(DEADLINE_S)
     assert (leader.published, rig.read(), rig.left()) == (0, [], 5)
     with Alone(rig.settings(attempts=1)):
         rig.wait_empty()

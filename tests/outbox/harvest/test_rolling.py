@@ -28,7 +28,7 @@ from holdfast.pipeline.audit import AuditOptions, audit
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import Record, Rig
 from tests.support.harness import wait_for
-from tests.support.patience import DEADLINE_S
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 
 PARTITIONS = 10
 KEYS = 10
@@ -155,7 +155,7 @@ def roll(rig: Rig, nodes: int, pace: Pace, clients: dict[str, Any], **settings: 
             node.stop()
             flow()
         ended.set()
-        rig.wait_empty(started[-1], 2 * DEADLINE_S)
+        rig.wait_empty(started[-1], SCENARIO_S)
     # what was being written when the traffic ended
     with rig.harvester(instance="last", **settings) as last:
         rig.wait_empty(last)

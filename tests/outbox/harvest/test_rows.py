@@ -26,6 +26,7 @@ from holdfast.outbox.writer.outbox_writer import OutboxRecord
 from tests.outbox.databases import DATABASES, LAYOUTS, FreshOutbox, killed, url_of
 from tests.support.limits import at_most
 from tests.support.parts import part
+from tests.support.patience import DEADLINE_S
 
 
 def write(outbox: FreshOutbox, *keys: str | None, topic: str = "orders") -> None:
@@ -250,7 +251,7 @@ def test_every_epoch_is_given_once_whoever_asks(outbox: FreshOutbox) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         for asked in [threads.submit(ask, f"leader-{at}") for at in range(4)]:
-            asked.result(60)
+            asked.result(DEADLINE_S)
     assert sorted(taken) == list(range(1, 41))
     with outbox.rows(clock=ManualClock(now_ms=7)) as rows:
         assert rows.epoch(1, "x" * 300) == 1

@@ -42,6 +42,7 @@ from holdfast.pipeline.verify.emits import verify_emits
 from holdfast.pipeline.verify.table import read_live, verify
 from tests.pipeline.accounts import Account, Op, accounts
 from tests.support.books_app import LOCAL, PARTITIONS, SEND, Books, Crash, outcomes
+from tests.support.patience import DEADLINE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -211,7 +212,7 @@ def test_a_silent_version_ends_where_the_one_before_it_stands(books: Books) -> N
 def test_a_lost_changelog_comes_back_up_to_where_its_group_had_come(books: Books) -> None:
     with pytest.raises(ConfigError, match="nothing tells up to where"):
         bootstrap(books.first, books.settings, BootstrapOptions(replay=LOCAL))
-    CommittedOffsets(books.settings, books.name, timeout_s=60).commit(
+    CommittedOffsets(books.settings, books.name, timeout_s=DEADLINE_S).commit(
         {(books.source, 0): 50, (books.source, 1): 120}
     )
     done = bootstrap(books.first, books.settings, BootstrapOptions(replay=LOCAL))

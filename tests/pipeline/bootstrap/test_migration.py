@@ -35,6 +35,7 @@ from holdfast.pipeline.verify.emits import verify_emits
 from holdfast.pipeline.verify.table import read_live, verify
 from tests.pipeline.accounts import Account, Op, doubled, failing_sums
 from tests.support.books_app import LOCAL, MIGRATE, PARTITIONS, Books, Crash, outcomes
+from tests.support.patience import DEADLINE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -152,13 +153,13 @@ def test_a_base_that_was_altered_or_is_gone_is_told(books: Books, kafka: Embedde
     producer = Producer(kafka.client_config())
     for key, value in rows:  # a beginning again, one row of it another's
         producer.produce(base, rows[1][1] if key == rows[0][0] else value, key, 0)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     with pytest.raises(ChangelogError, match="has changed"):
         verify(second, books.settings, LOCAL)
     third = books.version(3, migrate={1: doubled})
     bootstrap(third, books.settings, MIGRATE)
     producer.produce(third.base(books.name), b"x", b"stray", 1)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     with pytest.raises(ChangelogError, match="no note closes"):
         verify(third, books.settings, LOCAL)
 

@@ -17,6 +17,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.pipeline.bronze.lake import COLUMNS, bronze_path
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.landing.options import LandEngine, LandOptions
+from tests.support.patience import DEADLINE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +46,7 @@ def table(
     producer = Producer(broker.client_config())
     for at_ms, key, value in ((AT_MS, b"k", b"one"), (1 << 62, None, b"far"), (AT_MS + 1, b"k", None)):
         producer.produce(topic, value, key, 0, timestamp=at_ms, headers=[("trace", b"t")])
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     engine: LandEngine = request.param
     land(settings, topic, str(lake), options=LandOptions(engine=engine))
     return bronze_path(str(lake), topic)

@@ -441,7 +441,7 @@ def test_two_services_that_share_a_topic_are_in_the_tables(
     producer = Producer(embedded_kafka.client_config())
     for number in range(4):
         producer.produce(topic, b"%d" % number)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     settings = Settings(
         kafka={"bootstrap.servers": embedded_kafka.bootstrap}, coordination_topic=claims, claim_interval_s=60
     )

@@ -229,7 +229,7 @@ def test_real_consumers_are_told_of_the_moves_that_the_table_has(
     topic = embedded_kafka.create_topic(f"moved-{name}", partitions=3)
     producer = Producer(embedded_kafka.client_config())
     producer.produce(topic, b"x")
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     told: list[dict[int, str]] = []
     with closing(Watched(embedded_kafka, f"g-{name}", "ann", topic)) as ann:
         wait([ann], 3)

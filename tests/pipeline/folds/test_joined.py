@@ -33,6 +33,7 @@ from holdfast.pipeline.verify.table import verify
 from tests.pipeline.accounts import Record
 from tests.pipeline.lakes import write_bronze
 from tests.support.books_app import LOCAL, PARTITIONS, SEND, Books
+from tests.support.patience import DEADLINE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,7 +120,7 @@ def test_a_partition_that_was_added_behind_the_lake_is_read_from_the_topic(books
     land(books.settings, books.source, str(lake))
     client = make_admin(books.settings.client())
     new = [NewPartitions(books.source, PARTITIONS + 1)]
-    client.create_partitions(new)[books.source].result(60)
+    client.create_partitions(new)[books.source].result(DEADLINE_S)
     got = replay(books.first, books.settings, history(lake))
     assert got.applied == {0: 199, 1: 199, 2: -1}
 

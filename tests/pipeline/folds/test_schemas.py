@@ -152,11 +152,11 @@ def values(broker: SessionBroker, topic: str) -> list[bytes]:
     )
     consumer.subscribe([topic])
     found, ended = [], set[int]()
-    partitions = len(consumer.list_topics(topic, timeout=60).topics[topic].partitions)
+    partitions = len(consumer.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions)
     try:
         while len(ended) < partitions:
-            message = consumer.poll(60)
-            assert message is not None, f"{topic} has not come to its end in 30 s"
+            message = consumer.poll(DEADLINE_S)
+            assert message is not None, f"{topic} has not come to its end in {DEADLINE_S:.0f} s"
             if message.error() is not None:
                 ended.add(message.partition() or 0)
             else:

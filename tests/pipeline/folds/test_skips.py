@@ -23,6 +23,7 @@ from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions, replay
 from tests.chaos.counting import processors
 from tests.support.damage import one_batch
+from tests.support.patience import DEADLINE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,14 +61,14 @@ class Source:
         producer = one_batch(self._broker, self.topic)
         for _ in range(count):
             producer.produce(self.topic, f"add {key} 1".encode(), partition=partition)
-        assert producer.flush(60) == 0
+        assert producer.flush(DEADLINE_S) == 0
 
     def skip(self, *ranges: tuple[int, int]) -> None:
         producer = Producer(self._broker.client_config())
         for first, last in ranges:
             skip = Skip(topic=self.topic, partition=0, first=first, last=last, made=True)
             producer.produce(self.settings.skips_topic, encode_skip(skip), skip.key, partition=0)
-        assert producer.flush(60) == 0
+        assert producer.flush(DEADLINE_S) == 0
 
     def replay(self, settings: Settings | None = None, **options: Any) -> Replayed:
         return replay(self.processor, settings or self.settings, ReplayOptions(**options))

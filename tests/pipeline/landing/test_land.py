@@ -115,13 +115,13 @@ def send(broker: SessionBroker, topic: str, values: list[bytes], partition: int 
     producer = Producer(broker.client_config())
     for value in values:
         producer.produce(topic, value, partition=partition)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
 
 
 def delete_before(settings: Settings, topic: str, partition: int, offset: int) -> None:
     client = AdminClient({**settings.client()})
     for deleted in client.delete_records([TopicPartition(topic, partition, offset)]).values():
-        deleted.result(60)
+        deleted.result(DEADLINE_S)
 
 
 def test_every_field_of_a_record_is_kept(
@@ -179,7 +179,7 @@ def test_times_that_no_calendar_has_are_kept_as_numbers(
     producer = Producer(broker.client_config())
     for at_ms in times:
         producer.produce(topic, b"add k 1", b"k", 0, timestamp=at_ms)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     got = rows(land(settings, topic, str(lake)).path)
     assert [row["timestamp_ms"] for row in got] == times
     last = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
@@ -260,20 +260,22 @@ def test_what_was_aborted_is_not_landed_and_what_is_open_waits(
 ) -> None:
     topic = fresh_topic("transactional")
     producer = Producer(broker.client_config(**{"transactional.id": topic}))
-    producer.init_transactions(60)
+    producer.init_transactions(DEADLINE_S)
     for verdict in ("committed", "aborted", "committed", "open"):
         producer.begin_transaction()
         for _ in range(3):
             producer.produce(topic, verdict.encode())
-        producer.flush(60)
+        producer.flush(DEADLINE_S)
         if verdict != "open":
-            (producer.commit_transaction if verdict == "committed" else producer.abort_transaction)(30)
+            (producer.commit_transaction if verdict == "committed" else producer.abort_transaction)(
+                DEADLINE_S
+            )
     report = land(settings, topic, str(lake))
     assert [(r["offset"], r["value"]) for r in rows(report.path)] == [
         (at, b"committed") for at in (0, 1, 2, 8, 9, 10)
     ]
     assert report.vector == {0: 12}, "up to the first record of the open transaction"
-    producer.abort_transaction(60)
+    producer.abort_transaction(DEADLINE_S)
     wait_for_ends(settings, topic)
     empty = land(settings, topic, str(lake))
     assert (empty.commits, empty.vector) == (1, {0: 16}), (
@@ -637,7 +639,7 @@ def write(broker: SessionBroker, topic: str, count: int) -> None:
         producer.produce(topic, b"value %d" % at, partition=at % 3)
         if at % 5_000 == 0:
             producer.poll(0)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
 
 
 def following(broker: SessionBroker, topic: str, lake: Path, *options: str) -> list[str]:

@@ -34,7 +34,7 @@ def send(broker: SessionBroker, topic: str, count: int, partition: int = 0) -> N
 
     for at in range(count):
         producer.produce(topic, b"add k %d" % at, b"k", partition, on_delivery=delivered)
-    assert (producer.flush(60), failed) == (0, [])
+    assert (producer.flush(DEADLINE_S), failed) == (0, [])
 
 
 def offsets(lake: Path, topic: str) -> list[tuple[int, int]]:

@@ -35,6 +35,7 @@ from tests.pipeline.accounts import accounts
 from tests.pipeline.lakes import write_bronze
 from tests.pipeline.topics_in_memory import TopicInMemory, topic
 from tests.support.object_store import BUCKET, object_store
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 __all__ = ["topic"]
@@ -81,8 +82,8 @@ def test_the_door_lets_one_of_several_writers_of_a_key_win(environment: Mapping[
     host = environment["AWS_ENDPOINT_URL"].removeprefix("http://")
 
     def put(key: str, start: Barrier) -> int:
-        connection = HTTPConnection(host, timeout=60)
-        start.wait(60)
+        connection = HTTPConnection(host, timeout=DEADLINE_S)
+        start.wait(DEADLINE_S)
         connection.request("PUT", f"/{BUCKET}/{key}", b"x", {"If-None-Match": "*"})
         status = connection.getresponse().status
         connection.close()
@@ -92,7 +93,7 @@ def test_the_door_lets_one_of_several_writers_of_a_key_win(environment: Mapping[
         for number in range(50):
             start = Barrier(4)
             told = [pool.submit(put, f"raced-{number}", start) for _ in range(4)]
-            assert sorted(each.result(60) for each in told) == [200, 412, 412, 412]
+            assert sorted(each.result(DEADLINE_S) for each in told) == [200, 412, 412, 412]
 
 
 def test_a_table_lives_there_as_it_does_in_a_folder(topic: TopicInMemory, lake: str) -> None:
@@ -188,7 +189,7 @@ def test_landings_that_are_killed_lose_and_double_nothing(lake: str) -> None:
                     child.stdout.readline()
                 time.sleep(chance.random() * 0.2)
                 child.send_signal(signal.SIGKILL)
-            code = child.wait(120)
+            code = child.wait(DEADLINE_S)
         kills += code == -signal.SIGKILL
         if code == 0:
             break
@@ -239,7 +240,7 @@ def checked(kafka: EmbeddedKafka, lake: str) -> list[str]:
 @pytest.mark.spark
 def test_tasks_of_spark_and_a_process_race_there_and_one_wins(kafka: EmbeddedKafka, lake: str) -> None:
     with on_spark("race", lake, kafka) as child:
-        out, _ = child.communicate(timeout=400)
+        out, _ = child.communicate(timeout=DEADLINE_S)
     assert child.returncode == 0
     told = json.loads(out.splitlines()[-1])
     assert places(lake) == [(partition, offset) for partition in (0, 1) for offset in range(60)]
@@ -253,7 +254,7 @@ def test_landings_of_spark_that_are_killed_lose_and_double_nothing(kafka: Embedd
     producer, chance, kills = Producer(kafka.client_config()), random.Random(7), 0
     for at in range(1_200):
         producer.produce("t", b"v%d" % at, partition=at % 2)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     for _ in range(8):
         with on_spark("land" if kills >= 3 else "land-some", lake, kafka) as child:
             assert child.stdout is not None
@@ -263,7 +264,7 @@ def test_landings_of_spark_that_are_killed_lose_and_double_nothing(kafka: Embedd
                 time.sleep(chance.random() * 0.5)
                 os.killpg(child.pid, signal.SIGKILL)
             child.stdout.read()
-            code = child.wait(240)
+            code = child.wait(DEADLINE_S)
         kills += code == -signal.SIGKILL
         if code == 0:
             break

@@ -23,10 +23,10 @@ from holdfast.pipeline.spark.session import SparkOptions, archive_of
 from tests.pipeline.accounts import Log, Record
 from tests.pipeline.conftest import FOR_TINY_DATA
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 from tests.support.places import ROOT
 
 SPARK_HOME = Path(pyspark.__file__).parent
-CLUSTER_S = 720.0
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SMALL = {
     **FOR_TINY_DATA,
@@ -128,13 +128,13 @@ class StandaloneCluster:
     def start_master(self) -> None:
         web = str(self.web_port)
         self._start("master.Master", "--host", "127.0.0.1", "--port", str(self.port), "--webui-port", web)
-        wait_for("the master", lambda: bool(self.state()), CLUSTER_S)
+        wait_for("the master", lambda: bool(self.state()), DEADLINE_S)
 
     def start_worker(self, memory: str) -> None:
         wanted, [web] = self.alive() + 1, free_ports(1)
         told = {"--host": "127.0.0.1", "--webui-port": str(web), "--cores": "1", "--memory": memory}
         self._start("worker.Worker", *(word for pair in told.items() for word in pair), self.master)
-        wait_for("the worker", lambda: self.alive() == wanted, CLUSTER_S)
+        wait_for("the worker", lambda: self.alive() == wanted, DEADLINE_S)
 
     def _start(self, kind: str, *words: str) -> None:
         with (self.folder / f"{kind}-{len(self.processes)}.log").open("wb") as log:
@@ -215,7 +215,7 @@ def run(words: Sequence[str], project: Path) -> subprocess.CompletedProcess[str]
         words,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=SCENARIO_S,
         check=False,
         cwd=project,
         env=project_environment(project),

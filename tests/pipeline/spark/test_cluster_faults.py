@@ -13,7 +13,6 @@ import pytest
 
 from tests.pipeline.lakes import write_bronze
 from tests.pipeline.spark.standalone import (
-    CLUSTER_S,
     StandaloneCluster,
     free_ports,
     holdfast,
@@ -26,6 +25,7 @@ from tests.pipeline.spark.standalone import (
     standalone,
 )
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 
 pytestmark = [
     pytest.mark.slow,
@@ -149,10 +149,10 @@ def test_a_driver_whose_jvm_is_killed(cluster: StandaloneCluster, project: Path)
         env=project_environment(project),
     ) as running:
         try:
-            wait_for("a task", reached.exists, CLUSTER_S)
+            wait_for("a task", reached.exists, SCENARIO_S)
             [jvm] = [each for each in psutil.Process(running.pid).children() if "java" in each.name()]
             jvm.kill()
-            _, err = running.communicate(timeout=60)
+            _, err = running.communicate(timeout=DEADLINE_S)
         finally:
             running.kill()
     assert running.returncode == 1

@@ -13,6 +13,7 @@ from holdfast.pipeline.spark import executors
 from holdfast.pipeline.spark.errors import said_of_executors
 from holdfast.pipeline.spark.executors import ExecutorWatch
 from holdfast.pipeline.spark.session import SparkOptions, _python
+from tests.support.patience import DEADLINE_S
 
 TIMEOUT_S = 5.0
 
@@ -87,7 +88,7 @@ def test_a_watch_ends_with_the_jvm_and_says_nothing_of_it(
     watch = ExecutorWatch(Gone(), TIMEOUT_S)
     with caplog.at_level(logging.INFO):
         watch.start()
-        watch._thread.join(60)
+        watch._thread.join(DEADLINE_S)
         watch.close()
     assert not watch._thread.is_alive()
     assert watch.starved is None

@@ -28,7 +28,7 @@ from holdfast.pipeline.spark.shipping import pack
 from tests.pipeline import accounts as account_folds
 from tests.pipeline.accounts import Log, Record, accounts
 from tests.pipeline.lakes import write_bronze
-from tests.support.patience import DEADLINE_S
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 
 pytestmark = pytest.mark.process
 
@@ -193,7 +193,7 @@ def test_two_executors_run_the_users_code_from_the_zip(tmp_path: Path) -> None:
             [sys.executable, "-P", "-c", DRIVER, str(project), str(lake)],
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=SCENARIO_S,
             check=False,
             cwd=tmp_path,
         )

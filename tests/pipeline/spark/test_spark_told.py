@@ -12,7 +12,6 @@ import pytest
 
 from tests.pipeline.lakes import write_bronze
 from tests.pipeline.spark.standalone import (
-    CLUSTER_S,
     conf_words,
     free_ports,
     holdfast_words,
@@ -21,6 +20,7 @@ from tests.pipeline.spark.standalone import (
     small_log,
 )
 from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S, SCENARIO_S
 
 ASKED = "spark.holdfast.test"
 
@@ -35,7 +35,6 @@ def answer(url: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.process
 @pytest.mark.spark
 def test_the_page_answers_and_the_event_log_tells_of_the_jobs_and_of_any_property(tmp_path: Path) -> None:
@@ -62,8 +61,8 @@ def test_the_page_answers_and_the_event_log_tells_of_the_jobs_and_of_any_propert
     ) as running:
         try:
             url = f"http://127.0.0.1:{port}/api/v1/applications"
-            [shown] = wait_for("the page", lambda: answer(url), CLUSTER_S)
-            _, err = running.communicate(timeout=CLUSTER_S)
+            [shown] = wait_for("the page", lambda: answer(url), DEADLINE_S)
+            _, err = running.communicate(timeout=SCENARIO_S)
         finally:
             running.kill()
     assert running.returncode == 0, err

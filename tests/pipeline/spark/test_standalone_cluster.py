@@ -34,6 +34,7 @@ from tests.pipeline.spark.standalone import (
     small_log,
     standalone,
 )
+from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 
 pytestmark = [
@@ -108,7 +109,7 @@ def test_a_topic_is_landed_and_folded_there_although_an_executor_is_killed_that_
     for partition, records in log.items():
         for each in records:
             producer.produce(topic, each.value, each.key, partition, timestamp=each.at_ms)
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     broker = ["--bootstrap", str(kafka.client_config()["bootstrap.servers"])]
     local = replayed(project, *broker, "--from", "topic", "--engine", "local")
     assert local["records"] == 1_500

@@ -306,7 +306,7 @@ def test_landings_and_expiries_race_and_lose_nothing(topic: TopicInMemory, tmp_p
             made = [expire("t", str(tmp_path), before_ms=at(begin)).version for begin in range(3, 63, 3)]
         finally:
             ended.set()
-        assert landed.result(60) > 5
+        assert landed.result(DEADLINE_S) > 5
     assert len({version for version in made if version is not None}) > 5
     assert (rows(path), faults(tmp_path)) == (left(topic, 60), [])
 

@@ -99,14 +99,14 @@ async def _fold_live(
         partition=partition,
     )
     try:
-        await writer.fence(30)
+        await writer.fence(DEADLINE_S)
         with TopicReader(settings, processor.source) as reader:
             for batch, _ in reader.batches(partition, Span(first=0, end=last + 1), processor.columns):
                 for start in range(0, len(batch.offsets), 7):
                     changes = folder.fold([batch.slice(start, start + 7)])
                     assert changes is not None
                     changes.emits.clear()  # their topics are not part of this test
-                    await writer.write(changes, [], 30)
+                    await writer.write(changes, [], DEADLINE_S)
                     store.apply(changes.puts)
                     folder.commit()
     finally:
@@ -117,11 +117,11 @@ def tamper(live: Live, partition: int, puts: dict[bytes, bytes | None], marker: 
     """Write to a changelog what no fold has written, closed by *marker*."""
     processor, settings = live
     producer = Producer(settings.producer(**{"transactional.id": f"tamper-{settings.app}"}))
-    producer.init_transactions(60)
+    producer.init_transactions(DEADLINE_S)
     producer.begin_transaction()
     for key, value in {**puts, APPLIED: encode_marker(marker)}.items():
         producer.produce(processor.changelog(settings.app), value, key, partition)
-    producer.commit_transaction(60)
+    producer.commit_transaction(DEADLINE_S)
     wait_for_ends(settings, processor.changelog(settings.app))
 
 
@@ -214,7 +214,7 @@ def test_a_changelog_of_another_version_or_writer_is_refused(
     tamper(live, 1, {}, Marker(10, 1_100, 1))
     producer = Producer(broker.client_config())
     producer.produce(live[0].changelog(live[1].app), b"x", b"stray", 0)
-    producer.flush(60)
+    producer.flush(DEADLINE_S)
     with pytest.raises(ChangelogError, match="ends with 1 records that no marker closes"):
         verify(*live, LOCAL)
 

@@ -145,12 +145,12 @@ class Live:
         """Delete the records of partition 0 before an offset."""
         admin = AdminClient(self.broker.client_config())
         for future in admin.delete_records([TopicPartition(topic, 0, before)]).values():
-            future.result(60)
+            future.result(DEADLINE_S)
 
     def write(self, key: bytes | None, value: bytes, partition: int = -1) -> None:
         producer = Producer(self.broker.client_config(partitioner="murmur2_random"))
         producer.produce(self.out, value, key, partition)
-        assert producer.flush(60) == 0
+        assert producer.flush(DEADLINE_S) == 0
 
 
 @pytest.fixture
@@ -273,11 +273,11 @@ def test_of_a_topic_that_lost_the_head_of_one_partition_the_others_are_compared_
 def test_emits_that_cannot_be_read_yet_are_waited_for(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """The markers of a transaction are written to each partition in its own time: here a stranger's is open in the topic alone."""
     stranger = Producer(live.broker.client_config(**{"transactional.id": live.out}))
-    stranger.init_transactions(60)
+    stranger.init_transactions(DEADLINE_S)
     stranger.begin_transaction()
     for partition in (0, 1):
         stranger.produce(live.out, b"open", b"k", partition)
-    assert stranger.flush(60) == 0
+    assert stranger.flush(DEADLINE_S) == 0
     with monkeypatch.context() as patch:
         patch.setitem(globals(), "wait_for_ends", lambda settings, topic: None)
         processor = live.folded()
@@ -288,7 +288,7 @@ def test_emits_that_cannot_be_read_yet_are_waited_for(live: Live, monkeypatch: p
             BrokerError, match=rf"topic {live.out}: a transaction is open for more than 0.2 s"
         ):
             live.verify(processor)
-    stranger.abort_transaction(60)
+    stranger.abort_transaction(DEADLINE_S)
     settled = list[str]()
 
     def noted(settings: Settings, topic: str, timeout_s: float) -> None:
@@ -309,7 +309,7 @@ def test_of_a_topic_that_is_compacted_what_is_left_of_each_key_is_compared(live:
     compact = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
     asked = ConfigResource(ResourceType.TOPIC, live.out, incremental_configs=[compact])
     for future in admin.incremental_alter_configs([asked]).values():
-        future.result(60)
+        future.result(DEADLINE_S)
     wait_for("it is compacted", lambda: is_compacted(live.settings, live.out), DEADLINE_S)
     verdict = live.verify(processor)
     assert (verdict.equal, verdict.compacted, verdict.cut) == (True, (live.out,), ()), verdict
@@ -322,7 +322,7 @@ def test_a_source_with_other_partitions_than_the_changelog_is_named(live: Live) 
     processor = live.folded()
     admin = AdminClient(live.broker.client_config())
     for future in admin.create_partitions([NewPartitions(live.source, 3)]).values():
-        future.result(60)
+        future.result(DEADLINE_S)
     wait_for("partitions", lambda: partitions_of(live.settings, live.source) == 3, DEADLINE_S)
     with pytest.raises(TopicError, match=rf"has 2 partitions, the source {live.source} has 3: they must be"):
         live.verify(processor)
@@ -432,7 +432,7 @@ def test_of_several_sources_whose_versions_change_hands_what_was_emitted_is_what
     assert_emits(app, "local")
     producer = Producer(app.broker.client_config())
     producer.produce(app.out, b"forged", b"k1")
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     (topic,) = verify_emits(app.joined, app.settings).topics
     assert topic.difference is not None
     assert topic.difference.found == "b'forged'"
