@@ -154,6 +154,7 @@ FAULTS: list[Callable[[pytest.MonkeyPatch], None]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_each_planted_fault_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

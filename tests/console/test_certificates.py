@@ -45,6 +45,7 @@ async def console_of(certificate: str | None, **changes: Any) -> AsyncIterator[B
         yield Browsing(browsing.url, session)
 
 
+@pytest.mark.long
 @scenario
 async def test_over_tls_the_cookie_never_goes_without_it() -> None:
     async with console_of(None, console_token="s3cret") as browsing:

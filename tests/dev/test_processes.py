@@ -143,6 +143,7 @@ def of_two(first: int, count: int) -> Iterator[subprocess.Popen[str]]:
             process.communicate(timeout=DEADLINE_S)
 
 
+@pytest.mark.long
 def test_a_port_is_given_to_one_process_alone_until_that_ends() -> None:
     first = 2 * random.randrange(9_000, 10_000)  # below those of all others
     with of_two(first, 1) as holder:

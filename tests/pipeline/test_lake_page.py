@@ -53,6 +53,7 @@ def printed(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_page_leads_from_a_topic_to_a_plot(followed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     commands = session(PAGE)
     assert [shlex.split(command)[-1] for command, _ in commands if "python" in command] == [

@@ -186,6 +186,7 @@ def test_a_store_that_fails_ends_no_trimming(tmp_path: Path, monkeypatch: pytest
     ]
 
 
+@pytest.mark.long
 def test_nothing_is_compared_where_nothing_may_go_and_all_is_before_anything_goes(shop: Shop) -> None:
     shop.land("orders")
     min(Path(shop.lake).rglob("*.parquet")).unlink()

@@ -103,6 +103,7 @@ def test_a_time_cuts_the_order_before_the_first_that_is_later(seed: int) -> None
         assert found.choices == sum(step.source is None for step in wanted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("source", range(WIDTH))
 def test_an_offset_of_one_source_takes_in_all_up_to_its_next_record(seed: int, source: int) -> None:

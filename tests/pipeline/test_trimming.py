@@ -113,6 +113,7 @@ def test_the_first_that_needs_a_record_keeps_it(books: LandedBooks) -> None:
     assert told(books.trimming(books.version(3)).plan()) == {(0, 140, "lake")}
 
 
+@pytest.mark.long
 def test_a_trim_that_was_cut_goes_on(books: LandedBooks) -> None:
     found = books.trimming()
     plan = found.plan()
@@ -122,6 +123,7 @@ def test_a_trim_that_was_cut_goes_on(books: LandedBooks) -> None:
     assert books.firsts() == [120] * PARTITIONS
 
 
+@pytest.mark.long
 def test_nothing_goes_where_the_lake_is_not_of_this_topic(books: LandedBooks, kafka: EmbeddedKafka) -> None:
     Admin(books.settings).delete([books.source])
     kafka.create_topic(books.source, partitions=PARTITIONS, config={"retention.ms": "-1"})
@@ -130,6 +132,7 @@ def test_nothing_goes_where_the_lake_is_not_of_this_topic(books: LandedBooks, ka
         books.trimming().plan()
 
 
+@pytest.mark.long
 def test_nothing_goes_where_the_lake_lacks_a_row(books: LandedBooks) -> None:
     min(Path(books.lake).rglob("*.parquet")).unlink()
     with pytest.raises(LakeError, match=r"offsets 0 to 119\) is gone: it was removed by hand"):
@@ -137,6 +140,7 @@ def test_nothing_goes_where_the_lake_lacks_a_row(books: LandedBooks) -> None:
     assert books.firsts() == [0] * PARTITIONS
 
 
+@pytest.mark.long
 def test_what_was_not_landed_from_the_beginning_is_kept(
     books: LandedBooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +157,7 @@ def test_what_was_not_landed_from_the_beginning_is_kept(
     ]
 
 
+@pytest.mark.long
 def test_what_may_not_be_trimmed_is_told(books: LandedBooks) -> None:
     with pytest.raises(ConfigError, match="topic others is no source of this application: it folds"):
         books.trimming(topics=["others"])

@@ -75,6 +75,7 @@ def read(value: Any, wrote: str, kind: str) -> Any:
     return value if wrote == kind else REFUSED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("serde", [Avro, JsonSchema])
 @given(wrote=fields(), reads=fields(), data=st.data())
 def test_a_record_of_another_type_is_read_exactly_or_refused(

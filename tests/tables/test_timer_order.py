@@ -40,6 +40,7 @@ def scanned(store: PartitionStore, kind: bytes) -> list[tuple[int, str]]:
     )
 
 
+@pytest.mark.long
 def test_the_order_is_that_of_the_timers_whatever_is_written(tmp_path: Path) -> None:
     store, rng = opened(tmp_path), Random(1)
     for offset in range(1, 120):

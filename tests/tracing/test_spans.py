@@ -122,6 +122,7 @@ def test_what_a_stranger_writes_in_headers_is_neither_carried_on_nor_logged(
     assert caplog.records == []
 
 
+@pytest.mark.long
 def test_no_bytes_in_headers_make_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     draws = Random(7)
     for _ in range(2_000):

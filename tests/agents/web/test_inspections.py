@@ -115,6 +115,7 @@ async def test_digests_are_refused_to_who_may_not_query_and_malformed_ones_to_al
         assert (await asking.ask("/tables/totals/0/digest", body(inspection="x")))[0] == 503
 
 
+@pytest.mark.long
 def test_the_inspector_asks_until_the_digest_is_there_and_reads_all_rows_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -60,6 +60,7 @@ def pages(table: Table, asked: WindowsPage) -> list[Rows]:
             return found
 
 
+@pytest.mark.long
 @given(
     st.sets(st.tuples(KEYS, st.integers(0, 12)), max_size=40),
     st.none() | KEYS,

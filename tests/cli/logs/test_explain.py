@@ -462,6 +462,7 @@ def test_memory_stays_within_a_bound_whatever_is_explained(broker: SessionBroker
     assert grown_mib < 3 * 64 + 64, done.stderr  # the record alone has 343
 
 
+@pytest.mark.long
 def test_a_batch_of_many_small_records_is_never_held_whole() -> None:
     small = [Record(offset_delta=each) for each in range(60_000)]
     data = memoryview(

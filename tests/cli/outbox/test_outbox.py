@@ -65,6 +65,7 @@ def test_asking_for_a_mistyped_file_makes_no_database(
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.long
 def test_an_outbox_is_made_checked_and_removed(run: Run, tmp_path: Path) -> None:
     (tmp_path / "shop.db").touch()
     code, _, said = run("check")
@@ -142,6 +143,7 @@ def test_the_status_shows_what_waits_fails_was_set_aside_and_who_leads(run: Run,
     assert line.endswith("0: host_1 (epoch 1)")
 
 
+@pytest.mark.long
 def test_rows_set_aside_are_listed_put_back_and_discarded(run: Run, outbox: FreshOutbox) -> None:
     run("init")
     assert run("quarantine", "list")[2] == "no quarantined rows in outbox\n"

@@ -87,6 +87,7 @@ def test_a_replayed_state_keeps_handover_lost_heads_and_refusals_up_to_there_and
     assert verify(second, books.settings, LOCAL).equal, "what the note says is refused by both"
 
 
+@pytest.mark.long
 def test_a_table_that_is_put_back_to_its_base_keeps_what_the_base_lacks_and_is_written_as(
     books: Books,
 ) -> None:

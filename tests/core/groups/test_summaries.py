@@ -124,6 +124,7 @@ def whole_and_sound(group: Group) -> list[str]:
     return found
 
 
+@pytest.mark.long
 @given(histories(), st.integers(0, 20))
 @settings(max_examples=scaled(150))
 def test_whoever_starts_anywhere_agrees_with_everybody_once_a_summary_has_counted(

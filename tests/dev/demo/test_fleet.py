@@ -82,6 +82,7 @@ def folded(records: Iterable[tuple[int, bytes]]) -> dict[str, Claim]:
     return {text_key(key): codec.decode(value) for key, value in changes.puts if value is not None}
 
 
+@pytest.mark.long
 def test_the_table_of_claims_is_what_the_books_say_after_hand_overs_restarts_contests_and_zombies() -> None:
     fleet = Fleet(FleetPlan())
     frames = lived(fleet, ticks=400)

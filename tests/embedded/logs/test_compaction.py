@@ -131,6 +131,7 @@ def long_log() -> PartitionLog:
     return log
 
 
+@pytest.mark.long
 def test_others_have_their_turn_with_a_long_log() -> None:
     """What they write stays, and what they read meanwhile is what was there before."""
     log = long_log()

@@ -59,6 +59,7 @@ def books(kafka: EmbeddedKafka) -> Books:
     return Books(kafka)
 
 
+@pytest.mark.long
 def test_each_partition_begins_with_the_state_of_a_replay(books: Books) -> None:
     processor = books.version(2)
     done = bootstrap(processor, books.settings, SEND)
@@ -85,6 +86,7 @@ def test_what_it_refuses_lies_in_the_quarantine(books: Books) -> None:
     assert all(each.value for each in quarantined if each.offset % 17 != 16), "the records are whole"
 
 
+@pytest.mark.long
 def test_what_is_sent_is_what_a_replay_emits(books: Books) -> None:
     done = bootstrap(books.first, books.settings, SEND)
     assert sum(each.emits for each in done.partitions) > 10
@@ -209,6 +211,7 @@ def test_a_silent_version_ends_where_the_one_before_it_stands(books: Books) -> N
     assert verify_emits(second, books.settings).equal
 
 
+@pytest.mark.long
 def test_a_lost_changelog_comes_back_up_to_where_its_group_had_come(books: Books) -> None:
     with pytest.raises(ConfigError, match="nothing tells up to where"):
         bootstrap(books.first, books.settings, BootstrapOptions(replay=LOCAL))
@@ -262,6 +265,7 @@ def test_a_record_that_would_stop_a_worker_stops_it(books: Books) -> None:
     assert books.messages(strict.changelog(books.name)) == []
 
 
+@pytest.mark.long
 def test_workers_that_share_its_writers_must_have_stopped(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +300,7 @@ def test_what_hears_of_steps_is_not_sent_to_executors(books: Books) -> None:
     assert (sent.settings.app, sent.told) == (books.name, sink_module._silent)
 
 
+@pytest.mark.long
 def test_the_command_tells_what_became_of_each_partition(
     books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,6 +333,7 @@ def run(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
+@pytest.mark.long
 def test_where_an_earlier_version_stood_in_another_internal_topic_is_no_place_in_this_one(
     books: Books,
 ) -> None:

@@ -128,6 +128,7 @@ def test_workers_of_the_version_before_write_on_and_what_they_emit_meanwhile_is_
     assert verify_emits(second, books.settings).equal
 
 
+@pytest.mark.long
 def test_a_worker_that_has_begun_an_empty_partition_is_not_written_over(
     books: Books, second: Processor[Op, Account], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_worker_that_has_begun_an_empty_partition_is_not_written_over(
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [BootstrapStep.FOLDED, BootstrapStep.FENCED])
 def test_a_worker_begins_while_a_bootstrap_has_not_looked_yet(
     books: Books, second: Processor[Op, Account], tmp_path: Path, at: BootstrapStep
@@ -193,6 +195,7 @@ def kept(rows: Any, key: str, row: Account) -> None:
     rows[key] = row
 
 
+@pytest.mark.long
 def test_a_bootstrap_that_comes_between_two_steps_of_a_worker_is_found_by_it(
     books: Books, second: Processor[Op, Account], tmp_path: Path
 ) -> None:
@@ -234,6 +237,7 @@ def test_a_bootstrap_that_dies_between_two_steps_of_a_worker_is_shut_out_by_the_
     part.close()
 
 
+@pytest.mark.long
 def test_workers_have_to_stop_where_all_is_sent_or_everything_is_emitted_again(
     books: Books, second: Processor[Op, Account], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +251,7 @@ def test_workers_have_to_stop_where_all_is_sent_or_everything_is_emitted_again(
     assert outcomes(bootstrap(second, books.settings, SILENT)) == [BootstrapOutcome.WRITTEN] * 2
 
 
+@pytest.mark.long
 def test_a_bootstrap_that_sends_shuts_out_one_that_builds_beside_as_well(
     books: Books, second: Processor[Op, Account]
 ) -> None:

@@ -86,6 +86,7 @@ def test_the_source_is_needed_from_the_base_on_alone(books: Books) -> None:
         replay(second, books.settings, LOCAL)
 
 
+@pytest.mark.long
 def test_a_declaration_that_loses_its_migration_later_is_verified_from_the_base(books: Books) -> None:
     second = books.version(2, migrate={1: doubled})
     bootstrap(second, books.settings, MIGRATE)
@@ -94,6 +95,7 @@ def test_a_declaration_that_loses_its_migration_later_is_verified_from_the_base(
     assert len(verdict.bases) == PARTITIONS
 
 
+@pytest.mark.long
 def test_a_partition_that_the_earlier_version_never_had_begins_with_nothing(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +112,7 @@ def test_a_partition_that_the_earlier_version_never_had_begins_with_nothing(
     assert verify(second, books.settings, LOCAL).equal
 
 
+@pytest.mark.long
 def test_a_function_that_raises_names_the_row_and_nothing_is_written(books: Books) -> None:
     second = books.version(2, migrate={1: failing_sums})
     with pytest.raises(MigrationError, match=r"accounts version 2 migrates from version 1.*'sum/.*no sums"):
@@ -164,6 +167,7 @@ def test_a_base_that_was_altered_or_is_gone_is_told(books: Books, kafka: Embedde
         verify(third, books.settings, LOCAL)
 
 
+@pytest.mark.long
 def test_without_what_it_needs_it_is_refused(books: Books) -> None:
     with pytest.raises(ConfigError, match="declares no migrate="):
         bootstrap(books.version(2), books.settings, MIGRATE)
@@ -186,6 +190,7 @@ def test_a_version_that_had_one_source_where_this_has_several_is_not_read(books:
         read_earlier(several, books.settings)
 
 
+@pytest.mark.long
 def test_a_row_that_fails_in_one_partition_leaves_all_as_they_are(books: Books) -> None:
     def failing_later(rows: Rows[Account], key: str, row: Account) -> None:
         if key in seen:

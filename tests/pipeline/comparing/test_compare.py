@@ -164,6 +164,7 @@ def test_what_cannot_be_compared_is_refused(some: Path) -> None:
         compare(accounts("t"), second("u"), NO_KAFKA, bronze(some))
 
 
+@pytest.mark.long
 def test_the_command_tells_table_json_and_page(
     some: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -234,12 +234,14 @@ def check_takeovers(log: Log) -> None:
         )
 
 
+@pytest.mark.long
 @hypothesis_settings(max_examples=scaled(150), deadline=None)
 @given(logs())
 def test_whoever_holds_a_claim_at_a_moment_is_in_the_interval_of_that_moment(log: Log) -> None:
     check_intervals(stamped(log))
 
 
+@pytest.mark.long
 @hypothesis_settings(max_examples=scaled(150), deadline=None)
 @given(logs())
 def test_takeovers_are_those_that_looking_ahead_finds(log: Log) -> None:
@@ -395,6 +397,7 @@ def test_a_row_that_was_taken_from_the_table_is_found(marshal: TopicInMemory, la
         run(lake, INTERVALS)
 
 
+@pytest.mark.long
 def test_the_command_derives_what_was_landed_and_vacuums(
     marshal: TopicInMemory, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -430,6 +433,7 @@ def take_one(consumer: BlockingClaimConsumer) -> None:
     message.commit()
 
 
+@pytest.mark.long
 def test_two_services_that_share_a_topic_are_in_the_tables(
     embedded_kafka: EmbeddedKafka, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,6 +133,7 @@ def cause_of(
     return "restarted" if same else "left"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_moves_are_those_that_asking_for_each_partition_finds(
     offsets: TopicInMemory, lake: Path, seed: int

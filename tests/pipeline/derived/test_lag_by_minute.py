@@ -293,6 +293,7 @@ def test_the_command_derives_and_keeps_it_up(
     command("vacuum", "--derived", "lag.by_minute/orders", "--dry-run")
 
 
+@pytest.mark.long
 def test_of_two_compactions_at_once_one_is_refused(monkeypatch: pytest.MonkeyPatch, lake: Path) -> None:
     logs = TwoLogs(monkeypatch, lake, 7)
     for minute in (0, 10, 20):
@@ -312,6 +313,7 @@ def test_of_two_compactions_at_once_one_is_refused(monkeypatch: pytest.MonkeyPat
     assert stale.to_pyarrow_table().num_rows == rows, "no row came back"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("failure", [CommitFailedError("lost"), OSError("lost"), KeyboardInterrupt()])
 def test_a_compaction_of_which_nobody_knows_whether_it_was_made_keeps_its_files(
     monkeypatch: pytest.MonkeyPatch, lake: Path, failure: BaseException
@@ -341,6 +343,7 @@ def test_a_compaction_of_which_nobody_knows_whether_it_was_made_keeps_its_files(
     assert after.to_pyarrow_table().num_rows == rows
 
 
+@pytest.mark.long
 def test_where_a_partition_stood_is_found_in_files_that_overlap(
     monkeypatch: pytest.MonkeyPatch, lake: Path
 ) -> None:

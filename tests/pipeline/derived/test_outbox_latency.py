@@ -117,6 +117,7 @@ def put(progress: TopicInMemory, partition: int, at_ms: int, key: bytes, value: 
     progress.end[partition] = at + 1
 
 
+@pytest.mark.long
 def test_percentiles_are_those_of_all_rows_sorted(monkeypatch: pytest.MonkeyPatch, lake: Path) -> None:
     progress, chance = TopicInMemory("shop.progress"), random.Random(7)
     landed_from(monkeypatch, progress)
@@ -162,6 +163,7 @@ def test_percentiles_are_those_of_all_rows_sorted(monkeypatch: pytest.MonkeyPatc
 # -- a real outbox
 
 
+@pytest.mark.long
 def test_the_rows_of_a_real_outbox_are_in_the_table(
     embedded_kafka: EmbeddedKafka, lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,6 +105,7 @@ def test_that_comparison_fires_when_one_timestamp_is_off_by_one_ms(tmp_path: Pat
     assert replayed(cut(late, 1), log).partitions[0].digest != live(log, tmp_path, 1)[0][0]
 
 
+@pytest.mark.long
 @RELAXED
 @given(log=logs(), one=st.integers(1, 10), other=st.integers(11, 60))
 def test_where_the_batches_are_cut_changes_nothing(log: Log, one: int, other: int) -> None:
@@ -114,6 +115,7 @@ def test_where_the_batches_are_cut_changes_nothing(log: Log, one: int, other: in
     assert first.partitions == second.partitions
 
 
+@pytest.mark.long
 @RELAXED
 @given(log=logs(), size=st.integers(1, 40), limit=st.sampled_from([0, 1_000]))
 def test_a_state_larger_than_its_memory_is_the_same_one_in_a_file_that_goes(
@@ -144,6 +146,7 @@ def test_a_fold_that_is_given_up_leaves_no_file(tmp_path: Path, monkeypatch: pyt
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.long
 @RELAXED
 @given(log=logs(partitions=2))
 def test_the_last_transition_of_each_key_is_its_final_row(log: Log) -> None:

@@ -116,6 +116,7 @@ def test_spark_tells_what_this_process_does(
     assert far.partitions == want.partitions, "read by Spark itself"
 
 
+@pytest.mark.long
 def test_a_partition_that_was_added_behind_the_lake_is_read_from_the_topic(books: Books, lake: Path) -> None:
     land(books.settings, books.source, str(lake))
     client = make_admin(books.settings.client())
@@ -136,6 +137,7 @@ def fails(books: Books, lake: Path, kind: type[PipelineError], match: str, **mor
         verify(books.first, books.settings, history(lake))
 
 
+@pytest.mark.long
 def test_a_gap_between_lake_and_topic_is_named(books: Books, lake: Path) -> None:
     land(books.settings, books.source, str(lake))
     books.write(30, first=200)
@@ -154,6 +156,7 @@ def test_without_an_overlap_they_still_join(books: Books, lake: Path) -> None:
     assert replay(books.first, books.settings, history(lake)).partitions == want.partitions
 
 
+@pytest.mark.long
 def test_a_topic_that_was_made_again_is_another_one(books: Books, lake: Path, kafka: EmbeddedKafka) -> None:
     land(books.settings, books.source, str(lake))
     Admin(books.settings).delete([books.source])
@@ -162,6 +165,7 @@ def test_a_topic_that_was_made_again_is_another_one(books: Books, lake: Path, ka
     fails(books, lake, LakeError, "was deleted and made again")
 
 
+@pytest.mark.long
 def test_a_topic_that_ends_before_its_table_is_refused(books: Books, lake: Path) -> None:
     with TopicLog(books.settings, books.source) as found:
         topic_id = found.identity()
@@ -201,6 +205,7 @@ def _other(records: Records, at: int, changed: dict[str, Any]) -> Records:
 CHANGED = "offset 199: the table's row is not the topic's record.*are not one history"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -216,6 +221,7 @@ def test_an_overlap_that_is_not_equal_is_refused(
     fails(books, lake, LakeError, told)
 
 
+@pytest.mark.long
 def test_the_overlap_is_compared_as_far_as_it_is_said(
     books: Books, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +231,7 @@ def test_the_overlap_is_compared_as_far_as_it_is_said(
     replay(books.first, books.settings, history(lake))
 
 
+@pytest.mark.long
 def test_what_a_compacted_topic_has_let_go_is_no_fault(
     books: Books, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +253,7 @@ def test_what_a_compacted_topic_has_let_go_is_no_fault(
         joined.join(books.settings, books.source, str(lake), {})
 
 
+@pytest.mark.long
 def test_history_needs_a_lake_that_has_the_topic(books: Books, lake: Path) -> None:
     with pytest.raises(ConfigError, match="replay from history needs the lake"):
         ReplayOptions(source="history")

@@ -175,6 +175,7 @@ def test_a_part_is_the_same_part_everywhere(spark: SparkSession, lake: Path, mor
         assert [each.digest for each in local.partitions] == lives()
 
 
+@pytest.mark.long
 def test_files_that_optimize_has_mixed_are_sorted_first(lake: Path, tmp_path: Path) -> None:
     write(lake)
     found = sources(worlds())

@@ -82,6 +82,7 @@ def test_a_time_is_that_of_every_partition(books: Books) -> None:
     assert found.applied == {0: 50, 1: 50}
 
 
+@pytest.mark.long
 def test_the_records_are_those_of_the_changes_wherever_they_lie(books: Books, lake: Path) -> None:
     land(books.settings, books.source, str(lake))
     books.write(8, first=120)
@@ -191,6 +192,7 @@ def command(books: Books, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return run
 
 
+@pytest.mark.long
 def test_the_command_tells_the_row_and_links_its_records(
     books: Books, kafka: EmbeddedKafka, command: Cmd, lake: Path
 ) -> None:
@@ -220,6 +222,7 @@ def test_the_command_tells_the_row_and_links_its_records(
     assert command(books.source, "1", last)[0] == 0, "the command that a change names"
 
 
+@pytest.mark.long
 def test_without_a_time_the_command_tells_the_row_as_it_is(books: Books, command: Cmd, lake: Path) -> None:
     land(books.settings, books.source, str(lake))
     here = ("--lake", str(lake), "--source", "bronze", "--allow-holes", "--engine", "local")

@@ -215,6 +215,7 @@ def test_many_commits_in_one_run_and_one_are_the_same(lake: Path, most: int) -> 
     assert history_rows(lake, "once") == history_rows(lake)
 
 
+@pytest.mark.long
 def test_each_landed_table_is_opened_once_however_many_commits_are_made(
     lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

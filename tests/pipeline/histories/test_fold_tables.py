@@ -163,6 +163,7 @@ def test_a_gap_wider_than_a_commit_is_passed(topic: TopicInMemory, lake: Path) -
     check(lake, report)
 
 
+@pytest.mark.long
 def test_only_what_is_new_is_read(topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some(topic, 100, seed=1)
     land(topic, lake)
@@ -178,6 +179,7 @@ def test_only_what_is_new_is_read(topic: TopicInMemory, lake: Path, monkeypatch:
     assert "partition=0" not in str(written)
 
 
+@pytest.mark.long
 def test_a_lake_whose_beginning_expired_is_folded_on(
     topic: TopicInMemory, lake: Path, tmp_path: Path
 ) -> None:
@@ -194,6 +196,7 @@ def test_a_lake_whose_beginning_expired_is_folded_on(
         run(lake, rebuild=True)
 
 
+@pytest.mark.long
 def test_a_partition_that_is_added_later_begins_at_its_beginning(topic: TopicInMemory, lake: Path) -> None:
     some(topic, 30, seed=1)
     land(topic, lake)
@@ -265,6 +268,7 @@ def test_rows_have_typed_columns_and_bytes(topic: TopicInMemory, lake: Path) -> 
     assert (timer["kind"], timer["key"], timer["due_ms"], timer["row"]) == ("wake", "a", 1_001 + 99, None)
 
 
+@pytest.mark.long
 def test_a_row_type_may_get_fields(topic: TopicInMemory, lake: Path) -> None:
     from tests.pipeline.accounts import Account
 
@@ -287,6 +291,7 @@ def test_a_row_type_may_get_fields(topic: TopicInMemory, lake: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_named_tables_and_event_time_go_on_too(topic: TopicInMemory, lake: Path) -> None:
     def counting(rows: Rows[int], value: int, at_ms: int) -> None:
         rows[f"k{value % 3}"] = rows.get(f"k{value % 3}", 0) + value
@@ -356,6 +361,7 @@ def test_another_version_fold_or_application_is_refused_with_the_cure(
     assert run(lake, simple(version=2)).records == 0
 
 
+@pytest.mark.long
 def test_a_rebuild_may_change_the_columns(topic: TopicInMemory, lake: Path) -> None:
     some(topic, 20, seed=1)
     land(topic, lake)
@@ -395,6 +401,7 @@ def test_a_lake_that_was_put_back_is_refused(topic: TopicInMemory, lake: Path, t
         run(short, into=str(tmp_path / "tables"))
 
 
+@pytest.mark.long
 def test_tables_that_something_else_has_changed_are_refused(topic: TopicInMemory, lake: Path) -> None:
     some(topic, 20, seed=1)
     land(topic, lake)
@@ -533,6 +540,7 @@ def test_a_fold_that_stops_between_its_commits_may_be_finished_by_another(
     assert there == 2 * 2, "of the other's two commits, and none that no commit names"
 
 
+@pytest.mark.long
 def test_a_history_that_its_fold_does_not_make_is_found(
     topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -558,6 +566,7 @@ def test_a_history_that_its_fold_does_not_make_is_found(
     check(lake, run(lake))
 
 
+@pytest.mark.long
 def test_tables_that_do_not_belong_together_are_refused(topic: TopicInMemory, lake: Path) -> None:
     some(topic, 40, seed=1)
     land(topic, lake)
@@ -593,6 +602,7 @@ def test_what_cannot_be_written_leaves_nothing(
     check(lake, run(lake))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("failure", [CommitFailedError("lost"), OSError("lost")])
 @pytest.mark.parametrize("number", [1, 2], ids=["output", "state"])
 def test_of_a_commit_that_was_surely_not_made_no_file_is_left(
@@ -910,6 +920,7 @@ def test_folds_that_race_change_nothing(topic: TopicInMemory, lake: Path) -> Non
         check(lake, run(lake))
 
 
+@pytest.mark.long
 def test_the_newest_commit_alone_is_read_for_where_a_fold_stands(
     topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -302,6 +302,7 @@ def test_every_table_has_times_by_which_it_is_cut() -> None:
         assert {*TIMES[name]} <= {*table.schema.names}
 
 
+@pytest.mark.long
 def test_the_command_writes_the_page(
     derived: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,6 +325,7 @@ def test_the_command_writes_the_page(
     assert (code, "Nothing is known of claims in this time" in page.read_text()) == (0, True)
 
 
+@pytest.mark.long
 def test_a_table_with_too_many_rows_of_the_time_is_left_out_and_the_reader_is_told(
     derived: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -232,6 +232,7 @@ def change_value(path: Path, offset: int) -> None:
 # -- beside others
 
 
+@pytest.mark.long
 def test_a_landing_that_had_written_its_files_goes_on(
     topic: TopicInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +312,7 @@ def test_landings_and_expiries_race_and_lose_nothing(topic: TopicInMemory, tmp_p
     assert (rows(path), faults(tmp_path)) == (left(topic, 60), [])
 
 
+@pytest.mark.long
 def test_of_two_expiries_one_is_refused_and_leaves_no_file(
     topic: TopicInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +333,7 @@ def test_of_two_expiries_one_is_refused_and_leaves_no_file(
     assert (rows(path), faults(tmp_path), files(path)) == (left(topic, 30), [], before + 2)
 
 
+@pytest.mark.long
 def test_a_compaction_at_the_last_moment_is_seen(
     topic: TopicInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +419,7 @@ def test_a_table_of_an_older_holdfast_expires_too(topic: TopicInMemory, tmp_path
     assert (verdict.faults, verdict.rows) == ((), 26)
 
 
+@pytest.mark.long
 def test_the_command(topic: TopicInMemory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = some_commits(topic, tmp_path, 6)
 

@@ -118,6 +118,7 @@ def test_old_tables_and_columns_of_others_are_joined_as_they_are(
     assert sound(tmp_path)
 
 
+@pytest.mark.long
 def test_files_that_lie_across_each_other_are_put_in_order(
     topic: TopicInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +151,7 @@ def test_lots_are_neighbours_up_to_the_target() -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_vacuum_removes_what_killed_landings_and_compactions_left(
     topic: TopicInMemory, tmp_path: Path
 ) -> None:

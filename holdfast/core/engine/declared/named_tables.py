@@ -36,7 +36,7 @@ def why_wrong_tables(tables: Any) -> str | None:
     >>> why_wrong_tables({"sessions": int}) is None
     True
     >>> why_wrong_tables({"a.b": int})
-    "table name 'a.b': use 1 to 100 letters, digits, '_' or '-'; queries name it PROCESSOR.TABLE"
+    "tables has table name 'a.b': use 1 to 100 letters, digits, '_' or '-'; queries name it PROCESSOR.TABLE"
     """
     if not isinstance(tables, Mapping):
         return f"tables is {tables!r:.200}; write a dict: {{name: Row}}"
